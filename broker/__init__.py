@@ -1,1 +1,1 @@
-"""TODO"""
+"""Everything that crosses the wire: messages, topics, blobs, pulled transfers, the MQTT link, brokers."""

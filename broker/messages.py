@@ -1,0 +1,208 @@
+"""What crosses the wire, as types. MessagePack arrays, so that a message costs bytes, not names.
+
+Every message begins with the protocol version. Tensors never stand in a message's own encoding: `body` is
+safetensors, and anything over `INLINE_LIMIT` is named by its `Blob` and pulled in blocks (see `transfer`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+VERSION = 1
+INLINE_LIMIT = 64 * 1024
+"""Bytes. A larger body is not sent inside a message but pulled in blocks."""
+MESSAGE_LIMIT = 256 * 1024
+"""Bytes. No control message is larger; a larger payload is refused before it is parsed."""
+
+
+class MessageError(ValueError):
+    """A payload that is not the message it claims to be."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Common part of every message: the protocol version."""
+
+    v: int = VERSION
+
+
+class Blob(msgspec.Struct, frozen=True, array_like=True):
+    """Content by its hash. `sha` is the sha256 in 32 raw bytes, `size` is in bytes."""
+
+    sha: bytes
+    size: int
+
+    def __post_init__(self) -> None:
+        if len(self.sha) != 32:
+            raise ValueError(f"a sha256 has 32 bytes, not {len(self.sha)}")
+        if not 0 <= self.size < 2**40:
+            raise ValueError(f"a blob of {self.size} bytes is not possible")
+
+    @property
+    def hex(self) -> str:
+        return self.sha.hex()
+
+
+class State(Message, frozen=True, array_like=True, kw_only=True):
+    """`up/state`, retained; with `online=False` it is also the last will.
+
+    `boot` is drawn anew whenever the device's process starts, so that the will of an earlier life is known.
+    """
+
+    boot: int
+    online: bool
+
+
+class Hello(Message, frozen=True, array_like=True, kw_only=True):
+    """`up/hello`: who joins, and with what. The aggregator answers with the offer on `dn/task`."""
+
+    boot: int
+    num_examples: int
+    profile: str
+    """Name of the device profile, for people: "pi-zero-2w"."""
+    memory_bytes: int
+    engine: str
+
+
+class Kind(msgspec.Struct, frozen=True, array_like=True):
+    """A kind of update that the round accepts: its registered name, and its hyperparameters as MessagePack."""
+
+    name: str
+    settings: msgspec.Raw
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """One zeroth-order step of the log: `w <- w - lr * share * mean_p(scalars[p] * z_p)`.
+
+    `seed` and the index p name the direction `z_p` over the tensors of `tunable`; `generator` names and
+    versions how (see strategies.directions). Scalars are float32 values.
+    """
+
+    round: int
+    generator: str
+    seed: int
+    tunable: str
+    lr: float
+    share: float
+    scalars: tuple[float, ...]
+
+
+class Base(msgspec.Struct, frozen=True, array_like=True):
+    """The base model of a round: a checkpoint, and the zeroth-order steps taken since.
+
+    `steps` counts all the steps since the checkpoint; `tail` holds the last few of them; `log` names the
+    blob with all of them when the tail is not all. `sha` is the hash of the resulting weights.
+    """
+
+    checkpoint: Blob
+    sha: bytes
+    steps: int = 0
+    tail: tuple[Step, ...] = ()
+    log: Blob | None = None
+
+
+class Offer(Message, frozen=True, array_like=True, kw_only=True):
+    """`all/round`, retained, and `dn/task` in answer to a hello: a round that is open.
+
+    `run` names one life of the task on the aggregator. `remaining_s` is counted from the moment of sending:
+    clocks of devices need not agree with anyone's. A retained copy is therefore only a sign that there is
+    a task; the device says hello and is told what remains. `kinds` stand in the order of preference.
+    """
+
+    task: str
+    run: str
+    round: int
+    seed: int
+    deadline_s: float
+    remaining_s: float
+    bundle: Blob
+    base: Base
+    kinds: tuple[Kind, ...]
+    done: bool = False
+
+
+class Plan(Message, frozen=True, array_like=True, kw_only=True):
+    """`up/plan`: what the device decided and why; sent when it changes, and whenever it sits out (`kind=""`)."""
+
+    task: str
+    round: int
+    kind: str
+    seconds: float
+    memory_bytes: int
+    energy_j: float
+    reasons: tuple[str, ...]
+
+
+class Metrics(msgspec.Struct, frozen=True, array_like=True):
+    """What one update cost and gave; whole numbers, because they are short on the wire."""
+
+    train_loss: float
+    train_time_ms: int
+    energy_mj: int
+    peak_memory_kib: int
+
+
+class Contribution(Message, frozen=True, array_like=True, kw_only=True):
+    """`up/contribution`. (task, round, device, kind) counts once, however often it is sent.
+
+    `boot` and `seq` name this sending in the receipt. Exactly one of `body` (safetensors, at most
+    INLINE_LIMIT) and `blob` (the aggregator then pulls it) is given.
+    """
+
+    task: str
+    run: str
+    round: int
+    boot: int
+    seq: int
+    kind: str
+    num_examples: int
+    metrics: Metrics
+    body: bytes = b""
+    blob: Blob | None = None
+
+
+Status = Literal["accepted", "duplicate", "late", "refused"]
+
+
+class Receipt(Message, frozen=True, array_like=True, kw_only=True):
+    """`dn/receipt`: sent after the aggregator's commit to disk. Only this ends a transfer."""
+
+    boot: int
+    seq: int
+    round: int
+    status: Status
+    reason: str = ""
+
+
+class Get(Message, frozen=True, array_like=True, kw_only=True):
+    """`up/get`, `dn/get`: "send me these blocks of that blob". An unknown blob is answered by block -1, empty."""
+
+    blob: Blob
+    blocks: tuple[int, ...]
+
+
+M = TypeVar("M", bound=Message)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(payload: bytes, kind: type[M]) -> M:
+    """Read a payload as a message of this type. Raises MessageError with what is wrong and where."""
+    if len(payload) > MESSAGE_LIMIT:
+        raise MessageError(f"{kind.__name__} of {len(payload)} bytes; at most {MESSAGE_LIMIT} are read")
+    try:
+        message = msgspec.msgpack.decode(payload, type=kind)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise MessageError(f"not a {kind.__name__}: {error}") from None
+    if message.v != VERSION:
+        raise MessageError(f"{kind.__name__} of protocol version {message.v}; this side speaks {VERSION}")
+    return message
+
+
+def pack(settings: object) -> msgspec.Raw:
+    """Any msgspec-encodable value, as the `settings` of a Kind."""
+    return msgspec.Raw(_encoder.encode(settings))

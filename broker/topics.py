@@ -1,0 +1,70 @@
+"""The topic tree. Each device has its own branch, so that broker ACLs can hold it there.
+
+    fl/v1/all/round                         offer, retained
+    fl/v1/d/{id}/up/state                   presence, retained, last will
+    fl/v1/d/{id}/up/{hello|plan|contribution|get}
+    fl/v1/d/{id}/up/block/{sha}/{N}         blocks of an upload
+    fl/v1/d/{id}/dn/{task|receipt|get}
+    fl/v1/d/{id}/dn/block/{sha}/{N}         blocks of a download
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+ROOT = "fl/v1"
+ROUND = f"{ROOT}/all/round"
+FROM_DEVICES = f"{ROOT}/d/+/up/#"
+
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class TopicError(ValueError):
+    """A topic outside the tree, or a device name that cannot stand in one."""
+
+
+def check_device(name: str) -> str:
+    """The name itself. Raises TopicError unless it is 1 to 64 letters, digits, dots, dashes, underscores."""
+    if not _DEVICE.fullmatch(name):
+        raise TopicError(f"device name {name!r}: use 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit")
+    return name
+
+
+def up(device: str, leaf: str) -> str:
+    return f"{ROOT}/d/{device}/up/{leaf}"
+
+
+def down(device: str, leaf: str) -> str:
+    return f"{ROOT}/d/{device}/dn/{leaf}"
+
+
+def block(sha: bytes, index: int) -> str:
+    """Leaf of one block; -1 says that the sender does not have the blob."""
+    return f"block/{sha.hex()}/{index}"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A parsed device topic. `leaf` is "hello", "block", ...; a block also has `sha` and `index`."""
+
+    device: str
+    leaf: str
+    sha: bytes = b""
+    index: int = 0
+
+
+def parse(topic: str) -> Address:
+    """The address of a topic below `fl/v1/d/`. Raises TopicError for anything else."""
+    parts = topic.split("/")
+    if len(parts) < 6 or parts[:3] != ["fl", "v1", "d"] or parts[4] not in ("up", "dn"):
+        raise TopicError(f"{topic!r} is not a device topic")
+    device = check_device(parts[3])
+    if len(parts) == 6:
+        return Address(device, parts[5])
+    if len(parts) == 8 and parts[5] == "block":
+        try:
+            return Address(device, "block", bytes.fromhex(parts[6]), int(parts[7]))
+        except ValueError:
+            pass
+    raise TopicError(f"{topic!r} is not a device topic")
