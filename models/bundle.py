@@ -1,0 +1,192 @@
+"""A bundle on disk: a folder or a zip of manifest, weights and graphs, all verified when it is opened."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from . import manifest as manifests
+from . import tensors
+from .archive import is_plain, pack_files, unpack_files
+from .errors import BundleError, ModelError
+from .manifest import File, Graph, Manifest
+
+MANIFEST = "manifest.json"
+WEIGHTS = "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A verified bundle. Files are read again, and verified again, each time they are asked for."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Bundle":
+        """Opens a folder or a zip.
+
+        Raises BundleError, one line, for a missing or damaged file, another format, or weights or graphs
+        that do not fit the parameter table.
+        """
+        path = Path(path)
+        files = _files(path)
+        if MANIFEST not in files:
+            raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}")
+        try:
+            bundle = cls(path, manifests.decode(files[MANIFEST]))
+        except BundleError as error:
+            raise BundleError(f"bundle {path}: {error}") from error
+        _consistent(bundle.manifest)
+        for graph in bundle.manifest.graphs.values():
+            _verified(bundle.manifest, graph, files)
+        bundle._decoded(_verified(bundle.manifest, bundle.manifest.weights, files))
+        return bundle
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """Every tensor of the weights file, by name; a new copy each time."""
+        return self._decoded(_verified(self.manifest, self.manifest.weights, _files(self.path)))
+
+    def graph(self, name: str) -> bytes:
+        """The ONNX graph of that name, without weights. Raises BundleError where there is none."""
+        if name not in self.manifest.graphs:
+            known = ", ".join(self.manifest.graphs)
+            raise BundleError(f"bundle {self.manifest.name} has no graph {name!r}; it has {known}")
+        return _verified(self.manifest, self.manifest.graphs[name], _files(self.path))
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the canonical zip, as hexadecimal digits: the same for the folder and for its zip."""
+        return hashlib.sha256(self.packed()).hexdigest()
+
+    def packed(self) -> bytes:
+        """The canonical zip: manifest, weights and graphs, nothing else that may lie in the folder."""
+        files = _files(self.path)
+        names = [MANIFEST, self.manifest.weights.file, *(g.file for g in self.manifest.graphs.values())]
+        return pack_files({name: files[name] for name in names})
+
+    def _decoded(self, data: bytes) -> dict[str, NDArray[Any]]:
+        try:
+            weights = tensors.decode(data)
+            tensors.check(weights, self.manifest.stored())
+        except ModelError as error:
+            name = self.manifest.name
+            raise BundleError(f"{self.manifest.weights.file} of bundle {name}: {error}") from error
+        return weights
+
+
+def write(folder: Path, manifest: Manifest, weights: tensors.Tensors, graphs: Mapping[str, bytes]) -> Bundle:
+    """Writes a bundle into `folder`, which is made; hashes and sizes in `manifest` are filled in here.
+
+    graphs: by graph name, the same names as in the manifest. Raises BundleError if they are not.
+    """
+    if graphs.keys() != manifest.graphs.keys():
+        raise BundleError(f"graphs are {sorted(graphs)}, the manifest lists {sorted(manifest.graphs)}")
+    data = {WEIGHTS: tensors.encode(weights)}
+    data |= {manifest.graphs[name].file: graph for name, graph in graphs.items()}
+    sealed = _sealed(manifest, data)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in data.items():
+        (folder / name).write_bytes(content)
+    (folder / MANIFEST).write_bytes(manifests.encode(sealed))
+    return Bundle.open(folder)
+
+
+def pack(folder: str | Path) -> bytes:
+    """The canonical zip of a bundle, for the wire: the same bundle is the same bytes on every machine."""
+    return Bundle.open(folder).packed()
+
+
+def unpack(data: bytes, folder: str | Path) -> Bundle:
+    """Writes a zip as a bundle folder, which must not exist or be empty, and opens it.
+
+    Raises BundleError, and leaves nothing behind, for anything but a sound bundle.
+    """
+    return unpack_files(data, Path(folder), Bundle.open)
+
+
+def shipped_names() -> tuple[str, ...]:
+    """Names of the bundles that come with the package."""
+    return tuple(sorted(p.name for p in _shipped().iterdir() if (p / MANIFEST).is_file()))
+
+
+def shipped(name: str) -> Path:
+    """Folder of a bundle that comes with the package. Raises BundleError for an unknown name."""
+    if name not in shipped_names():
+        raise BundleError(f"no bundle {name!r} comes with this package; {', '.join(shipped_names())} do")
+    return _shipped() / name
+
+
+def find(name_or_path: str | Path) -> Path:
+    """A folder or zip of that path if there is one, else a shipped bundle. Raises BundleError."""
+    path = Path(name_or_path)
+    if path.is_file() or (path / MANIFEST).is_file():
+        return path
+    if str(name_or_path) in shipped_names():
+        return shipped(str(name_or_path))
+    known = ", ".join(shipped_names())
+    raise BundleError(f"{name_or_path} is neither a bundle folder or zip nor a shipped bundle ({known})")
+
+
+def _shipped() -> Path:
+    return Path(str(resources.files("models") / "bundles"))
+
+
+def _files(path: Path) -> Mapping[str, bytes]:
+    from .archive import FolderFiles, read_zip
+
+    if path.is_dir():
+        return FolderFiles(path)
+    if path.is_file():
+        return read_zip(path.read_bytes(), str(path))
+    raise BundleError(f"{path} does not exist; a bundle is a folder or a zip")
+
+
+def _verified(manifest: Manifest, entry: File | Graph, files: Mapping[str, bytes]) -> bytes:
+    where = f"{entry.file} of bundle {manifest.name}"
+    if entry.file not in files:
+        raise BundleError(f"{where} is missing; fetch the bundle again")
+    data = files[entry.file]
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != entry.sha256:
+        says = f"sha256 is {digest[:8]}.., the manifest says {entry.sha256[:8]}.."
+        raise BundleError(f"{where} is damaged: {says}; fetch the bundle again")
+    return data
+
+
+def _consistent(manifest: Manifest) -> None:
+    stored = {spec.name: spec for spec in manifest.stored()}
+    where = f"manifest of bundle {manifest.name}"
+    if "forward" not in manifest.graphs:
+        raise BundleError(f"{where} lists no graph 'forward'")
+    for entry in (manifest.weights, *manifest.graphs.values()):
+        if not is_plain(entry.file):
+            raise BundleError(f"{where} names the file {entry.file!r}, expected a plain file name")
+    for name, graph in manifest.graphs.items():
+        if unknown := sorted(set(graph.trainable) - stored.keys()):
+            raise BundleError(f"{where}: graph {name} trains {unknown[0]}, which is no parameter")
+    _consistent_head(manifest, stored, where)
+
+
+def _consistent_head(manifest: Manifest, stored: Mapping[str, tensors.TensorSpec], where: str) -> None:
+    head, labels = manifest.head, len(manifest.labels)
+    shapes = {head.weight: (labels, head.features)} | ({head.bias: (labels,)} if head.bias else {})
+    for name, shape in shapes.items():
+        if name not in stored or stored[name].shape != shape:
+            found = stored[name].shape if name in stored else "missing"
+            raise BundleError(f"{where}: head parameter {name} is {found}, expected {shape}")
+
+
+def _sealed(manifest: Manifest, data: Mapping[str, bytes]) -> Manifest:
+    from msgspec.structs import replace
+
+    def seal(name: str) -> dict[str, Any]:
+        return {"sha256": hashlib.sha256(data[name]).hexdigest(), "bytes": len(data[name])}
+
+    graphs = {name: replace(graph, **seal(graph.file)) for name, graph in manifest.graphs.items()}
+    return replace(manifest, graphs=graphs, weights=File(file=WEIGHTS, **seal(WEIGHTS)))

@@ -1,0 +1,1 @@
+"""Subcommands of `device-runtime` about models."""

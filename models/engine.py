@@ -1,0 +1,130 @@
+"""What an engine offers, whatever it runs on: the interfaces, and which one this device has."""
+
+from dataclasses import dataclass
+from importlib import metadata, util
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .manifest import Graph, Manifest
+from .tensors import Flat, Tensors
+
+if TYPE_CHECKING:
+    from .bundle import Bundle
+
+Inputs = NDArray[np.float32]  # (n, *manifest.input.shape), prepared
+Labels = NDArray[np.integer[Any]]  # (n,), 0 <= y < len(manifest.labels)
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One pass: logits (n, classes) and the features the head takes (n, width)."""
+
+    logits: Matrix
+    features: Matrix
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """Which engine runs bundles here, in which version, and why that one."""
+
+    name: str
+    version: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}".strip() + f" ({self.reason})"
+
+
+class Watch(Protocol):
+    """Told of what an engine does; may refuse it, or take time over it."""
+
+    def will_load(self, name: str, graph: Graph) -> None:
+        """Before a session of graph `name` is made; whatever it raises goes to the caller."""
+
+    def ran(self, name: str, graph: Graph, samples: int, seconds: float) -> None:
+        """After each run of a batch of `samples`, which took `seconds` of wall time."""
+
+
+class LossProbe(Protocol):
+    """The loss as a function of parameters that are changed in place, for zeroth-order work."""
+
+    @property
+    def params(self) -> Flat:
+        """This probe's own parameters; a change in place is seen by the next call."""
+
+    def loss(self, x: Inputs, y: Labels) -> float:
+        """Mean cross-entropy in nats over all samples. Raises EngineError for wrong arrays."""
+
+
+class Gradients(Protocol):
+    """Back-propagation; the optimiser is the caller's, on the two flat vectors."""
+
+    @property
+    def params(self) -> Flat:
+        """This trainer's own parameters; a change in place is seen by the next call."""
+
+    @property
+    def grads(self) -> Flat:
+        """Gradient of the mean loss at the last call, laid out as `params`; overwritten by the next."""
+
+    def loss_and_grads(self, x: Inputs, y: Labels) -> float:
+        """Mean cross-entropy in nats over all samples. Raises EngineError for wrong arrays."""
+
+
+class DeviceModel(Protocol):
+    """A bundle ready to run. Equal inputs and weights give equal results, bit for bit, on one machine."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of the bundle."""
+
+    @property
+    def weights(self) -> Tensors:
+        """Every tensor of the model; read-only."""
+
+    def load(self, weights: Tensors) -> None:
+        """New values for some or all tensors, copied; probes and trainers handed out keep theirs."""
+
+    def forward(self, x: Inputs) -> Forward:
+        """Logits and features in one pass."""
+
+    def logits(self, x: Inputs) -> Matrix:
+        """(n, classes)."""
+
+    def features(self, x: Inputs) -> Matrix:
+        """(n, width): what the head takes."""
+
+    def probe(self, tunable: str = "all") -> LossProbe:
+        """The loss with the parameters of a tunable set free, starting at `weights`."""
+
+    def trainer(self, tunable: str = "all") -> Gradients:
+        """The gradients of the parameters of a tunable set, starting at `weights`."""
+
+
+def engine_choice() -> EngineChoice:
+    """Which engine `open_model` uses here, without loading it."""
+    if util.find_spec("onnxruntime") is None:
+        return EngineChoice("none", "", "no ONNX Runtime is installed: pip install onnxruntime")
+    reason = "ordinary ONNX graphs for inference and for back-propagation; needs no torch"
+    return EngineChoice("onnxruntime", _version(), reason)
+
+
+def open_model(
+    bundle: "Bundle", *, threads: int = 1, batch: int = 32, watch: Watch | None = None
+) -> DeviceModel:
+    """The bundle on the engine of `engine_choice`. Raises EngineError where there is none."""
+    from .onnx_engine import OnnxModel
+
+    return OnnxModel(bundle, threads=threads, batch=batch, watch=watch)
+
+
+def _version() -> str:
+    """Whichever distribution brings the import name; several do, and cannot live side by side."""
+    owners = metadata.packages_distributions().get("onnxruntime", []) or ["onnxruntime"]
+    try:
+        return metadata.version(owners[0])
+    except metadata.PackageNotFoundError:
+        return ""

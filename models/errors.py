@@ -1,0 +1,31 @@
+"""What can go wrong with models; every message is one line that carries the values at fault."""
+
+
+class ModelError(Exception):
+    """Anything this package refuses to do. The command line prints it as one line and exits with 2."""
+
+
+class TensorError(ModelError):
+    """Raised when tensors are malformed or are not the ones expected."""
+
+
+class BundleError(ModelError):
+    """Raised when a bundle is missing, damaged, of another format, or inconsistent."""
+
+
+class EngineError(ModelError):
+    """Raised when an engine is missing, refuses a graph, or is given the wrong arrays."""
+
+
+class ExportError(ModelError):
+    """Raised when a module cannot be turned into a bundle."""
+
+
+class ParityError(ModelError):
+    """Raised when an exported graph does not compute what torch computes."""
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """The message of another library's error, without line breaks, at most `limit` characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,152 @@
+"""What a bundle says about itself: `manifest.json`, as frozen structs."""
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import BundleError, TensorError, one_line
+from .tensors import TensorSpec
+
+FORMAT = 1
+LEVELS = ("low", "mid", "up", "head")
+TUNABLE_SETS = ("all", "upper", "head")
+LEVELS_OF = {"all": LEVELS, "upper": ("mid", "up", "head"), "head": ("head",)}
+
+Level = Literal["low", "mid", "up", "head"]
+Tunable = Literal["all", "upper", "head"]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the manifest: immutable, and unknown fields are an error."""
+
+
+class Parameter(Record, frozen=True):
+    """One tensor of weights.safetensors; `sets` is empty for what is never trained (running statistics)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    level: Level
+    sets: tuple[Tunable, ...]
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Name, shape and dtype."""
+        return TensorSpec(self.name, self.shape, self.dtype)
+
+
+class InputSpec(Record, frozen=True):
+    """What the graphs take: float32 of shape (n, *shape), channels first, after `prepare`."""
+
+    shape: tuple[int, ...]  # without the batch
+    scale: float = 1.0  # multiplies the raw values, before mean and std
+    mean: tuple[float, ...] = (0.0,)  # one per channel, or one for all
+    std: tuple[float, ...] = (1.0,)
+    dtype: Literal["float32"] = "float32"
+
+    def prepare(self, raw: NDArray[Any]) -> NDArray[np.float32]:
+        """(raw * scale - mean) / std, as float32 of shape (n, *shape), a new array.
+
+        raw: shape (n, *shape), any real dtype; the axis of a single channel may be left out.
+        Raises TensorError for another shape.
+        """
+        shapes = [self.shape, self.shape[1:]] if self.shape[:1] == (1,) else [self.shape]
+        if raw.ndim == 0 or raw.shape[1:] not in shapes:
+            wanted = ", ".join(str(n) for n in self.shape)
+            raise TensorError(f"input is {raw.shape}, expected (n, {wanted})")
+        channels = (-1, *(1 for _ in self.shape[1:]))
+        x = raw.reshape((raw.shape[0], *self.shape)).astype(np.float32)
+        x *= np.float32(self.scale)
+        x -= np.asarray(self.mean, np.float32).reshape(channels)
+        x /= np.asarray(self.std, np.float32).reshape(channels)
+        return x
+
+
+class File(Record, frozen=True):
+    """A file of the bundle."""
+
+    file: str
+    sha256: str
+    bytes: int
+
+
+class Graph(Record, frozen=True):
+    """An ONNX graph; peak memory of live activations is fixed_bytes + samples * bytes_per_sample."""
+
+    file: str
+    sha256: str
+    bytes: int
+    trainable: tuple[str, ...]  # parameters that are graph inputs; the others are initialisers
+    flops: int  # one sample
+    fixed_bytes: int
+    bytes_per_sample: int
+
+    def activation_bytes(self, samples: int) -> int:
+        """Predicted peak of live activations for a batch of `samples`."""
+        return self.fixed_bytes + samples * self.bytes_per_sample
+
+
+class Head(Record, frozen=True):
+    """The linear layer at the end: logits = features @ weight.T + bias."""
+
+    weight: str  # shape (labels, features)
+    bias: str | None  # shape (labels,)
+    features: int
+
+
+class Manifest(Record, frozen=True):
+    """manifest.json. Graph names: forward, and loss.<set> and train.<set> for each tunable set."""
+
+    name: str
+    input: InputSpec
+    labels: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    features: dict[Level, tuple[int, ...]]  # shape of each feature output of `forward`, without the batch
+    head: Head
+    graphs: dict[str, Graph]
+    weights: File
+    producer: str
+    format: int = FORMAT
+
+    def names(self, tunable: str = "all") -> tuple[str, ...]:
+        """Names of the parameters trained in a tunable set, in the order of the table."""
+        return tuple(spec.name for spec in self.specs(tunable))
+
+    def specs(self, tunable: str = "all") -> tuple[TensorSpec, ...]:
+        """The parameters trained in a tunable set. Raises BundleError for an unknown set."""
+        if tunable not in TUNABLE_SETS:
+            raise BundleError(f"there is no tunable set {tunable!r}; there are {', '.join(TUNABLE_SETS)}")
+        return tuple(parameter.spec for parameter in self.parameters if tunable in parameter.sets)
+
+    def stored(self) -> tuple[TensorSpec, ...]:
+        """Every tensor of the weights file, those that are never trained too."""
+        return tuple(parameter.spec for parameter in self.parameters)
+
+    def num_parameters(self, tunable: str = "all") -> int:
+        """Number of trained values."""
+        return sum(spec.size for spec in self.specs(tunable))
+
+
+def encode(manifest: Manifest) -> bytes:
+    """JSON, indented, ending in a line break; equal manifests give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def decode(data: bytes) -> Manifest:
+    """Raises BundleError for what is not a manifest of a format this version reads."""
+    try:
+        version = msgspec.json.decode(data, type=_Version).format
+    except msgspec.MsgspecError as error:
+        raise BundleError(f"manifest.json is not a manifest: {one_line(error)}") from error
+    if version != FORMAT:
+        raise BundleError(f"manifest.json has format {version}, this version reads {FORMAT}")
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise BundleError(f"manifest.json is not a manifest: {one_line(error)}") from error
+
+
+class _Version(msgspec.Struct):
+    format: int

@@ -1,0 +1,196 @@
+"""The default engine: a bundle's graphs on an ordinary ONNX Runtime, back-propagation included."""
+
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from .bundle import Bundle
+from .engine import Forward, Inputs, Labels, Matrix, Watch
+from .errors import EngineError
+from .manifest import Manifest
+from .onnx_session import (
+    Loaded,
+    SessionSettings,
+    checked_inputs,
+    checked_labels,
+    engine_errors,
+    load_session,
+    onnxruntime,
+)
+from .tensors import Flat, Tensors, check
+
+
+class OnnxModel:
+    """A bundle on ONNX Runtime; see `engine.DeviceModel`. Sessions are made when first needed, and kept.
+
+    x: float32 (n, *input.shape), any n; it is run in batches of at most `batch` samples.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        weights: Tensors | None = None,
+        *,
+        threads: int = 1,
+        batch: int = 32,
+        watch: Watch | None = None,
+    ) -> None:
+        """Starts at the bundle's weights, overlaid with a copy of `weights`. Raises TensorError."""
+        if batch < 1 or threads < 1:
+            raise EngineError(f"batch is {batch} and threads is {threads}, expected at least 1")
+        self.manifest: Manifest = bundle.manifest
+        self.batch = batch
+        self._bundle = bundle
+        self._settings = SessionSettings(threads, watch)
+        self._weights: Tensors = {}
+        self._sessions: dict[str, Loaded] = {}
+        self._adopt(bundle.weights())
+        if weights:
+            self.load(weights)
+
+    @property
+    def weights(self) -> Tensors:
+        """Every tensor of the model by name; neither the mapping nor the arrays can be written to."""
+        return MappingProxyType(dict(self._weights))
+
+    def load(self, weights: Tensors) -> None:
+        """New values for some or all tensors, copied; those not named stay.
+
+        Only sessions that hold a changed tensor as a constant are made anew, at their next use. Probes and
+        trainers already handed out keep their own weights. Raises TensorError if a tensor does not fit.
+        """
+        specs = {spec.name: spec for spec in self.manifest.stored()}
+        check(weights, [specs[name] for name in weights if name in specs])
+        self._adopt({name: np.array(value, order="C") for name, value in weights.items()})
+
+    def unload(self) -> None:
+        """Drops the sessions and with them their memory; the next use makes them again."""
+        self._sessions.clear()
+
+    def forward(self, x: Inputs) -> Forward:
+        """Logits (n, classes) and features (n, width) in one pass. Raises EngineError."""
+        logits, features = self._run(x, ["logits", "features"])
+        return Forward(logits, features)
+
+    def logits(self, x: Inputs) -> Matrix:
+        """(n, classes). Raises EngineError."""
+        return self._run(x, ["logits"])[0]
+
+    def features(self, x: Inputs) -> Matrix:
+        """(n, width), what the head takes. Raises EngineError."""
+        return self._run(x, ["features"])[0]
+
+    def probe(self, tunable: str = "all") -> "OnnxProbe":
+        """The loss with a tunable set free, starting at `weights`. Raises BundleError, EngineError."""
+        params = self._params(tunable)
+        return OnnxProbe(self, self._session(f"loss.{tunable}"), params)
+
+    def trainer(self, tunable: str = "all") -> "OnnxGradients":
+        """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
+        params = self._params(tunable)
+        return OnnxGradients(self, self._session(f"train.{tunable}"), params)
+
+    def _params(self, tunable: str) -> Flat:
+        params = Flat(self.manifest.specs(tunable))
+        params.load(self._weights)
+        return params
+
+    def _run(self, x: Inputs, outputs: list[str]) -> list[Matrix]:
+        x = checked_inputs(self.manifest, x)
+        loaded = self._session("forward")
+        width = {"logits": len(self.manifest.labels), "features": self.manifest.head.features}
+        results = [np.empty((len(x), width[name]), np.float32) for name in outputs]
+        for part in _batches(len(x), self.batch):
+            for result, value in zip(results, loaded.run(outputs, {"x": x[part]}), strict=True):
+                result[part] = value
+        return results
+
+    def _session(self, name: str) -> Loaded:
+        if name not in self._sessions:
+            onnx = self._bundle.graph(name)
+            graph = self.manifest.graphs[name]
+            frozen = {n: v for n, v in self._weights.items() if n not in graph.trainable}
+            self._sessions[name] = load_session(name, graph, onnx, frozen, self._settings)
+        return self._sessions[name]
+
+    def _adopt(self, weights: Tensors) -> None:
+        for value in weights.values():
+            value.flags.writeable = False
+        old = self._weights
+        changed = {n for n, value in weights.items() if n not in old or not np.array_equal(value, old[n])}
+        self._weights = {**old, **{name: weights[name] for name in changed}}
+        stale = [name for name, loaded in self._sessions.items() if changed & loaded.frozen.keys()]
+        for name in stale:
+            del self._sessions[name]
+
+
+class _Bound:
+    """A session with its trainable inputs bound once to the slices of a flat buffer."""
+
+    def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
+        self.params = params
+        self._manifest, self._batch, self._loaded = model.manifest, model.batch, loaded
+        self._loss = np.zeros((), np.float32)
+        with engine_errors(f"graph {loaded.name}"):
+            self._binding: Any = loaded.session.io_binding()
+            for name, view in params.views.items():
+                self._binding.bind_ortvalue_input(name, _ortvalue(view))
+            self._binding.bind_ortvalue_output("loss", _ortvalue(self._loss))
+
+    def _losses(self, x: Inputs, y: Labels) -> Iterator[tuple[float, float]]:
+        """Runs batch by batch; gives each one's share of the samples and mean loss."""
+        x = checked_inputs(self._manifest, x)
+        labels = checked_labels(self._manifest, x, y)
+        for part in _batches(len(x), self._batch):
+            with engine_errors(f"graph {self._loaded.name}"):
+                self._binding.bind_ortvalue_input("x", _ortvalue(x[part]))
+                self._binding.bind_ortvalue_input("y", _ortvalue(labels[part]))
+            samples = len(labels[part])
+            self._loaded.run_bound(self._binding, samples)
+            yield samples / len(x), float(self._loss)
+
+
+class OnnxProbe(_Bound):
+    """See `engine.LossProbe`."""
+
+    def loss(self, x: Inputs, y: Labels) -> float:
+        """Mean cross-entropy in nats over all samples, batch by batch, summed in float64."""
+        return sum(share * loss for share, loss in self._losses(x, y))
+
+
+class OnnxGradients(_Bound):
+    """See `engine.Gradients`. More samples than one batch are micro-batches with summed gradients."""
+
+    def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
+        super().__init__(model, loaded, params)
+        self.grads = Flat(params.specs)
+        self._sum: np.ndarray[Any, np.dtype[np.float32]] | None = None
+        with engine_errors(f"graph {loaded.name}"):
+            for name, view in self.grads.views.items():
+                self._binding.bind_ortvalue_output(f"grad.{name}", _ortvalue(view))
+
+    def loss_and_grads(self, x: Inputs, y: Labels) -> float:
+        """Mean cross-entropy in nats; its gradient is left in `grads`."""
+        if len(x) <= self._batch:
+            return sum(loss for _, loss in self._losses(x, y))
+        if self._sum is None:
+            self._sum = np.empty_like(self.grads.vector)
+        self._sum.fill(0)
+        total = 0.0
+        for share, loss in self._losses(x, y):
+            total += share * loss
+            self.grads.vector *= np.float32(share)
+            self._sum += self.grads.vector
+        np.copyto(self.grads.vector, self._sum)
+        return total
+
+
+def _ortvalue(array: np.ndarray[Any, Any]) -> Any:
+    return onnxruntime().OrtValue.ortvalue_from_numpy(array)
+
+
+def _batches(samples: int, size: int) -> Iterator[slice]:
+    for start in range(0, samples, size):
+        yield slice(start, min(start + size, samples))

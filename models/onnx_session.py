@@ -1,0 +1,118 @@
+"""One ONNX graph with its weights, ready to run on ONNX Runtime."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .engine import Inputs, Labels, Watch
+from .errors import EngineError, one_line
+from .manifest import Graph, Manifest
+from .tensors import Tensors
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A session and what it was made of; `frozen` is kept alive because the session reads its memory."""
+
+    name: str
+    graph: Graph
+    session: Any
+    frozen: Tensors
+    watch: Watch | None
+
+    def run(self, outputs: list[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """The outputs of that name, as new arrays. Raises EngineError."""
+        with self._timed(len(inputs["x"])):
+            return list(self.session.run(outputs, dict(inputs)))
+
+    def run_bound(self, binding: Any, samples: int) -> None:
+        """Runs into the bound outputs. Raises EngineError."""
+        with self._timed(samples):
+            self.session.run_with_iobinding(binding)
+
+    @contextmanager
+    def _timed(self, samples: int) -> Iterator[None]:
+        start = time.perf_counter()
+        with engine_errors(f"graph {self.name} on {samples} samples"):
+            yield
+        if self.watch is not None:
+            self.watch.ran(self.name, self.graph, samples, time.perf_counter() - start)
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """Threads inside one operator, and who is told of loads and runs."""
+
+    threads: int = 1
+    watch: Watch | None = None
+
+
+def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings: SessionSettings) -> Loaded:
+    """A session whose initialisers are the arrays of `frozen`, shared, which must not change any more.
+
+    Raises EngineError if ONNX Runtime is missing or refuses the graph, or what the watch raises.
+    """
+    if settings.watch is not None:
+        settings.watch.will_load(name, graph)
+    ort = onnxruntime()
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = settings.threads
+    options.inter_op_num_threads = 1
+    options.enable_mem_pattern = False  # a third less peak memory at the same speed
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # doubles times when busy
+    with engine_errors(f"graph {name}"):
+        if frozen:
+            values = [ort.OrtValue.ortvalue_from_numpy(value) for value in frozen.values()]
+            options.add_external_initializers(list(frozen), values)
+        session = ort.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+    return Loaded(name, graph, session, frozen, settings.watch)
+
+
+def onnxruntime() -> Any:
+    """The module, imported at the first call. Raises EngineError if it is missing."""
+    try:
+        import onnxruntime as ort
+    except ImportError as error:
+        raise EngineError(f"ONNX Runtime cannot be loaded: {one_line(error)}") from error
+    return ort
+
+
+@contextmanager
+def engine_errors(what: str) -> Iterator[None]:
+    """Turns whatever ONNX Runtime raises into an EngineError of one line."""
+    try:
+        yield
+    except EngineError:
+        raise
+    except Exception as error:
+        raise EngineError(f"ONNX Runtime, {what}: {one_line(error)}") from error
+
+
+def checked_inputs(manifest: Manifest, x: Inputs) -> Inputs:
+    """`x` as contiguous float32 of shape (n, *shape). Raises EngineError for another dtype or shape."""
+    if x.shape[1:] != manifest.input.shape or x.ndim == 0:
+        wanted = ", ".join(str(n) for n in manifest.input.shape)
+        raise EngineError(f"x is {x.shape}, {manifest.name} takes (n, {wanted})")
+    if x.dtype != np.float32:
+        raise EngineError(f"x is {x.dtype}, {manifest.name} takes float32, as input.prepare gives it")
+    return np.ascontiguousarray(x)
+
+
+def checked_labels(manifest: Manifest, x: Inputs, y: Labels) -> NDArray[np.int64]:
+    """`y` as int64 of shape (n,). Raises EngineError for no samples, another shape or unknown labels."""
+    if y.shape != x.shape[:1] or len(y) == 0:
+        raise EngineError(f"y is {y.shape}, expected ({len(x)},), at least one")
+    if y.dtype.kind not in "iu":
+        raise EngineError(f"y is {y.dtype}, expected integers")
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= len(manifest.labels):
+        wrong = low if low < 0 else high
+        last = len(manifest.labels) - 1
+        raise EngineError(f"y holds label {wrong}, {manifest.name} has labels 0 to {last}")
+    return np.ascontiguousarray(y, np.int64)
