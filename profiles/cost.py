@@ -1,0 +1,106 @@
+"""The cost model: what an update will take, before anything runs. Pure functions over dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .device import DeviceProfile
+
+SESSION_BYTES = 16 * 2**20
+"""What ONNX Runtime holds for an open session besides weights and activations (measured 10 to 20 MB)."""
+
+
+@dataclass(frozen=True)
+class GraphWork:
+    """One graph of a bundle: operations per sample, and the peak of live activations."""
+
+    flops: float
+    fixed_bytes: int
+    bytes_per_sample: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a task asks and what data this device has for it.
+
+    `parameters` counts values by tunable set; `class_counts` holds the local samples of each class;
+    `sample_bytes` is one prepared input; `weights_bytes` is the whole model as it travels.
+    """
+
+    graphs: Mapping[str, GraphWork]
+    parameters: Mapping[str, int]
+    weights_bytes: int
+    feature_width: int
+    class_counts: tuple[int, ...]
+    sample_bytes: int
+    batch: int = 32
+
+    @property
+    def samples(self) -> int:
+        return sum(self.class_counts)
+
+    @property
+    def labels(self) -> int:
+        return len(self.class_counts)
+
+    @property
+    def head_flops(self) -> float:
+        """One sample through the linear head alone."""
+        return 2.0 * self.feature_width * self.labels
+
+
+@dataclass(frozen=True)
+class Pass:
+    """`samples` samples through the graph of this name, at `flops` operations each."""
+
+    graph: str
+    samples: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one update does. `peak_bytes` is what it adds to the idle process; the wire counts payloads."""
+
+    passes: tuple[Pass, ...]
+    peak_bytes: int
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted for one update on one device. `seconds` covers download, compute and upload;
+    `peak_memory_bytes` is the whole process; `energy_j` is modelled (load power while computing, idle
+    power while waiting for the link).
+    """
+
+    seconds: float
+    compute_s: float
+    peak_memory_bytes: int
+    bytes_up: int
+    bytes_down: int
+    energy_j: float
+
+
+def activation_bytes(workload: Workload, graph: str, samples: int | None = None) -> int:
+    """Peak of live activations of one batch, and of the session that holds it."""
+    work = workload.graphs[graph]
+    n = min(samples or workload.batch, workload.batch)
+    return SESSION_BYTES + work.fixed_bytes + n * work.bytes_per_sample
+
+
+def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
+    """What `work`, an update of this kind, costs on this device; corrected by what was measured before."""
+    compute = sum(one.samples * profile.speed.of(one.graph, one.flops) for one in work.passes)
+    compute *= profile.corrections.get(kind, 1.0)
+    transfer = work.bytes_up / profile.bandwidth.up + work.bytes_down / profile.bandwidth.down
+    return Cost(
+        seconds=compute + transfer,
+        compute_s=compute,
+        peak_memory_bytes=profile.memory.resident_bytes + work.peak_bytes,
+        bytes_up=work.bytes_up,
+        bytes_down=work.bytes_down,
+        energy_j=compute * profile.power.load_w + transfer * profile.power.idle_w,
+    )
