@@ -10,6 +10,8 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from .errors import BrokerError
+
 VERSION = 1
 INLINE_LIMIT = 64 * 1024
 """Bytes. A larger body is not sent inside a message but pulled in blocks."""
@@ -17,7 +19,7 @@ MESSAGE_LIMIT = 256 * 1024
 """Bytes. No control message is larger; a larger payload is refused before it is parsed."""
 
 
-class MessageError(ValueError):
+class MessageError(BrokerError, ValueError):
     """A payload that is not the message it claims to be."""
 
 
@@ -66,7 +68,7 @@ class Hello(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class Kind(msgspec.Struct, frozen=True, array_like=True):
-    """A kind of update that the round accepts: its registered name, and its hyperparameters as MessagePack."""
+    """A kind of update that the round accepts: its name, and its hyperparameters as MessagePack."""
 
     name: str
     settings: msgspec.Raw
@@ -123,7 +125,7 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class Plan(Message, frozen=True, array_like=True, kw_only=True):
-    """`up/plan`: what the device decided and why; sent when it changes, and whenever it sits out (`kind=""`)."""
+    """`up/plan`: what the device decided and why; sent when it changes, or it sits out (`kind=""`)."""
 
     task: str
     round: int
@@ -176,7 +178,7 @@ class Receipt(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class Get(Message, frozen=True, array_like=True, kw_only=True):
-    """`up/get`, `dn/get`: "send me these blocks of that blob". An unknown blob is answered by block -1, empty."""
+    """`up/get`, `dn/get`: "send me these blocks of that blob". Block -1 (empty): it is not here."""
 
     blob: Blob
     blocks: tuple[int, ...]

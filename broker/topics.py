@@ -1,11 +1,11 @@
 """The topic tree. Each device has its own branch, so that broker ACLs can hold it there.
 
-    fl/v1/all/round                         offer, retained
-    fl/v1/d/{id}/up/state                   presence, retained, last will
-    fl/v1/d/{id}/up/{hello|plan|contribution|get}
-    fl/v1/d/{id}/up/block/{sha}/{N}         blocks of an upload
-    fl/v1/d/{id}/dn/{task|receipt|get}
-    fl/v1/d/{id}/dn/block/{sha}/{N}         blocks of a download
+fl/v1/all/round                         offer, retained
+fl/v1/d/{id}/up/state                   presence, retained, last will
+fl/v1/d/{id}/up/{hello|plan|contribution|get}
+fl/v1/d/{id}/up/block/{sha}/{N}         blocks of an upload
+fl/v1/d/{id}/dn/{task|receipt|get}
+fl/v1/d/{id}/dn/block/{sha}/{N}         blocks of a download
 """
 
 from __future__ import annotations
@@ -13,21 +13,27 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .errors import BrokerError
+
 ROOT = "fl/v1"
 ROUND = f"{ROOT}/all/round"
 FROM_DEVICES = f"{ROOT}/d/+/up/#"
 
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHA = re.compile(r"[0-9a-f]{64}")
+_INDEX = re.compile(r"-1|[0-9]{1,8}")
 
 
-class TopicError(ValueError):
+class TopicError(BrokerError, ValueError):
     """A topic outside the tree, or a device name that cannot stand in one."""
 
 
 def check_device(name: str) -> str:
     """The name itself. Raises TopicError unless it is 1 to 64 letters, digits, dots, dashes, underscores."""
     if not _DEVICE.fullmatch(name):
-        raise TopicError(f"device name {name!r}: use 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit")
+        raise TopicError(
+            f"device name {name!r}: use 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit"
+        )
     return name
 
 
@@ -62,9 +68,6 @@ def parse(topic: str) -> Address:
     device = check_device(parts[3])
     if len(parts) == 6:
         return Address(device, parts[5])
-    if len(parts) == 8 and parts[5] == "block":
-        try:
-            return Address(device, "block", bytes.fromhex(parts[6]), int(parts[7]))
-        except ValueError:
-            pass
+    if len(parts) == 8 and parts[5] == "block" and _SHA.fullmatch(parts[6]) and _INDEX.fullmatch(parts[7]):
+        return Address(device, "block", bytes.fromhex(parts[6]), int(parts[7]))
     raise TopicError(f"{topic!r} is not a device topic")

@@ -1,0 +1,298 @@
+"""One client's connection to a broker, kept alive: what happens is put on a queue, in order.
+
+paho's network thread only ever puts events on the inbox; nothing is decided in its callbacks. A session is
+clean each time: what a device missed while away it asks for again, so no broker needs to remember it, and
+a PUBACK is never taken for more than it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import paho.mqtt.client as paho
+from paho.mqtt.client import SocketLike
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.reasoncodes import ReasonCode
+
+from .errors import BrokerRefused, BrokerUnreachable
+from .url import BrokerUrl
+
+log = logging.getLogger(__name__)
+
+STEADY_S = 5.0
+"""Seconds. A connection that lasted less did not count: the back-off goes on growing."""
+FAREWELL_S = 2.0
+"""Seconds that `close` waits for its last message to leave."""
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The broker took us and our subscriptions. `first` is false after a reconnection."""
+
+    first: bool
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The connection ended; the link goes on trying."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message. `retain` means that the broker kept it for us from before we subscribed."""
+
+    topic: str
+    payload: bytes
+    retain: bool = False
+
+
+Event = Connected | Disconnected | Received
+
+
+@dataclass(frozen=True)
+class Will:
+    """A message for later: what the broker sends when we vanish, or what we send when we leave."""
+
+    topic: str
+    payload: bytes
+    retain: bool = True
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """`queue_limit` bounds the messages waiting to be sent; `seed` is of the jitter (None: the system's)."""
+
+    will: Will | None = None
+    subscriptions: tuple[str, ...] = ()
+    keepalive_s: int = 30
+    reconnect_s: tuple[float, float] = (0.5, 30.0)
+    """Back-off before the first attempt, and at most, each shortened at random by up to a half."""
+    queue_limit: int = 4096
+    seed: int | None = None
+
+
+class Link:
+    """A connection that comes back by itself. All methods may be called from any thread but paho's own.
+
+    `bytes_up` and `bytes_down` count PUBLISH packets as they are on the wire, each message once: what
+    paho sends again after a lost connection is not counted again.
+    """
+
+    def __init__(
+        self,
+        url: BrokerUrl,
+        client_id: str,
+        inbox: queue.SimpleQueue[Event],
+        options: LinkOptions | None = None,
+    ) -> None:
+        self.url = url
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._options = options or LinkOptions()
+        self._inbox = inbox
+        self._random = random.Random(self._options.seed)  # noqa: S311 - jitter
+        self._answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._count = threading.Lock()
+        self._ready = threading.Event()
+        self._was_ready = False
+        self._failures = 0
+        self._since_s = 0.0
+        self._client = self._build(client_id)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker has us now, as far as we know."""
+        return self._ready.is_set()
+
+    def connect(self, timeout_s: float = 10.0) -> None:
+        """Connect for the first time; from then on the link reconnects by itself.
+
+        Raises BrokerUnreachable when no broker answers in time, BrokerRefused when it says no. Either may
+        be followed by another `connect`.
+        """
+        started = time.monotonic()
+        self._client.connect_timeout = timeout_s
+        try:
+            self._client.connect(self.url.host, self.url.port, self._options.keepalive_s)
+        except (OSError, ValueError) as error:
+            raise BrokerUnreachable(_unreachable(self.url, error)) from None
+        self._client.loop_start()
+        try:
+            refusal = self._answer.get(timeout=max(0.1, timeout_s - (time.monotonic() - started)))
+        except queue.Empty:
+            self._stop()
+            silence = TimeoutError("it does not answer as an MQTT broker")
+            raise BrokerUnreachable(_unreachable(self.url, silence)) from None
+        if refusal:
+            self._stop()
+            raise BrokerRefused(f"the broker at {self.url} {refusal}")
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
+        """Send with QoS 1, now or when the link is back; never waits. Returns False when the queue is full.
+
+        That it was sent says nothing about who has it: only a receipt does. Raises ValueError for a topic
+        with wildcards.
+        """
+        sent = self._client.publish(topic, payload, qos=1, retain=retain)
+        if sent.rc == paho.MQTT_ERR_QUEUE_SIZE:
+            return False
+        with self._count:
+            self.bytes_up += packet_bytes(topic, payload, 1, self.url.mqtt5)
+        return True
+
+    def close(self, farewell: Will | None = None) -> None:
+        """Say goodbye and leave; a link that is closed has no last will. Waits FAREWELL_S at most."""
+        if farewell and self.connected:
+            last = self._client.publish(farewell.topic, farewell.payload, qos=1, retain=farewell.retain)
+            try:
+                last.wait_for_publish(FAREWELL_S)
+            except (RuntimeError, ValueError) as error:
+                log.debug("farewell to %s not sent: %s", self.url, error)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+        self._ready.clear()
+
+    def _build(self, client_id: str) -> paho.Client:
+        mqtt5 = self.url.mqtt5
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            clean_session=None if mqtt5 else True,
+            protocol=paho.MQTTv5 if mqtt5 else paho.MQTTv311,
+        )
+        if self.url.user is not None:
+            client.username_pw_set(self.url.user, self.url.password)
+        if self.url.secure:
+            client.tls_set_context(self.url.tls.context())
+        if self._options.will:
+            will = self._options.will
+            client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
+        client.max_queued_messages_set(self._options.queue_limit)
+        client.on_socket_open = _send_at_once
+        client.on_connect = self._on_connect
+        client.on_connect_fail = self._on_connect_fail
+        client.on_subscribe = self._on_subscribe
+        client.on_disconnect = self._on_disconnect
+        client.on_message = self._on_message
+        self._client = client
+        self._wait_before_next()
+        return client
+
+    def _wait_before_next(self) -> None:
+        """paho's own back-off has no jitter: give it one exact delay at a time."""
+        delay = backoff(self._failures, self._options.reconnect_s, self._random.random())
+        self._client.reconnect_delay_set(delay, delay)  # type: ignore[arg-type]  # fractions work
+
+    def _on_connect(
+        self, client: paho.Client, _data: object, _flags: object, code: ReasonCode, _properties: object
+    ) -> None:
+        if code.is_failure:
+            if not self._was_ready:
+                self._answer.put(_refusal(self.url, code))
+            log.warning("the broker at %s %s", self.url, _refusal(self.url, code))
+        elif self._options.subscriptions:
+            client.subscribe([(topic, 1) for topic in self._options.subscriptions])
+        else:
+            self._now_ready()
+
+    def _on_subscribe(
+        self, _client: paho.Client, _data: object, _mid: int, codes: Sequence[ReasonCode], _properties: object
+    ) -> None:
+        refused = [
+            topic for topic, code in zip(self._options.subscriptions, codes, strict=False) if code.is_failure
+        ]
+        if refused:
+            log.warning("the broker at %s refuses to let us read %s", self.url, ", ".join(refused))
+            if not self._was_ready:
+                self._answer.put(f"does not let {_who(self.url)} read {refused[0]}: check its access list")
+                return
+        self._now_ready()
+
+    def _now_ready(self) -> None:
+        first, self._was_ready = not self._was_ready, True
+        self._since_s = time.monotonic()
+        self._ready.set()
+        self._inbox.put(Connected(first))
+        if first:
+            self._answer.put("")
+
+    def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
+        self._failures += 1
+        self._wait_before_next()
+
+    def _on_disconnect(
+        self, _client: paho.Client, _data: object, _flags: object, code: ReasonCode, _properties: object
+    ) -> None:
+        was_ready = self._ready.is_set()
+        self._ready.clear()
+        if was_ready and time.monotonic() - self._since_s >= STEADY_S:
+            self._failures = 0
+        self._wait_before_next()
+        self._failures += 1
+        if was_ready:
+            self._inbox.put(Disconnected(str(code)))
+
+    def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
+        payload = bytes(message.payload)
+        with self._count:
+            self.bytes_down += packet_bytes(message.topic, payload, message.qos, self.url.mqtt5)
+        self._inbox.put(Received(message.topic, payload, message.retain))
+
+
+def packet_bytes(topic: str, payload: bytes, qos: int = 1, mqtt5: bool = False) -> int:
+    """Bytes of one PUBLISH packet without properties: fixed header, topic, packet id, payload."""
+    rest = 2 + len(topic.encode()) + (2 if qos else 0) + (1 if mqtt5 else 0) + len(payload)
+    header = 2
+    while rest >= 128 ** (header - 1):
+        header += 1
+    return header + rest
+
+
+def backoff(failures: int, bounds_s: tuple[float, float], draw: float) -> float:
+    """Seconds before the next attempt: doubling from the first bound to the second, less up to a half.
+
+    `draw` is uniform in [0, 1): a fleet that lost its broker at one instant must not return at one.
+    """
+    first_s, most_s = bounds_s
+    return float(min(most_s, first_s * 2.0 ** min(failures, 32)) * (1 - draw / 2))
+
+
+def _send_at_once(_client: object, _data: object, connection: SocketLike) -> None:
+    """Small messages must not wait for the acknowledgement of earlier ones (Nagle), which costs 40 ms."""
+    if isinstance(connection, socket.socket):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _refusal(url: BrokerUrl, code: ReasonCode) -> str:
+    text = str(code).lower()
+    if text in ("bad user name or password", "not authorized"):
+        return f"refused {_who(url)}: wrong user name or password"
+    return f"refused the connection: {text}"
+
+
+def _who(url: BrokerUrl) -> str:
+    return "a client without user name" if url.user is None else f"user {url.user!r}"
+
+
+def _unreachable(url: BrokerUrl, error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        why = getattr(error, "verify_message", "") or error.reason or str(error)
+        return f"no TLS connection to {url} ({why}): check --ca, and the host in the broker's certificate"
+    if isinstance(error, socket.gaierror):
+        return f"no machine is called {url.host!r} ({error.strerror}): check the host in {url}"
+    why = (getattr(error, "strerror", None) or str(error) or "timed out").lower()
+    hint = "start one with `device-runtime broker`, or check host and port"
+    return f"no broker answers at {url} ({why}): {hint}"
