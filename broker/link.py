@@ -16,14 +16,17 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import paho.mqtt.client as paho
-from paho.mqtt.client import SocketLike
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
 from .errors import BrokerRefused, BrokerUnreachable
 from .url import BrokerUrl
+
+if TYPE_CHECKING:
+    from paho.mqtt.client import SocketLike
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +108,7 @@ class Link:
         self._count = threading.Lock()
         self._ready = threading.Event()
         self._was_ready = False
+        self._closing = False
         self._failures = 0
         self._since_s = 0.0
         self._client = self._build(client_id)
@@ -121,9 +125,13 @@ class Link:
         be followed by another `connect`.
         """
         started = time.monotonic()
+        self._closing = False
+        self._answer = queue.SimpleQueue()
         self._client.connect_timeout = timeout_s
         try:
-            self._client.connect(self.url.host, self.url.port, self._options.keepalive_s)
+            self._client.connect(
+                self.url.host, self.url.port, self._options.keepalive_s, clean_start=_clean_start(self.url)
+            )
         except (OSError, ValueError) as error:
             raise BrokerUnreachable(_unreachable(self.url, error)) from None
         self._client.loop_start()
@@ -161,6 +169,7 @@ class Link:
         self._stop()
 
     def _stop(self) -> None:
+        self._closing = True
         self._client.disconnect()
         self._client.loop_stop()
         self._ready.clear()
@@ -242,8 +251,9 @@ class Link:
             self._failures = 0
         self._wait_before_next()
         self._failures += 1
-        if was_ready:
-            self._inbox.put(Disconnected(str(code)))
+        if was_ready and not self._closing:
+            reason = str(code).lower()
+            self._inbox.put(Disconnected("connection lost" if reason == "unspecified error" else reason))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         payload = bytes(message.payload)
@@ -274,6 +284,10 @@ def _send_at_once(_client: object, _data: object, connection: SocketLike) -> Non
     """Small messages must not wait for the acknowledgement of earlier ones (Nagle), which costs 40 ms."""
     if isinstance(connection, socket.socket):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _clean_start(url: BrokerUrl) -> bool | Literal[3]:
+    return True if url.mqtt5 else paho.MQTT_CLEAN_START_FIRST_ONLY  # 3.1.1 says so when the client is made
 
 
 def _refusal(url: BrokerUrl, code: ReasonCode) -> str:
