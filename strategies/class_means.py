@@ -1,0 +1,125 @@
+"""FedNCM: sums of features by class, whose means make a classifier (thesis 000, chapter 3; paper 001)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.engine import DeviceModel
+from models.head import SoftmaxHead
+from models.manifest import Manifest
+from models.sgd import Sgd
+from models.tensors import TensorSpec
+from profiles import Cost, DeviceProfile, Workload, predict
+
+from .kind import Contribution, Effect, LocalData, RoundModel, Run
+from .tensor_mean import TensorMean
+from .workload import forward_work
+
+MASKED = -1e9
+"""The bias of a class that nobody has: its logit is masked, not zero."""
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """Sums of penultimate features float64 (classes, width), and sample counts int64 (classes,)."""
+
+    sums: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+    def means(self) -> NDArray[np.float32]:
+        """l_c = sum_k m_c^k / sum_k count_c^k, for the classes in `present` (present, width)."""
+        present = self.present
+        return (self.sums[present] / self.counts[present, None]).astype(np.float32)
+
+    @property
+    def present(self) -> NDArray[np.int64]:
+        """The classes that somebody has."""
+        return np.flatnonzero(self.counts)
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """One forward pass; per class, the sum of the features and the count. Exact for any partition.
+
+    `head="normalised-means"` is FedNCM: rows l_c / ||l_c||, bias 0, served on the distributed extractor and
+    made the base's classifier (where FedNCM+FT starts). `head="trained"` (ours, for rounds in which only
+    some devices send class means) trains the distributed classifier on the means, one sample a class, and
+    averages it with the other kinds' by the samples behind it.
+    """
+
+    name: ClassVar[str] = "class-means"
+    head: Literal["normalised-means", "trained"] = "normalised-means"
+    steps: int = 20
+    lr: float = 0.1
+
+    def variants(self) -> tuple[ClassMeans, ...]:
+        return (self,)
+
+    def unfit(self, workload: Workload) -> str:
+        return "" if workload.samples else "there is no local data"
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        values = (workload.feature_width + 1) * workload.labels
+        return predict(profile, forward_work(workload, workload.samples, values), self.name)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        began = run.clock()
+        totals = class_sums(model.features(data.x), data.y, len(model.manifest.labels))
+        run.pace(began, 1.0)
+        tensors = {"sums": totals.sums.astype(np.float32), "counts": totals.counts.astype(np.int32)}
+        return Contribution(self.name, tensors, len(data), float("nan"))
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        labels = len(manifest.labels)
+        return (
+            TensorSpec("sums", (labels, manifest.head.features)),
+            TensorSpec("counts", (labels,), "int32"),
+        )
+
+    def start(self, model: RoundModel) -> ClassSums:
+        labels, width = len(model.manifest.labels), model.manifest.head.features
+        return ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
+
+    def fold(self, state: ClassSums, contribution: Contribution, weight: float) -> ClassSums:
+        """Counts weigh by themselves; `weight` changes nothing."""
+        sums, counts = contribution.tensors["sums"], contribution.tensors["counts"]
+        return ClassSums(state.sums + sums, state.counts + counts)
+
+    def finish(self, state: ClassSums, model: RoundModel) -> Effect:
+        examples = float(state.counts.sum())
+        if not examples:
+            return Effect()
+        if self.head == "trained":
+            head = SoftmaxHead(model.manifest, model.weights)
+            every = np.arange(len(state.present))
+            head.train(state.means(), state.present, [every] * self.steps, Sgd(self.lr))
+            return Effect(mean=TensorMean().add(head.params.tensors(), examples), num_examples=examples)
+        return self._nearest_mean(state, model, examples)
+
+    def _nearest_mean(self, state: ClassSums, model: RoundModel, examples: float) -> Effect:
+        """The served classifier masks absent classes; the base keeps its own rows for them, to train on."""
+        names = model.manifest.head
+        weight = np.zeros_like(model.weights[names.weight])
+        means = state.means()
+        norms = np.linalg.norm(means, axis=1, keepdims=True)
+        weight[state.present] = means / np.maximum(norms, np.float32(1e-12))
+        base = {names.weight: model.weights[names.weight].copy()}
+        base[names.weight][state.present] = weight[state.present]
+        served = {names.weight: weight}
+        if names.bias is not None:
+            bias = np.full_like(model.weights[names.bias], MASKED)
+            bias[state.present] = 0
+            served[names.bias] = bias
+            base[names.bias] = np.where(bias == 0, bias, model.weights[names.bias])
+        return Effect(TensorMean().add(base, examples), served=served, num_examples=examples)
+
+
+def class_sums(features: NDArray[np.float32], y: NDArray[np.int64], labels: int) -> ClassSums:
+    """Sum the features (n, width) of each class, in float64."""
+    sums = np.zeros((labels, features.shape[1]))
+    np.add.at(sums, y, features.astype(np.float64))
+    return ClassSums(sums, np.bincount(y, minlength=labels).astype(np.int64))

@@ -1,0 +1,99 @@
+"""FedFSC: few-shot updates of the classifier on a frozen extractor (thesis 002, chapter 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.engine import DeviceModel
+from models.head import SoftmaxHead
+from models.manifest import Manifest
+from models.sgd import Sgd
+from models.tensors import TensorSpec
+from profiles import Cost, DeviceProfile, Workload, predict
+
+from .kind import Contribution, Effect, LocalData, RoundModel, Run
+from .tensor_mean import TensorMean
+from .workload import forward_work, head_specs
+
+
+@dataclass(frozen=True)
+class HeadMeans:
+    """The classifiers of a round: their plain mean, and their mean by samples."""
+
+    plain: TensorMean = field(default_factory=TensorMean)
+    by_samples: TensorMean = field(default_factory=TensorMean)
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """Train the classifier alone: each epoch draws anew `shots` samples of each class that is here.
+
+    The served model is {theta_fs, phi^t}: the plain mean of the classifiers on the extractor that was
+    *distributed*; theta_fs never becomes the base. With `join_base` the classifiers are averaged into the
+    base as well, by samples, beside those of other kinds, and the served model is the base (ours: for
+    rounds in which only some devices send few-shot updates).
+    Defaults: SGD lr 0.01, momentum 0.9, weight decay 1e-3, batch 4, E_fs = 10, shots = 10.
+    """
+
+    name: ClassVar[str] = "few-shot"
+    shots: int = 10
+    epochs: int = 10
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-3
+    batch: int = 4
+    join_base: bool = False
+
+    def variants(self) -> tuple[FewShot, ...]:
+        return (self,)
+
+    def unfit(self, workload: Workload) -> str:
+        present = sum(count > 0 for count in workload.class_counts)
+        return "" if present > 1 else f"a classifier needs 2 classes to tell apart, here is {present}"
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        """Features once, for every sample; the head's own steps weigh less than one forward pass."""
+        values = (workload.feature_width + 1) * workload.labels
+        return predict(profile, forward_work(workload, workload.samples, values), self.name)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        began = run.clock()
+        features = model.features(data.x)
+        run.pace(began, 0.9)
+        head = SoftmaxHead(model.manifest, model.weights)
+        sgd = Sgd(self.lr, self.momentum, self.weight_decay)
+        loss = head.train(features, data.y, self.draws(data.y, run.rng()), sgd)
+        run.pace(began, 1.0)
+        return Contribution(self.name, head.params.tensors(), len(data), loss)
+
+    def draws(self, y: NDArray[np.int64], rng: np.random.Generator) -> Iterator[NDArray[Any]]:
+        """Batches of indices: in each epoch `shots` of each class present (all, of a class with fewer)."""
+        classes = [np.flatnonzero(y == label) for label in np.unique(y)]
+        for _ in range(self.epochs):
+            drawn = np.concatenate([rng.permutation(members)[: self.shots] for members in classes])
+            drawn = rng.permutation(drawn)
+            for start in range(0, len(drawn), self.batch):
+                yield drawn[start : start + self.batch]
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        return head_specs(manifest)
+
+    def start(self, model: RoundModel) -> HeadMeans:
+        return HeadMeans()
+
+    def fold(self, state: HeadMeans, contribution: Contribution, weight: float) -> HeadMeans:
+        return HeadMeans(
+            state.plain.add(contribution.tensors, 1.0),
+            state.by_samples.add(contribution.tensors, weight),
+        )
+
+    def finish(self, state: HeadMeans, model: RoundModel) -> Effect:
+        examples = max(state.by_samples.weights.values(), default=0.0)
+        if self.join_base:
+            return Effect(mean=state.by_samples, num_examples=examples)
+        return Effect(served=state.plain.mean(), num_examples=examples)

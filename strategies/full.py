@@ -1,0 +1,64 @@
+"""Full updates: FedAvg (McMahan et al. 2017, algorithm 1) and FedProx (Li et al. 2020, equation 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from models.engine import DeviceModel
+from models.manifest import Manifest
+from models.sgd import Sgd
+from models.tensors import TensorSpec
+from profiles import Cost, DeviceProfile, Workload, predict
+
+from . import local_training
+from .kind import Contribution, Effect, LocalData, RoundModel, Run
+from .tensor_mean import TensorMean
+from .workload import training_work
+
+
+@dataclass(frozen=True)
+class Full:
+    """Every parameter, trained for `epochs` local epochs. `mu > 0` adds FedProx's mu/2 * ||w - w_g||^2.
+
+    Defaults: thesis 002, section 4.4 (SGD lr 0.1, momentum 0.5, weight decay 1e-5, batch 64, E = 10).
+    """
+
+    name: ClassVar[str] = "full"
+    epochs: int = 10
+    lr: float = 0.1
+    momentum: float = 0.5
+    weight_decay: float = 1e-5
+    batch: int = 64
+    mu: float = 0.0
+
+    def variants(self) -> tuple[Full, ...]:
+        return (self,)
+
+    def unfit(self, workload: Workload) -> str:
+        return "" if workload.samples else "there is no local data"
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        trained = workload.samples * self.epochs
+        return predict(profile, training_work(workload, "all", trained, batch=self.batch), self.name)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        sgd = Sgd(self.lr, self.momentum, self.weight_decay, self.mu)
+        plan = local_training.Epochs(sgd, self.epochs, self.batch, np.arange(len(data)))
+        trained = local_training.train(model, "all", data, plan, run)
+        return Contribution(self.name, trained.tensors, len(data), trained.loss)
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        return manifest.specs("all")
+
+    def start(self, model: RoundModel) -> TensorMean:
+        return TensorMean()
+
+    def fold(self, state: TensorMean, contribution: Contribution, weight: float) -> TensorMean:
+        return state.add(contribution.tensors, weight)
+
+    def finish(self, state: TensorMean, model: RoundModel) -> Effect:
+        """The mean, weighted by n_k, over the updates that arrived."""
+        return Effect(mean=state, num_examples=max(state.weights.values(), default=0.0))

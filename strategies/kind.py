@@ -1,0 +1,140 @@
+"""What every kind of update is: the interface of a strategy, and what passes between its two halves."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.messages import Step
+from models.engine import DeviceModel
+from models.manifest import Manifest
+from models.tensors import Tensors, TensorSpec
+from profiles import Cost, DeviceProfile, Workload
+
+from .tensor_mean import TensorMean
+
+
+class OutOfTime(Exception):
+    """The device's own clock says that this update cannot be finished before its deadline."""
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """What a device holds: prepared inputs float32 (n, *input), labels int64 (n,)."""
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def class_counts(self, labels: int) -> tuple[int, ...]:
+        """Samples of each class, shape (labels,)."""
+        return tuple(int(n) for n in np.bincount(self.y, minlength=labels))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One device's work in one round. `seed` is the round's, shared by all; times are in seconds."""
+
+    seed: int
+    device: str
+    clock: Callable[[], float]
+    deadline: float
+    progress: Callable[[float], None] = field(default=lambda _: None)
+
+    def rng(self) -> np.random.Generator:
+        """The device's own randomness: the same for the same round seed and device name."""
+        digest = hashlib.sha256(f"{self.seed}:{self.device}".encode()).digest()
+        return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+
+    def pace(self, began: float, done: float) -> None:
+        """Report `done`, the share of the work that is finished (0 to 1), that began at clock time `began`.
+
+        Raises OutOfTime when the deadline has passed, or when a tenth is done and the rest would miss it.
+        """
+        self.progress(done)
+        now = self.clock()
+        projected = began + (now - began) / done if done >= 0.1 else now
+        if done < 1 and max(now, projected) > self.deadline:
+            over = max(now, projected) - self.deadline
+            raise OutOfTime(f"{done:.0%} done, would end {over:.1f} s after the deadline")
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a device sends back. `train_loss` is the mean over what it trained on; nan where nothing was."""
+
+    kind: str
+    tensors: Tensors
+    num_examples: int
+    train_loss: float
+
+
+@dataclass(frozen=True)
+class RoundModel:
+    """On the aggregator: the model that was distributed in a round, and the round's seed."""
+
+    manifest: Manifest
+    weights: Tensors
+    round: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one kind's contributions of a round do to the model; `merge` joins the effects of all kinds.
+
+    `mean` is averaged per tensor with the other kinds' by weight. `steps` are taken along known
+    directions, beside it. `served` replaces tensors of the *distributed* model to give the served one.
+    """
+
+    mean: TensorMean | None = None
+    steps: tuple[Step, ...] = ()
+    served: Tensors | None = None
+    num_examples: float = 0.0
+
+
+S = TypeVar("S")
+
+
+class Strategy(Protocol[S]):
+    """Both halves of one kind of update: no I/O, no clock, no global randomness.
+
+    A frozen dataclass whose fields are its hyperparameters: they travel in the offer.
+    """
+
+    name: ClassVar[str]
+
+    def variants(self) -> tuple[Strategy[S], ...]:
+        """The forms a device may choose from, the richest first; mostly the strategy itself."""
+
+    def unfit(self, workload: Workload) -> str:
+        """Why this kind makes no sense for the device's data; empty when it does."""
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        """Predicted, before anything runs."""
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        """On the device. Raises OutOfTime."""
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        """What a contribution must consist of, to be believed."""
+
+    def start(self, model: RoundModel) -> S:
+        """On the aggregator: an empty state of one round."""
+
+    def fold(self, state: S, contribution: Contribution, weight: float) -> S:
+        """Add one contribution, which then may be forgotten: memory does not grow with the devices."""
+
+    def finish(self, state: S, model: RoundModel) -> Effect:
+        """What the folded contributions do to the model."""
+
+
+AnyStrategy = Strategy[Any]
+Settings = Mapping[str, Any]

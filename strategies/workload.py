@@ -1,0 +1,78 @@
+"""From a bundle and the local data to the workload that the cost model understands."""
+
+from __future__ import annotations
+
+from math import prod
+
+from models.manifest import TUNABLE_SETS, Manifest
+from models.tensors import TensorSpec
+from profiles import GraphWork, Pass, Work, Workload
+from profiles.cost import activation_bytes
+
+ENVELOPE_BYTES = 120
+"""A contribution's message and topic around its tensors (measured; see docs/wire.md)."""
+HEADER_BYTES = 72
+"""safetensors' header, per tensor."""
+
+
+def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32) -> Workload:
+    """What training this bundle on data with these class counts takes."""
+    return Workload(
+        graphs={
+            name: GraphWork(graph.flops, graph.fixed_bytes, graph.bytes_per_sample)
+            for name, graph in manifest.graphs.items()
+        },
+        parameters={name: manifest.num_parameters(name) for name in TUNABLE_SETS},
+        weights_bytes=manifest.weights.bytes,
+        feature_width=manifest.head.features,
+        class_counts=class_counts,
+        sample_bytes=4 * prod(manifest.input.shape),
+        batch=batch,
+    )
+
+
+def head_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """The parameters of the linear head alone."""
+    names = {manifest.head.weight, manifest.head.bias}
+    return tuple(spec for spec in manifest.specs("all") if spec.name in names)
+
+
+def passes(load: Workload, **samples: float) -> tuple[Pass, ...]:
+    """Samples through each graph: `passes(load, forward=100, train_upper=250)`."""
+    named = {name.replace("_", ".", 1): count for name, count in samples.items()}
+    return tuple(Pass(graph, count, load.graphs[graph].flops) for graph, count in named.items())
+
+
+def upload_bytes(values: int, tensors: int) -> int:
+    """On the wire: float32 values in this many named tensors, with header and envelope."""
+    return 4 * values + HEADER_BYTES * tensors + ENVELOPE_BYTES
+
+
+def training_work(load: Workload, tunable: str, trained: float, scored: float = 0.0, batch: int = 32) -> Work:
+    """SGD on a tunable set over `trained` samples in all, after a forward pass over `scored` samples.
+
+    Memory: weights, gradients, momentum and scratch of the set, the model itself, one batch's activations,
+    the data.
+    """
+    values = load.parameters[tunable]
+    forward = passes(load, forward=scored) if scored else ()
+    training = passes(load, **{f"train_{tunable}": trained})
+    held = 4 * 4 * values + 2 * load.weights_bytes + load.samples * load.sample_bytes
+    return Work(
+        passes=(*forward, *training),
+        peak_bytes=held + activation_bytes(load, f"train.{tunable}", batch),
+        bytes_up=upload_bytes(values, max(1, values // 4096)),
+        bytes_down=load.weights_bytes,
+    )
+
+
+def forward_work(load: Workload, samples: float, values_up: int) -> Work:
+    """Features of `samples` samples, kept; `values_up` float32 values sent."""
+    features = 4 * load.feature_width * load.samples
+    held = 2 * load.weights_bytes + load.samples * load.sample_bytes + features
+    return Work(
+        passes=passes(load, forward=samples),
+        peak_bytes=held + activation_bytes(load, "forward"),
+        bytes_up=upload_bytes(values_up, 2),
+        bytes_down=load.weights_bytes,
+    )

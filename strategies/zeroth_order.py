@@ -1,0 +1,139 @@
+"""FedMeZO: inference-only updates; a round's seed down, `num_z` scalars up (thesis 000, chapter 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.messages import Step
+from models.engine import DeviceModel
+from models.manifest import Manifest
+from models.tensors import Flat, Tensors, TensorSpec
+from profiles import Cost, DeviceProfile, Work, Workload, predict
+from profiles.cost import activation_bytes
+
+from . import directions
+from .kind import Contribution, Effect, LocalData, RoundModel, Run
+from .workload import passes
+
+WIRE_BYTES = 190
+"""A contribution of two scalars on the wire, topic and all (measured; see docs/wire.md)."""
+
+
+@dataclass(frozen=True)
+class MeanScalars:
+    """Weighted sums float64 (num_z,) of the projected gradients, and their weight."""
+
+    sums: NDArray[np.float64]
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class ZerothOrder:
+    """Projected gradients along `num_z` directions that all devices of the round share.
+
+    g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps), each loss the mean over the *whole* local data; the
+    model moves by -lr * mean_p(g_p z_p), g_p averaged over devices by n_k (algorithms 2 and 3, equation 6).
+    Defaults: num_z = 2, eps = 1e-3 (section 4.2).
+    """
+
+    name: ClassVar[str] = "zeroth-order"
+    num_z: int = 2
+    eps: float = 1e-3
+    lr: float = 1e-2
+    tunable: str = "all"
+    generator: str = directions.GENERATOR
+
+    def variants(self) -> tuple[ZerothOrder, ...]:
+        return (self,)
+
+    def unfit(self, workload: Workload) -> str:
+        return "" if workload.samples else "there is no local data"
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        """2 num_z forward passes over all samples; the memory of inference and two copies of the set."""
+        graph = f"loss.{self.tunable}"
+        samples = 2.0 * self.num_z * workload.samples
+        held = 2 * workload.weights_bytes + 2 * 4 * workload.parameters[self.tunable]
+        work = Work(
+            passes=passes(workload, **{f"loss_{self.tunable}": samples}),
+            peak_bytes=held + workload.samples * workload.sample_bytes + activation_bytes(workload, graph),
+            bytes_up=WIRE_BYTES + 4 * max(0, self.num_z - 2),
+            bytes_down=workload.weights_bytes,
+        )
+        return predict(profile, work, self.name)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        directions.check_generator(self.generator)
+        probe = model.probe(self.tunable)
+        vector = probe.params.vector
+        start = vector.copy()
+        began = run.clock()
+        projected, losses = np.zeros(self.num_z, np.float32), []
+        for p in range(self.num_z):
+            pair = []
+            for sign in (1, -1):
+                _perturb(start, vector, (run.seed, p, np.float32(sign * self.eps)))
+                pair.append(probe.loss(data.x, data.y))
+                run.pace(began, (2 * p + (sign < 0) + 1) / (2 * self.num_z))
+            projected[p] = (pair[0] - pair[1]) / (2 * self.eps)
+            losses.extend(pair)
+        return Contribution(self.name, {"g": projected}, len(data), float(np.mean(losses)))
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("g", (self.num_z,)),)
+
+    def start(self, model: RoundModel) -> MeanScalars:
+        return MeanScalars(np.zeros(self.num_z))
+
+    def fold(self, state: MeanScalars, contribution: Contribution, weight: float) -> MeanScalars:
+        return MeanScalars(state.sums + weight * contribution.tensors["g"], state.weight + weight)
+
+    def finish(self, state: MeanScalars, model: RoundModel) -> Effect:
+        if not state.weight:
+            return Effect()
+        mean = (state.sums / state.weight).astype(np.float32)
+        step = Step(
+            round=model.round,
+            generator=self.generator,
+            seed=model.seed,
+            tunable=self.tunable,
+            lr=self.lr,
+            share=1.0,
+            scalars=tuple(float(g) for g in mean),
+        )
+        return Effect(steps=(step,), num_examples=state.weight)
+
+
+def _perturb(start: NDArray[np.float32], vector: NDArray[np.float32], along: tuple[int, int, Any]) -> None:
+    """vector <- start + eps * z_p, in place; `along` is (seed, p, eps)."""
+    seed, p, eps = along
+    for where, z in directions.blocks(seed, p, len(vector)):
+        np.multiply(z, eps, out=z)
+        np.add(start[where], z, out=vector[where])
+
+
+def replay(weights: Tensors, steps: Iterable[Step], manifest: Manifest) -> dict[str, NDArray[Any]]:
+    """The weights after these steps: what the aggregator does, and every device that catches up.
+
+    In float64, one rounding to float32 a weight and step, so that all who replay hold the same bits.
+    Raises UnknownGenerator.
+    """
+    current = dict(weights)
+    for step in steps:
+        directions.check_generator(step.generator)
+        flat = Flat(manifest.specs(step.tunable))
+        flat.load(current)
+        coefficient = step.lr * step.share / len(step.scalars)
+        for begin in range(0, len(flat.vector), directions.BLOCK):
+            part = flat.vector[begin : begin + directions.BLOCK]
+            moved = part.astype(np.float64)
+            for p, scalar in enumerate(step.scalars):
+                moved -= coefficient * scalar * directions.direction(step.seed, p, begin, len(part))
+            part[...] = moved.astype(np.float32)
+        current.update(flat.tensors())
+    return current
