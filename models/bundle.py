@@ -164,7 +164,8 @@ def _consistent(manifest: Manifest) -> None:
     where = f"manifest of bundle {manifest.name}"
     if "forward" not in manifest.graphs:
         raise BundleError(f"{where} lists no graph 'forward'")
-    for entry in (manifest.weights, *manifest.graphs.values()):
+    entries: list[File | Graph] = [manifest.weights, *manifest.graphs.values()]
+    for entry in entries:
         if not is_plain(entry.file):
             raise BundleError(f"{where} names the file {entry.file!r}, expected a plain file name")
     for name, graph in manifest.graphs.items():

@@ -1,0 +1,129 @@
+"""`device-runtime export`: a torch module becomes a bundle."""
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from models.errors import ExportError, one_line
+from models.manifest import InputSpec
+
+if TYPE_CHECKING:
+    from models.torch_export import ExportSpec
+
+HELP = "write a torch module as a bundle that devices run without torch"
+EXAMPLE = (
+    "device-runtime export models.torch_wide_resnet:wrn --set depth=10 --set width=1 --set in_channels=1 "
+    "--set classes=10 --input 1,8,8 --labels 0,1,2,3,4,5,6,7,8,9 --out digits"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add = parser.add_argument
+    add("factory", help="package.module:name of a function or class that gives the torch module")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="argument of the factory")
+    add("--input", required=True, metavar="C,H,W", help="shape of one sample, channels first")
+    add("--labels", required=True, metavar="A,B,..", help="names of the classes, in the order of the logits")
+    add("--out", required=True, type=Path, help="folder of the bundle")
+    add("--name", help="name of the bundle (default: that of the folder)")
+    add("--weights", type=Path, help="safetensors file to load (default: as the factory makes them)")
+    add("--seed", type=int, default=0, help="of the random weights (default: 0)")
+    add("--scale", type=float, default=1.0, help="multiplies raw values, before mean and std (default: 1)")
+    add("--mean", default="0", metavar="M,..", help="subtracted, one or one per channel (default: 0)")
+    add("--std", default="1", metavar="S,..", help="divided by, one or one per channel (default: 1)")
+    add("--head", metavar="NAME", help="the nn.Linear that gives the logits (default: the last)")
+    add("--level", action="append", default=[], metavar="PREFIX=LEVEL", help="low, mid, up or head")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the bundle and prints what is in it. Raises ModelError."""
+    from models.bundle import Bundle
+
+    module = _module(args)  # first: it says what to install where torch is missing
+    from models.torch_export import export
+
+    bundle: Bundle = export(module, _spec(args), args.out, report=print)
+    count = bundle.manifest.num_parameters()
+    print(f"{args.out}: {len(bundle.packed()) / 1000:.0f} KB, {count} parameters, sha256 {bundle.sha256}")
+    return 0
+
+
+def _module(args: argparse.Namespace) -> Any:
+    try:
+        import onnx
+        import onnxscript
+        import torch
+    except ImportError as error:
+        hint = "pip install 'device-runtime[torch]'"
+        raise ExportError(f"export needs {error.name}, which is not installed: {hint}") from error
+    del onnx, onnxscript
+    torch.manual_seed(args.seed)
+    factory, settings = _factory(args.factory), dict(_pair(item) for item in args.set)
+    try:
+        module = factory(**settings)
+    except Exception as error:
+        raise ExportError(f"{args.factory} with {settings} fails: {one_line(error)}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise ExportError(f"{args.factory} gives a {type(module).__name__}, expected a torch.nn.Module")
+    if args.weights is not None:
+        _load(module, args.weights)
+    return module
+
+
+def _factory(where: str) -> Any:
+    package, _, name = where.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last: a folder here named like one of ours stays hidden
+    try:
+        return getattr(importlib.import_module(package), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ExportError(f"{where} cannot be imported: {one_line(error)}") from error
+
+
+def _load(module: Any, path: Path) -> None:
+    import torch
+
+    from models import tensors
+
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read: {one_line(error)}") from error
+    state = {name: torch.from_numpy(value) for name, value in tensors.decode(data).items()}
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise ExportError(f"{path} does not fit the module: {one_line(error)}") from error
+
+
+def _spec(args: argparse.Namespace) -> "ExportSpec":
+    from models.torch_export import ExportSpec
+
+    return ExportSpec(
+        name=args.name or args.out.resolve().name,
+        input=InputSpec(_numbers(args.input, int), args.scale, _numbers(args.mean), _numbers(args.std)),
+        labels=tuple(args.labels.split(",")),
+        head=args.head,
+        levels=dict(item.partition("=")[::2] for item in args.level) or None,
+    )
+
+
+def _numbers(text: str, kind: type = float) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise ExportError(f"{text!r} are not numbers separated by commas") from None
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ExportError(f"--set {text!r} is not NAME=VALUE")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value

@@ -1,0 +1,89 @@
+"""Wide residual networks for images of 32x32 and smaller (Zagoruyko and Komodakis 2016, table 1)."""
+# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+WIDTHS = (16, 32, 64)  # channels of the three groups at width 1
+GROUP_SIZE = 8  # channels that GroupNorm normalises together
+
+
+def _norm(kind: str) -> Callable[[int], nn.Module]:
+    norms: dict[str, Callable[[int], nn.Module]] = {
+        "group": lambda channels: nn.GroupNorm(channels // GROUP_SIZE, channels),
+        "batch": nn.BatchNorm2d,
+    }
+    if kind not in norms:
+        raise ValueError(f"norm is {kind!r}, expected one of {', '.join(norms)}")
+    return norms[kind]
+
+
+class Block(nn.Module):
+    """Pre-activation: norm, ReLU, conv, twice; a 1x1 convolution as shortcut where the shape changes."""
+
+    def __init__(self, inner: int, outer: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.norm1 = norm(inner)
+        self.conv1 = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
+        self.norm2 = norm(outer)
+        self.conv2 = nn.Conv2d(outer, outer, 3, padding=1, bias=False)
+        same = inner == outer and stride == 1
+        self.shortcut = None if same else nn.Conv2d(inner, outer, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, inner, h, w) -> (n, outer, h / stride, w / stride)."""
+        active = functional.relu(self.norm1(x))
+        bypass = x if self.shortcut is None else self.shortcut(active)
+        return bypass + self.conv2(functional.relu(self.norm2(self.conv1(active))))
+
+
+class WideResNet(nn.Module):
+    """Three groups of (depth - 4) / 6 blocks; the head takes the globally averaged features."""
+
+    levels = {  # noqa: RUF012  # prefix of the parameter name -> level
+        "conv1": "low",
+        "group1": "low",
+        "group2": "mid",
+        "group3": "up",
+        "norm": "up",
+        "head": "head",
+    }
+
+    def __init__(self, depth: int, width: int, in_channels: int, classes: int, norm: str) -> None:
+        super().__init__()
+        if depth < 10 or (depth - 4) % 6:
+            raise ValueError(f"depth is {depth}, expected 6 n + 4: 10, 16, 22, 28, 34, 40")
+        make_norm = _norm(norm)
+        blocks = (depth - 4) // 6
+        self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
+        channels = 16
+        for number, base in enumerate(WIDTHS, start=1):
+            group = nn.Sequential()
+            for index in range(blocks):
+                stride = 2 if number > 1 and index == 0 else 1
+                group.append(Block(channels, base * width, stride, make_norm))
+                channels = base * width
+            self.add_module(f"group{number}", group)
+        self.norm = make_norm(channels)
+        self.head = nn.Linear(channels, classes)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, in_channels, height, width) -> (n, classes)."""
+        x = self.group3(self.group2(self.group1(self.conv1(x))))
+        return self.head(functional.relu(self.norm(x)).mean((2, 3)))
+
+
+def wrn(
+    depth: int = 10, width: int = 1, in_channels: int = 3, classes: int = 10, norm: str = "group"
+) -> WideResNet:
+    """WRN-depth-width; norm is "group" or "batch". Random weights come from torch's global generator."""
+    return WideResNet(depth, width, in_channels, classes, norm)
