@@ -19,11 +19,11 @@ class UrlError(BrokerError, ValueError):
     """A broker URL that cannot be used, or that would send a password in the clear."""
 
 
-class BrokerUnreachable(BrokerError):  # noqa: N818 - the name says it
+class BrokerUnreachable(BrokerError):
     """Nothing answers at the address, or not as an MQTT broker. Trying again later may help."""
 
 
-class BrokerRefused(BrokerError):  # noqa: N818
+class BrokerRefused(BrokerError):
     """The broker answered, and said no: wrong password, or a topic that is not ours."""
 
 

@@ -209,9 +209,10 @@ class Link:
         self, client: paho.Client, _data: object, _flags: object, code: ReasonCode, _properties: object
     ) -> None:
         if code.is_failure:
-            if not self._was_ready:
+            if self._was_ready:
+                log.warning("the broker at %s %s", self.url, _refusal(self.url, code))
+            else:
                 self._answer.put(_refusal(self.url, code))
-            log.warning("the broker at %s %s", self.url, _refusal(self.url, code))
         elif self._options.subscriptions:
             client.subscribe([(topic, 1) for topic in self._options.subscriptions])
         else:
@@ -224,7 +225,7 @@ class Link:
             topic for topic, code in zip(self._options.subscriptions, codes, strict=False) if code.is_failure
         ]
         if refused:
-            log.warning("the broker at %s refuses to let us read %s", self.url, ", ".join(refused))
+            log.warning("the broker at %s does not let us read %s", self.url, ", ".join(refused))
             if not self._was_ready:
                 self._answer.put(f"does not let {_who(self.url)} read {refused[0]}: check its access list")
                 return

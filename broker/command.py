@@ -1,0 +1,49 @@
+"""`device-runtime broker`: a broker for as long as it runs."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from .brokers import CHOICES, start
+from .errors import BrokerError
+from .running import BrokerOptions
+
+HELP = "start an MQTT broker on this machine, until Ctrl-C"
+EXAMPLE = "device-runtime broker --port 1883"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, default=1883, help="TCP port; 0 takes a free one (default: 1883)")
+    parser.add_argument(
+        "--kind",
+        choices=CHOICES,
+        default="auto",
+        help="which program; auto takes mosquitto where it is installed, else amqtt (default: auto)",
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="keep retained messages here over restarts (mosquitto only)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal. Returns the exit status: 0, or 1 with one line on stderr."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        options = BrokerOptions(port=args.port, folder=args.folder, persistence=args.folder is not None)
+        broker = start(args.kind, options)
+    except BrokerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{broker.name} at {broker.url} ({broker.why})", flush=True)
+    while not ended.wait(1.0):
+        if not broker.alive:
+            print(f"error: {broker.name} ended by itself: start it again", file=sys.stderr)
+            return 1
+    broker.stop()
+    return 0

@@ -1,0 +1,114 @@
+"""amqtt in a thread of this process: a broker without anything to install, for demonstrations on one machine.
+
+It never enforces keep-alive, so a frozen device has no last will; it has no access list for retained
+messages; it drops what is in flight when a client disconnects. It is therefore bound to this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import threading
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from amqtt.broker import Broker
+
+from .errors import BrokerStartError
+from .running import BrokerOptions, find_port, url_of
+from .url import is_loopback
+
+START_S = 10.0
+"""Seconds in which it must accept connections."""
+STOP_S = 5.0
+"""Seconds it gets to end by itself; then its connections are cut."""
+
+
+class Embedded:
+    """A running amqtt. Raises BrokerStartError when it cannot be started, or not as asked."""
+
+    def __init__(self, options: BrokerOptions | None = None, why: str = "asked for") -> None:
+        self.options = options or BrokerOptions()
+        self.why = why
+        self.name = f"amqtt {version('amqtt')}"
+        _check(self.options)
+        self.port = find_port(self.options)
+        self._failure = ""
+        self._loop = asyncio.new_event_loop()
+        self._over = asyncio.Event()
+        self._settled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="amqtt", daemon=True)
+        self._thread.start()
+        if not self._settled.wait(START_S) or self._failure:
+            self.stop()
+            raise BrokerStartError(
+                f"{self.name} did not start on port {self.port}: {self._failure or 'no reason given'}"
+            )
+
+    @property
+    def url(self) -> str:
+        return url_of(self.options, self.port)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End it and its thread."""
+        if self.alive:
+            self._loop.call_soon_threadsafe(self._over.set)
+            self._thread.join(2 * STOP_S)
+
+    def _run(self) -> None:
+        for name in ("amqtt", "transitions"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except Exception as error:  # whatever amqtt raises is told to the thread that waits
+            self._failure = str(error).replace("\n", " ") or type(error).__name__
+        finally:
+            self._settled.set()
+            for task in asyncio.all_tasks(self._loop):
+                task.cancel()
+            self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="amqtt-") as folder:
+            broker = Broker(_configure(self.options, self.port, Path(folder)), loop=self._loop)
+        await broker.start()
+        self._settled.set()
+        await self._over.wait()
+        try:
+            await asyncio.wait_for(broker.shutdown(), STOP_S)
+        except asyncio.TimeoutError:
+            logging.getLogger(__name__).debug("%s did not end in %s s", self.name, STOP_S)
+
+
+def _check(options: BrokerOptions) -> None:
+    if not is_loopback(options.host):
+        raise BrokerStartError(
+            f"amqtt on {options.host} is refused: it enforces no keep-alive and no access list for retained "
+            f"messages, so it serves this machine only (127.0.0.1): use mosquitto"
+        )
+    if options.tls or options.persistence:
+        raise BrokerStartError("amqtt runs here without TLS and persistence, for one machine: use mosquitto")
+
+
+def _configure(options: BrokerOptions, port: int, folder: Path) -> dict[str, Any]:
+    plugins: dict[str, Any] = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
+    if options.users:
+        from pwdlib import PasswordHash  # comes with amqtt
+        from pwdlib.hashers.argon2 import Argon2Hasher
+
+        hasher = PasswordHash((Argon2Hasher(time_cost=1, memory_cost=1024, parallelism=1),))
+        passwords = folder / "passwords"
+        passwords.write_text("".join(f"{user}:{hasher.hash(word)}\n" for user, word in options.users.items()))
+        plugins = {"amqtt.plugins.authentication.FileAuthPlugin": {"password_file": str(passwords)}}
+    return {
+        "listeners": {"default": {"type": "tcp", "bind": f"{options.host}:{port}"}},
+        "plugins": plugins,
+    }

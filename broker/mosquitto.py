@@ -1,0 +1,203 @@
+"""Mosquitto as a child process, configured for federated learning; it does not outlive its parent."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import hashlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from .errors import BrokerStartError
+from .running import BrokerOptions, accepts, find_port, url_of
+
+START_S = 10.0
+"""Seconds in which it must accept connections."""
+STOP_S = 5.0
+"""Seconds it gets to end by itself."""
+MESSAGE_BYTES = 512 * 1024
+"""A larger payload is dropped by the broker: twice what the protocol ever sends."""
+
+# A shell stands between us and the broker. It holds the end of a pipe whose other end is ours: when we die,
+# however we die, the pipe closes and it ends the broker. (Linux's own parent-death signal would come already
+# when the *thread* that started the broker ends.)
+_KEEPER = """
+exec 3<&0
+"$@" </dev/null 3<&- & broker=$!
+{ cat <&3 >/dev/null; kill "$broker"; } 2>/dev/null & keeper=$!
+echo "$broker"
+wait "$broker"
+kill "$keeper"
+"""
+
+
+def find() -> str | None:
+    """The program, on PATH or where distributions hide it from ordinary users."""
+    return shutil.which("mosquitto") or shutil.which(
+        "mosquitto", path="/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
+    )
+
+
+class Mosquitto:
+    """A running Mosquitto. Raises BrokerStartError when it cannot be started.
+
+    `stop` lets it write down what it keeps; `kill` does not, as a power cut would not.
+    """
+
+    def __init__(self, options: BrokerOptions | None = None, why: str = "asked for") -> None:
+        self.options = options or BrokerOptions()
+        self.why = why
+        program = find()
+        if program is None:
+            raise BrokerStartError("mosquitto is not installed: install it, or use --kind amqtt")
+        self.name = f"Mosquitto {_version(program)}"
+        self._temporary = (
+            tempfile.TemporaryDirectory(prefix="mosquitto-") if not self.options.folder else None
+        )
+        self._folder = Path(self._temporary.name) if self._temporary else Path(self.options.folder or ".")
+        self._log = self._folder / "mosquitto.log"
+        for attempts_left in reversed(range(1 if self.options.port else 3)):
+            self.port = find_port(self.options)
+            self.pid, self._shell = self._launch(program)
+            if accepts(self._probe_host(), self.port, START_S, lambda: self.alive):
+                break
+            complaint = self._complaint()
+            self.kill()
+            if not attempts_left:
+                raise BrokerStartError(f"{self.name} did not start on port {self.port}: {complaint}")
+        atexit.register(self.stop)
+
+    @property
+    def url(self) -> str:
+        return url_of(self.options, self.port)
+
+    @property
+    def alive(self) -> bool:
+        return self._shell.poll() is None
+
+    def stop(self) -> None:
+        """End it in order, within STOP_S."""
+        self._signal(signal.SIGTERM)
+        try:
+            self._shell.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+        self._reap()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._signal(signal.SIGKILL)
+        self._reap()
+
+    def _launch(self, program: str) -> tuple[int, subprocess.Popen[bytes]]:
+        configuration = self._folder / "mosquitto.conf"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _write_private(configuration, configure(self.options, self.port, self._folder.resolve()))
+            if self.options.users:
+                _write_private(self._folder / "passwords", hash_passwords(self.options))
+                _write_private(self._folder / "access", access_list(self.options))
+            with self._log.open("wb") as log:
+                shell = subprocess.Popen(
+                    ["/bin/sh", "-c", _KEEPER, "keeper", program, "-c", str(configuration)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise BrokerStartError(f"cannot start {self.name} in {self._folder}: {error}") from error
+        pid = shell.stdout.readline() if shell.stdout else b""
+        return int(pid or 0), shell
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.pid and self.alive:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def _reap(self) -> None:
+        self._shell.wait()
+        for pipe in (self._shell.stdin, self._shell.stdout):
+            if pipe:
+                pipe.close()
+        atexit.unregister(self.stop)
+        if self._temporary:
+            self._temporary.cleanup()
+
+    def _probe_host(self) -> str:
+        return "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host  # noqa: S104
+
+    def _complaint(self) -> str:
+        try:
+            lines = self._log.read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        errors = [line for line in lines if "Error" in line] or lines[-1:]
+        return errors[-1].split(": ", 1)[-1] if errors else "it says nothing"
+
+
+def configure(options: BrokerOptions, port: int, folder: Path) -> str:
+    """The text of mosquitto.conf; for a broker of your own, a start.
+
+    `max_queued_messages` is high because the default of 1000 drops most of a burst while acknowledging it
+    all. As root it would drop to a user who cannot read our files.
+    """
+    lines = [
+        "per_listener_settings false",
+        f"listener {port} {options.host}",
+        "max_queued_messages 100000",
+        f"message_size_limit {MESSAGE_BYTES}",
+        "set_tcp_nodelay true",
+        "log_dest stderr",
+        "log_type error",
+        "log_type warning",
+        f"allow_anonymous {'false' if options.users else 'true'}",
+        f"persistence {'true' if options.persistence else 'false'}",
+    ]
+    if options.users:
+        lines += [f"password_file {folder / 'passwords'}", f"acl_file {folder / 'access'}"]
+    if options.persistence:
+        lines += [f"persistence_location {folder}/", "autosave_on_changes true", "autosave_interval 1"]
+    if options.tls and options.tls.cert and options.tls.key:
+        lines += [f"certfile {options.tls.cert.resolve()}", f"keyfile {options.tls.key.resolve()}"]
+        lines += [f"cafile {options.tls.ca.resolve()}"] if options.tls.ca else []
+    if os.geteuid() == 0:
+        lines.append("user root")
+    return "\n".join(lines) + "\n"
+
+
+def access_list(options: BrokerOptions) -> str:
+    """Each device writes `up` and reads `dn` on its own branch, and reads what is for all."""
+    return f"""user {options.aggregator}
+topic readwrite fl/v1/#
+
+pattern write fl/v1/d/%u/up/#
+pattern read fl/v1/d/%u/dn/#
+pattern read fl/v1/all/#
+"""
+
+
+def hash_passwords(options: BrokerOptions) -> str:
+    """The text of a password file (PBKDF2-SHA512, as mosquitto_passwd writes it)."""
+    lines = []
+    for user, password in options.users.items():
+        salt = secrets.token_bytes(12)
+        key = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 101)
+        lines.append(f"{user}:$7$101${base64.b64encode(salt).decode()}${base64.b64encode(key).decode()}")
+    return "\n".join(lines) + "\n"
+
+
+def _version(program: str) -> str:
+    words = subprocess.run([program, "-h"], capture_output=True, text=True).stdout.split()
+    return words[2] if words[:2] == ["mosquitto", "version"] else "of unknown version"
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
