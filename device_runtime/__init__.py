@@ -1,1 +1,1 @@
-"""TODO"""
+"""On the device: measure, choose, train, report."""

@@ -88,6 +88,9 @@ class DeviceModel(Protocol):
     def load(self, weights: Tensors) -> None:
         """New values for some or all tensors, copied; probes and trainers handed out keep theirs."""
 
+    def unload(self) -> None:
+        """Give back the memory of everything made to run the graphs; the next use makes it again."""
+
     def forward(self, x: Inputs) -> Forward:
         """Logits and features in one pass."""
 

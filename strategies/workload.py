@@ -24,6 +24,7 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
         },
         parameters={name: manifest.num_parameters(name) for name in TUNABLE_SETS},
         weights_bytes=manifest.weights.bytes,
+        download_bytes=manifest.weights.bytes,
         feature_width=manifest.head.features,
         class_counts=class_counts,
         sample_bytes=4 * prod(manifest.input.shape),
@@ -62,7 +63,7 @@ def training_work(load: Workload, tunable: str, trained: float, scored: float = 
         passes=(*forward, *training),
         peak_bytes=held + activation_bytes(load, f"train.{tunable}", batch),
         bytes_up=upload_bytes(values, max(1, values // 4096)),
-        bytes_down=load.weights_bytes,
+        bytes_down=load.download_bytes,
     )
 
 
@@ -74,5 +75,5 @@ def forward_work(load: Workload, samples: float, values_up: int) -> Work:
         passes=passes(load, forward=samples),
         peak_bytes=held + activation_bytes(load, "forward"),
         bytes_up=upload_bytes(values_up, 2),
-        bytes_down=load.weights_bytes,
+        bytes_down=load.download_bytes,
     )

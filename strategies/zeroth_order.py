@@ -63,7 +63,7 @@ class ZerothOrder:
             passes=passes(workload, **{f"loss_{self.tunable}": samples}),
             peak_bytes=held + workload.samples * workload.sample_bytes + activation_bytes(workload, graph),
             bytes_up=WIRE_BYTES + 4 * max(0, self.num_z - 2),
-            bytes_down=workload.weights_bytes,
+            bytes_down=workload.download_bytes,
         )
         return predict(profile, work, self.name)
 

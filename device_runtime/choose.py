@@ -1,0 +1,82 @@
+"""Choosing the richest update that a device can afford. Pure functions over dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from profiles import Cost, DeviceProfile, Verdict, Workload, classify
+from profiles.straggler import misfits
+from strategies.full import Full
+from strategies.kind import AnyStrategy
+
+MARGIN = 0.9
+"""The share of the time left that a plan may fill: predictions are not exact."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One kind of update (in one of its forms), what it would cost, and why it does not fit, if so."""
+
+    strategy: AnyStrategy
+    cost: Cost | None
+    misfits: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.strategy.name
+
+    @property
+    def label(self) -> str:
+        """The kind, with the share where it has one: "entropy-subset 25%"."""
+        share = getattr(self.strategy, "share", None)
+        return self.kind if share is None else f"{self.kind} {share:.0%}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one device decided to do in a round. `chosen` is None when nothing fits: it sits out.
+
+    `candidates` stand in the order of preference; those after the chosen one were not needed.
+    `straggler` is judged on a *full* update, whether or not the round accepts it.
+    """
+
+    chosen: Candidate | None
+    candidates: tuple[Candidate, ...]
+    straggler: Verdict
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why nothing richer was chosen: one short sentence for each kind passed over."""
+        passed: list[str] = []
+        for candidate in self.candidates:
+            if candidate is self.chosen:
+                break
+            passed.append(f"{candidate.label} {'; '.join(candidate.misfits)}")
+        return tuple(passed)
+
+
+def choose(
+    profile: DeviceProfile, kinds: Sequence[AnyStrategy], workload: Workload, remaining_s: float
+) -> Plan:
+    """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
+
+    Of a kind with several forms, the richest that fits.
+    """
+    usable_s = MARGIN * remaining_s
+    candidates = tuple(_candidates(profile, kinds, workload, usable_s))
+    chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
+    full = next((kind for kind in kinds if isinstance(kind, Full)), Full())
+    return Plan(chosen, candidates, classify(full.cost(workload, profile), profile.memory, usable_s))
+
+
+def _candidates(
+    profile: DeviceProfile, kinds: Iterable[AnyStrategy], workload: Workload, usable_s: float
+) -> Iterable[Candidate]:
+    for kind in kinds:
+        for form in kind.variants():
+            if unfit := form.unfit(workload):
+                yield Candidate(form, None, (unfit,))
+                continue
+            cost = form.cost(workload, profile)
+            yield Candidate(form, cost, misfits(cost, profile.memory, usable_s))

@@ -1,0 +1,104 @@
+"""`device-runtime explain`: which update this device would choose, what each would cost, and why."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from tabulate import tabulate
+
+from device_runtime import data as local_data
+from device_runtime.choose import Candidate, Plan, choose
+from models.bundle import Bundle, find
+from models.manifest import Manifest
+from profiles import Cost, Workload
+from strategies import registry
+from strategies.workload import workload
+
+from . import profile as profile_command
+from .options import add_pretence
+
+HELP = "Explain which kind of update this device would choose, and what each would cost."
+EXAMPLE = "device-runtime explain --as pi-zero-2w --slow 25 --samples 180 --deadline 3"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate, as --format json prints it."""
+
+    kind: str
+    cost: Cost | None
+    taken: bool
+    why: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", default="digits-wrn-10-1", help="bundle of the task")
+    parser.add_argument("--deadline", type=float, default=60.0, metavar="S", help="seconds a round may take")
+    parser.add_argument("--data", type=Path, help="local data; or say how much there is:")
+    parser.add_argument("--samples", type=int, default=200, help="samples, spread evenly over the classes")
+    parser.add_argument("--kinds", help="kinds the round accepts, in order (default: all)")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    add_pretence(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    bundle = Bundle.open(find(options.bundle))
+    profile = profile_command.measured(bundle, options)
+    load = _workload(options, bundle.manifest)
+    names = options.kinds.split(",") if options.kinds else list(registry.KINDS)
+    plan = choose(profile, [registry.make(name) for name in names], load, options.deadline)
+    rows = [_row(plan, candidate) for candidate in plan.candidates]
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return 0
+    print(f"{profile.name}, {load.samples} samples, deadline {options.deadline:g} s")
+    print(tabulate([_cells(row) for row in rows], headers=HEADERS, disable_numparse=True))
+    print(_verdict(plan))
+    return 0
+
+
+HEADERS = ("", "kind", "seconds", "peak MB", "kB up", "kB down", "joule", "why")
+
+
+def _workload(options: argparse.Namespace, manifest: Manifest) -> Workload:
+    labels = len(manifest.labels)
+    if options.data:
+        return workload(manifest, local_data.load(options.data, manifest).class_counts(labels))
+    each, rest = divmod(options.samples, labels)
+    return workload(manifest, tuple(each + (label < rest) for label in range(labels)))
+
+
+def _row(plan: Plan, candidate: Candidate) -> Row:
+    if candidate is plan.chosen:
+        return Row(candidate.label, candidate.cost, True, "chosen: the richest that fits")
+    why = "; ".join(candidate.misfits) or "fits, but poorer than the chosen one"
+    return Row(candidate.label, candidate.cost, False, why)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    mark = "->" if row.taken else ""
+    if row.cost is None:
+        return (mark, row.kind, "", "", "", "", "", row.why)
+    cost = row.cost
+    return (
+        mark,
+        row.kind,
+        f"{cost.seconds:.2f}",
+        f"{cost.peak_memory_bytes / 1e6:.0f}",
+        f"{cost.bytes_up / 1e3:.1f}",
+        f"{cost.bytes_down / 1e3:.1f}",
+        f"{cost.energy_j:.1f}",
+        row.why,
+    )
+
+
+def _verdict(plan: Plan) -> str:
+    if plan.chosen is None:
+        return "Nothing fits: this device would sit the round out."
+    if plan.straggler.straggler:
+        reasons = "; ".join(plan.straggler.reasons)
+        return f"A straggler for this task (a full update {reasons}); it sends {plan.chosen.label}."
+    return f"Not a straggler for this task; it sends {plan.chosen.label}."

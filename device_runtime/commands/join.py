@@ -1,0 +1,74 @@
+"""`device-runtime join`: take part in a task."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+import secrets
+import signal
+import threading
+import time
+from pathlib import Path
+
+import platformdirs
+
+from broker.link import Link, LinkOptions
+from broker.topics import check_device
+from broker.url import TLS, BrokerUrl
+from device_runtime.agent import Agent
+from device_runtime.errors import DataError
+from device_runtime.task import Settings
+
+from .options import add_pretence, memory_bytes, pretence
+
+HELP = "Join a task as a device: measure, choose, train, send."
+EXAMPLE = "device-runtime join mqtt://127.0.0.1:1883 --data samples/ --name kitchen-pi"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "broker", help="mqtts://user:password@host or, on this machine, mqtt://127.0.0.1:PORT"
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, help=".npz file with x and y, or a folder of them"
+    )
+    parser.add_argument(
+        "--name", help="this device's name (default: the user of the URL, or the host's name)"
+    )
+    parser.add_argument("--state", type=Path, help="folder for the outbox, bundles and measurements")
+    parser.add_argument("--threads", type=int, default=1, help="threads for training (default: 1)")
+    parser.add_argument("--until-done", action="store_true", help="leave when the task is done")
+    parser.add_argument("--ca", type=Path, help="certificate authority of the broker (PEM)")
+    parser.add_argument("--cert", type=Path, help="this device's certificate (PEM)")
+    parser.add_argument("--key", type=Path, help="this device's private key (PEM)")
+    parser.add_argument("--insecure", action="store_true", help="allow mqtt:// without TLS over a network")
+    add_pretence(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    url = BrokerUrl.parse(options.broker, TLS(options.ca, options.cert, options.key), options.insecure)
+    if options.insecure and not url.secure:
+        logging.warning("--insecure: passwords and updates cross the network in the clear")
+    if not options.data.exists():
+        raise DataError(f"no data at {options.data}: give a folder with .npz files, or one .npz file (x, y)")
+    settings = _settings(options, url)
+    agent = Agent(settings, boot=secrets.randbits(32), clock=time.monotonic)
+    link = Link(url, settings.name, agent.inbox, LinkOptions(agent.will(), agent.subscriptions()))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    link.connect()
+    try:
+        agent.run(link, stop, until_done=options.until_done)
+    finally:
+        link.close(agent.will())
+    return 0
+
+
+def _settings(options: argparse.Namespace, url: BrokerUrl) -> Settings:
+    host = platform.node().split(".")[0]
+    name = check_device(options.name or url.user or host or "device")
+    folder = options.state or Path(platformdirs.user_state_dir("device-runtime")) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return Settings(name, options.data, folder, pretence(options), memory_bytes(options), options.threads)

@@ -1,0 +1,42 @@
+"""Options that several of the device's commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+from device_runtime.watching import Pretence
+from profiles import shipped_names
+
+
+def add_pretence(parser: argparse.ArgumentParser) -> None:
+    """`--as`, `--slow`, `--memory`, `--uplink`."""
+    parser.add_argument(
+        "--as", dest="pretend", metavar="DEVICE", help=f"pretend to be one of {', '.join(shipped_names())}"
+    )
+    parser.add_argument(
+        "--slow", type=_positive, default=1.0, metavar="N", help="with --as: N times slower still"
+    )
+    parser.add_argument(
+        "--memory", type=_positive, metavar="MB", help="use at most this much memory in all (process peak)"
+    )
+    parser.add_argument(
+        "--uplink", type=_positive, metavar="BYTES_PER_S", help="with --as: a narrower link upwards"
+    )
+
+
+def pretence(options: argparse.Namespace) -> Pretence | None:
+    """The device to pretend to be, if any. Raises ProfileError for one that is not shipped."""
+    if options.pretend is None:
+        return None
+    return Pretence.of(options.pretend, options.slow, memory_bytes(options), options.uplink)
+
+
+def memory_bytes(options: argparse.Namespace) -> int | None:
+    return None if options.memory is None else int(options.memory * 1e6)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    return value

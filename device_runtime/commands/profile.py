@@ -1,0 +1,77 @@
+"""`device-runtime profile`: what this device can do."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import msgspec
+from tabulate import tabulate
+
+from device_runtime.measuring import measure
+from device_runtime.measuring import profile as make_profile
+from device_runtime.watching import Watcher, limit_bytes, own_memory
+from models.bundle import Bundle, find
+from models.engine import open_model
+from models.manifest import Manifest
+from profiles import DeviceProfile
+
+from .options import add_pretence, memory_bytes, pretence
+
+HELP = "Measure this device: memory, cores, speed on a bundle, link, power, battery."
+EXAMPLE = "device-runtime profile --bundle digits-wrn-10-1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", default="digits-wrn-10-1", help="bundle to time (folder, zip or shipped)")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    add_pretence(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    bundle = Bundle.open(find(options.bundle))
+    profile = measured(bundle, options)
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(profile)).decode())
+    else:
+        print(tabulate(rows(profile, bundle.manifest), tablefmt="plain"))
+    return 0
+
+
+def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
+    """The profile of this device (or of the one it pretends to be) for this bundle, measured now."""
+    other = pretence(options)
+    watcher = Watcher(limit_bytes(other, memory_bytes(options)), other)
+    model = open_model(bundle, watch=watcher)
+    speed = measure(model, time.perf_counter)
+    model.unload()
+    return own_memory(make_profile(speed, other), memory_bytes(options))
+
+
+def rows(profile: DeviceProfile, manifest: Manifest) -> list[tuple[str, str, str]]:
+    """What is known, each with where it is known from."""
+    memory, power, link, speed = profile.memory, profile.power, profile.bandwidth, profile.speed
+    table = [
+        ("device", profile.name, f"{profile.cores} cores"),
+        ("engine", profile.engine.split(" (")[0], profile.engine.split("(")[-1].rstrip(")")),
+        ("memory", _mb(memory.limit_bytes), f"may be used, of {_mb(memory.total_bytes)}"),
+        ("in use", _mb(memory.resident_bytes), "by this process, idle"),
+        ("speed", f"{speed.flops_per_s / 1e9:.2f} GFLOP/s", speed.source),
+    ]
+    for name, seconds in speed.seconds.items():
+        flops = manifest.graphs[name].flops
+        table.append((f"  {name}", f"{1e3 * seconds:.3f} ms", f"a sample, {flops / 1e6:.2f} MFLOP"))
+    table += [
+        ("link", f"{link.up / 1e6:.2g} MB/s up, {link.down / 1e6:.2g} down", link.source),
+        ("power", f"{power.idle_w:g} W idle, {power.load_w:g} W under load", power.source),
+    ]
+    if profile.battery:
+        state = "plugged in" if profile.battery.plugged else "on battery"
+        table.append(("battery", f"{profile.battery.percent:.0f}%", state))
+    if profile.temperature_c is not None:
+        table.append(("temperature", f"{profile.temperature_c:.0f} °C", "hottest sensor"))
+    return table
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"

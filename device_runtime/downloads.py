@@ -1,0 +1,51 @@
+"""What the device is fetching: one pull for each blob, asked for at each tick until it is here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from broker.blobs import Blobs
+from broker.messages import Blob, Get
+from broker.transfer import Pull
+
+log = logging.getLogger(__name__)
+
+
+class Downloads:
+    """Pulls by hash. `ask` sends a Get; `arrived` is told of each blob that is whole and verified."""
+
+    def __init__(self, blobs: Blobs, ask: Callable[[Get], None], arrived: Callable[[Blob], None]) -> None:
+        self._blobs = blobs
+        self._ask = ask
+        self._arrived = arrived
+        self._pulls: dict[bytes, Pull] = {}
+
+    def advance(self, wanted: Iterable[Blob], now: float) -> bool:
+        """Fetch these and nothing else. Returns False when the sender does not have one of them.
+
+        Raises BlobError when what came was not what was named; it is then fetched anew.
+        """
+        self._pulls = {
+            blob.sha: self._pulls.get(blob.sha) or Pull(blob, self._blobs.partial(blob)) for blob in wanted
+        }
+        for pull in self._pulls.values():
+            if pull.refused:
+                log.warning("the aggregator does not have blob %s", pull.blob.hex[:12])
+                return False
+            if pull.done:
+                pull.finish()
+                self._arrived(pull.blob)
+            elif blocks := pull.wanted(now):
+                self._ask(Get(blob=pull.blob, blocks=blocks))
+        return True
+
+    def received(self, sha: bytes, index: int, data: bytes, now: float) -> None:
+        """A block came; one that nobody waits for is dropped."""
+        if pull := self._pulls.get(sha):
+            pull.received(index, data, now)
+
+    def restart(self) -> None:
+        """The link was down: what was asked for is not coming."""
+        for pull in self._pulls.values():
+            pull.restart()

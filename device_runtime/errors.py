@@ -1,0 +1,19 @@
+"""What can go wrong on the device. Each text is one line and says what, where, and what to do."""
+
+from __future__ import annotations
+
+
+class DeviceError(Exception):
+    """Anything that `device_runtime` raises on purpose."""
+
+
+class DataError(DeviceError):
+    """Local data that is missing, unreadable, or not of the task."""
+
+
+class OutOfMemory(DeviceError):
+    """Work that would exceed, or has exceeded, the memory this device may use. Nothing was started."""
+
+
+class StaleBase(DeviceError):
+    """The base model, after its log was replayed, is not the aggregator's. It is fetched anew."""

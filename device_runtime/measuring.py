@@ -1,0 +1,82 @@
+"""This device's profile for one bundle: measured in a few seconds, remembered by the bundle's hash."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+
+from models.engine import DeviceModel, engine_choice
+from profiles import DeviceProfile, Speed, host_profile, measure_speed
+from profiles.measure import Trial
+
+from .errors import OutOfMemory
+from .watching import Pretence
+
+log = logging.getLogger(__name__)
+
+TIMED_SETS = ("all", "upper", "head")
+
+
+def measure(model: DeviceModel, clock: Callable[[], float], batch: int = 32) -> Speed:
+    """Time forward passes, losses and training steps of this bundle, in under 3 seconds."""
+    graphs = model.manifest.graphs
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, *model.manifest.input.shape)).astype(np.float32)
+    y = rng.integers(0, len(model.manifest.labels), batch)
+    trials = {"forward": Trial(partial(model.forward, x), batch, graphs["forward"].flops)}
+    for tunable in TIMED_SETS:
+        name = f"train.{tunable}"
+        try:
+            run = partial(model.trainer(tunable).loss_and_grads, x, y)
+        except OutOfMemory as error:
+            log.info("not measured: %s", error)
+            continue
+        trials[name] = Trial(run, batch, graphs[name].flops)
+    probe = model.probe("all")
+    trials["loss.all"] = Trial(partial(probe.loss, x, y), batch, graphs["loss.all"].flops)
+    return measure_speed(trials, clock)
+
+
+def profile(speed: Speed, pretence: Pretence | None = None) -> DeviceProfile:
+    """This machine, or the one it pretends to be, at this speed, as it is now."""
+    engine = str(engine_choice())
+    if pretence is None:
+        return host_profile(speed, engine)
+    resident = psutil.Process().memory_info().rss
+    other = pretence.profile
+    return replace(other, speed=speed, engine=engine, memory=replace(other.memory, resident_bytes=resident))
+
+
+class SpeedCache:
+    """Measured speeds in one JSON file, by bundle hash and device. A damaged file is measured anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, Speed] = {}
+        if path.exists():
+            try:
+                self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, Speed])
+            except msgspec.MsgspecError as error:
+                log.warning("%s is not readable (%s): measuring anew", path, error)
+
+    def get(self, key: str, measured: Callable[[], Speed]) -> Speed:
+        """The speed kept under this key, or what `measured` returns, which is then kept."""
+        if key not in self._known:
+            self._known[key] = measured()
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self._known)))
+            temporary.replace(self._path)
+        return self._known[key]
+
+
+def cache_key(bundle_sha: str, pretence: Pretence | None) -> str:
+    """What a measurement holds for: this bundle, on this engine, on this (or the pretended) device."""
+    device = "here" if pretence is None else f"{pretence.profile.name}/{pretence.slow:g}"
+    return f"{bundle_sha}@{device}@{engine_choice().version}"

@@ -1,0 +1,53 @@
+"""From what came of a round's work to the messages that say it."""
+
+from __future__ import annotations
+
+from broker.messages import Contribution, Hello, Metrics, Offer, Plan
+
+from .work import Outcome
+
+
+def bare_hello(boot: int) -> Hello:
+    """Before the task is known here: `num_examples` 0 says that the device is not ready yet."""
+    return Hello(boot=boot, num_examples=0, profile="", memory_bytes=0, engine="")
+
+
+def plan_message(offer: Offer, outcome: Outcome) -> Plan:
+    """What was decided and why; kind "" when the device sits out."""
+    chosen = outcome.plan.chosen
+    cost = chosen.cost if chosen else None
+    return Plan(
+        task=offer.task,
+        round=offer.round,
+        kind=chosen.label if chosen else "",
+        seconds=cost.seconds if cost else 0.0,
+        memory_bytes=cost.peak_memory_bytes if cost else 0,
+        energy_j=cost.energy_j if cost else 0.0,
+        reasons=outcome.reasons,
+    )
+
+
+def contribution_message(offer: Offer, outcome: Outcome, body: bytes) -> Contribution:
+    """The contribution with its tensors inline; boot, seq and blob are the sender's to fill in.
+
+    Raises ValueError for an outcome without contribution.
+    """
+    made = outcome.contribution
+    if made is None:
+        raise ValueError("nothing was contributed")
+    return Contribution(
+        task=offer.task,
+        run=offer.run,
+        round=offer.round,
+        boot=0,
+        seq=0,
+        kind=made.kind,
+        num_examples=made.num_examples,
+        metrics=Metrics(
+            train_loss=made.train_loss,
+            train_time_ms=round(1e3 * outcome.train_time_s),
+            energy_mj=round(1e3 * outcome.energy_j),
+            peak_memory_kib=outcome.peak_memory_bytes // 1024,
+        ),
+        body=body,
+    )

@@ -1,0 +1,86 @@
+"""One task as this device has it: the model on its engine, the local data, what both cost here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from broker.messages import Hello, Offer
+from models.bundle import Bundle
+from models.engine import open_model
+from models.tensors import Tensors
+from profiles import DeviceProfile
+from strategies import registry
+from strategies.workload import workload
+
+from . import data as local_data
+from .measuring import SpeedCache, cache_key, measure, profile
+from .watching import Pretence, Watcher, limit_bytes, own_memory
+from .work import Assignment, Equipment, Outcome, corrected, perform
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a device takes part. `memory_bytes` limits the process; None leaves what the machine has free."""
+
+    name: str
+    data: Path
+    folder: Path
+    pretence: Pretence | None = None
+    memory_bytes: int | None = None
+    threads: int = 1
+
+
+class DeviceTask:
+    """Made once the bundle is here: loads the data, opens the engine, measures or remembers its speed."""
+
+    def __init__(self, settings: Settings, bundle: Bundle, clock: Callable[[], float]) -> None:
+        """Raises DataError, ModelError, OutOfMemory."""
+        self.settings = settings
+        self.manifest = bundle.manifest
+        data = local_data.load(settings.data, bundle.manifest)
+        self.watcher = Watcher(limit_bytes(settings.pretence, settings.memory_bytes), settings.pretence)
+        self.model = open_model(bundle, threads=settings.threads, watch=self.watcher)
+        speeds = SpeedCache(settings.folder / "speed.json")
+        key = cache_key(bundle.sha256, settings.pretence)
+        speed = speeds.get(key, lambda: measure(self.model, clock))
+        self.model.unload()
+        self.profile: DeviceProfile = own_memory(profile(speed, settings.pretence), settings.memory_bytes)
+        counts = data.class_counts(len(bundle.manifest.labels))
+        self._equipment = Equipment(
+            settings.name, self.model, data, workload(bundle.manifest, counts), self.watcher, clock
+        )
+        log.info(
+            "%d samples of %d classes; %.2f ms a forward pass (%s)",
+            len(data),
+            sum(n > 0 for n in counts),
+            1e3 * speed.of("forward", bundle.manifest.graphs["forward"].flops),
+            speed.source,
+        )
+
+    def hello(self, boot: int) -> Hello:
+        """Who joins, now that it is known."""
+        return Hello(
+            boot=boot,
+            num_examples=len(self._equipment.data),
+            profile=self.profile.name,
+            memory_bytes=self.profile.memory.limit_bytes,
+            engine=self.profile.engine,
+        )
+
+    def perform(self, offer: Offer, base: Tensors, deadline: float) -> Outcome:
+        """The round's work from this base model; see `work.perform`. Learns from how long it took."""
+        self.model.load(base)
+        here = replace(self._equipment.workload, download_bytes=0)
+        outcome = perform(
+            replace(self._equipment, workload=here),
+            self.profile,
+            Assignment(registry.known(offer.kinds), offer.seed, deadline),
+        )
+        self.profile = replace(self.profile, corrections=corrected(self.profile, outcome))
+        self.model.unload()
+        return outcome

@@ -1,0 +1,127 @@
+"""Watching the engine at work: memory is refused before it is taken, and a pretended device is slowed.
+
+Both hang on the same hook, `models.engine.Watch`: it is told before a session is made and after each run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import psutil
+
+from models.manifest import Graph
+from profiles import Bandwidth, DeviceProfile, Memory, shipped
+from profiles.cost import SESSION_BYTES
+
+from .errors import OutOfMemory
+
+
+@dataclass(frozen=True)
+class Pretence:
+    """Another device to be: its profile, and how much slower still (a busy or hot board, a heavier task)."""
+
+    profile: DeviceProfile
+    slow: float = 1.0
+
+    @classmethod
+    def of(
+        cls, name: str, slow: float = 1.0, memory_bytes: int | None = None, uplink: float | None = None
+    ) -> Pretence:
+        """A shipped profile by name, changed; `uplink` in bytes per second. Raises ProfileError."""
+        profile = shipped(name)
+        speed = replace(profile.speed, flops_per_s=profile.speed.flops_per_s / slow)
+        memory = replace(profile.memory, limit_bytes=memory_bytes or profile.memory.limit_bytes)
+        bandwidth = profile.bandwidth if uplink is None else Bandwidth(uplink, profile.bandwidth.down, "set")
+        return cls(replace(profile, speed=speed, memory=memory, bandwidth=bandwidth), slow)
+
+
+class Watcher:
+    """Told of every session and run; see `models.engine.Watch`.
+
+    `limit_bytes` is what the process may hold. `pretence` makes every run take as long as that device would
+    take for its FLOPs, unless this machine took longer.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        pretence: Pretence | None = None,
+        batch: int = 32,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        self.pretence = pretence
+        self.peak_bytes = 0
+        self._batch = batch
+        self._sleep = sleep
+        self._owed_s = 0.0
+        self._process = psutil.Process()
+
+    def will_load(self, name: str, graph: Graph) -> None:
+        """Raises OutOfMemory when the session and one batch through it would not fit."""
+        needed = self._resident() + SESSION_BYTES + graph.activation_bytes(self._batch)
+        if needed > self.limit_bytes:
+            raise OutOfMemory(
+                f"{name} needs {needed / 1e6:.0f} MB in all, "
+                f"this device may use {self.limit_bytes / 1e6:.0f} MB"
+            )
+
+    def ran(self, name: str, graph: Graph, samples: int, seconds: float) -> None:
+        """Sleep for what the pretended device would still be computing; note the memory held.
+
+        Raises OutOfMemory when the process has outgrown its limit: the work is given up, not the device.
+        """
+        held = self._resident()
+        if held > self.limit_bytes:
+            raise OutOfMemory(
+                f"{name} took the process to {held / 1e6:.0f} MB, over its {self.limit_bytes / 1e6:.0f} MB"
+            )
+        if self.pretence is not None:
+            wanted = samples * graph.flops / self.pretence.profile.speed.flops_per_s
+            self.wait(wanted - seconds)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, carrying over what was slept too long or worked too slowly, so that the sum is right."""
+        self._owed_s += seconds
+        if self._owed_s > 0.001:
+            began = time.perf_counter()
+            self._sleep(self._owed_s)
+            self._owed_s -= time.perf_counter() - began
+
+    def start(self) -> None:
+        """A new piece of work: forget the debt and the peak."""
+        self._owed_s = 0.0
+        self.peak_bytes = self._resident()
+
+    def transfer(self, up: int = 0, down: int = 0) -> float:
+        """Seconds that these bytes take on the pretended link, slept; 0 for a device that is itself."""
+        if self.pretence is None:
+            return 0.0
+        link = self.pretence.profile.bandwidth
+        seconds = up / link.up + down / link.down
+        self._sleep(seconds)
+        return seconds
+
+    def _resident(self) -> int:
+        held = int(self._process.memory_info().rss)
+        self.peak_bytes = max(self.peak_bytes, held)
+        return held
+
+
+def own_memory(profile: DeviceProfile, memory_bytes: int | None) -> DeviceProfile:
+    """The profile with a memory limit set by hand."""
+    if memory_bytes is None:
+        return profile
+    memory = Memory(profile.memory.total_bytes, memory_bytes, profile.memory.resident_bytes)
+    return replace(profile, memory=memory)
+
+
+def limit_bytes(pretence: Pretence | None, memory_bytes: int | None) -> int:
+    """What the process may hold: as set by hand, or as on the pretended device, or what is free here."""
+    if memory_bytes is not None:
+        return memory_bytes
+    if pretence is not None:
+        return pretence.profile.memory.limit_bytes
+    return int(psutil.virtual_memory().available) + int(psutil.Process().memory_info().rss)
