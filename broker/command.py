@@ -31,15 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Returns the exit status: 0, or 1 with one line on stderr."""
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
     try:
         options = BrokerOptions(port=args.port, folder=args.folder, persistence=args.folder is not None)
         broker = start(args.kind, options)
     except BrokerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
     print(f"{broker.name} at {broker.url} ({broker.why})", flush=True)
     while not ended.wait(1.0):
         if not broker.alive:

@@ -22,11 +22,25 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
-from .errors import BrokerRefused, BrokerUnreachable
+from .errors import BrokerError, BrokerRefused, BrokerUnreachable
+from .events import Connected, Disconnected, Event, Received, Will
+from .packets import backoff, packet_bytes
 from .url import BrokerUrl
 
 if TYPE_CHECKING:
     from paho.mqtt.client import SocketLike
+
+__all__ = [
+    "Connected",
+    "Disconnected",
+    "Event",
+    "Link",
+    "LinkOptions",
+    "Received",
+    "Will",
+    "backoff",
+    "packet_bytes",
+]
 
 log = logging.getLogger(__name__)
 
@@ -35,40 +49,7 @@ STEADY_S = 5.0
 FAREWELL_S = 2.0
 """Seconds that `close` waits for its last message to leave."""
 
-
-@dataclass(frozen=True)
-class Connected:
-    """The broker took us and our subscriptions. `first` is false after a reconnection."""
-
-    first: bool
-
-
-@dataclass(frozen=True)
-class Disconnected:
-    """The connection ended; the link goes on trying."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Received:
-    """A message. `retain` means that the broker kept it for us from before we subscribed."""
-
-    topic: str
-    payload: bytes
-    retain: bool = False
-
-
-Event = Connected | Disconnected | Received
-
-
-@dataclass(frozen=True)
-class Will:
-    """A message for later: what the broker sends when we vanish, or what we send when we leave."""
-
-    topic: str
-    payload: bytes
-    retain: bool = True
+_HUNG_UP = "it closed the connection without a word; with TLS, look at the certificates"
 
 
 @dataclass(frozen=True)
@@ -104,7 +85,7 @@ class Link:
         self._options = options or LinkOptions()
         self._inbox = inbox
         self._random = random.Random(self._options.seed)  # noqa: S311 - jitter
-        self._answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._answer: queue.SimpleQueue[BrokerError | None] = queue.SimpleQueue()
         self._count = threading.Lock()
         self._ready = threading.Event()
         self._was_ready = False
@@ -136,14 +117,14 @@ class Link:
             raise BrokerUnreachable(_unreachable(self.url, error)) from None
         self._client.loop_start()
         try:
-            refusal = self._answer.get(timeout=max(0.1, timeout_s - (time.monotonic() - started)))
+            failure = self._answer.get(timeout=max(0.1, timeout_s - (time.monotonic() - started)))
         except queue.Empty:
             self._stop()
-            silence = TimeoutError("it does not answer as an MQTT broker")
+            silence = TimeoutError("something listens there, but does not answer as a broker")
             raise BrokerUnreachable(_unreachable(self.url, silence)) from None
-        if refusal:
+        if failure:
             self._stop()
-            raise BrokerRefused(f"the broker at {self.url} {refusal}")
+            raise failure
 
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
         """Send with QoS 1, now or when the link is back; never waits. Returns False when the queue is full.
@@ -212,7 +193,7 @@ class Link:
             if self._was_ready:
                 log.warning("the broker at %s %s", self.url, _refusal(self.url, code))
             else:
-                self._answer.put(_refusal(self.url, code))
+                self._answer.put(BrokerRefused(f"the broker at {self.url} {_refusal(self.url, code)}"))
         elif self._options.subscriptions:
             client.subscribe([(topic, 1) for topic in self._options.subscriptions])
         else:
@@ -225,10 +206,12 @@ class Link:
             topic for topic, code in zip(self._options.subscriptions, codes, strict=False) if code.is_failure
         ]
         if refused:
-            log.warning("the broker at %s does not let us read %s", self.url, ", ".join(refused))
+            who, what = _who(self.url), ", ".join(refused)
+            text = f"the broker at {self.url} does not let {who} read {what}: check its access list"
             if not self._was_ready:
-                self._answer.put(f"does not let {_who(self.url)} read {refused[0]}: check its access list")
+                self._answer.put(BrokerRefused(text))
                 return
+            log.warning("%s", text)
         self._now_ready()
 
     def _now_ready(self) -> None:
@@ -237,7 +220,7 @@ class Link:
         self._ready.set()
         self._inbox.put(Connected(first))
         if first:
-            self._answer.put("")
+            self._answer.put(None)
 
     def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
         self._failures += 1
@@ -252,7 +235,9 @@ class Link:
             self._failures = 0
         self._wait_before_next()
         self._failures += 1
-        if was_ready and not self._closing:
+        if not self._was_ready:
+            self._answer.put(BrokerUnreachable(_unreachable(self.url, ConnectionError(_HUNG_UP))))
+        elif was_ready and not self._closing:
             reason = str(code).lower()
             self._inbox.put(Disconnected("connection lost" if reason == "unspecified error" else reason))
 
@@ -261,24 +246,6 @@ class Link:
         with self._count:
             self.bytes_down += packet_bytes(message.topic, payload, message.qos, self.url.mqtt5)
         self._inbox.put(Received(message.topic, payload, message.retain))
-
-
-def packet_bytes(topic: str, payload: bytes, qos: int = 1, mqtt5: bool = False) -> int:
-    """Bytes of one PUBLISH packet without properties: fixed header, topic, packet id, payload."""
-    rest = 2 + len(topic.encode()) + (2 if qos else 0) + (1 if mqtt5 else 0) + len(payload)
-    header = 2
-    while rest >= 128 ** (header - 1):
-        header += 1
-    return header + rest
-
-
-def backoff(failures: int, bounds_s: tuple[float, float], draw: float) -> float:
-    """Seconds before the next attempt: doubling from the first bound to the second, less up to a half.
-
-    `draw` is uniform in [0, 1): a fleet that lost its broker at one instant must not return at one.
-    """
-    first_s, most_s = bounds_s
-    return float(min(most_s, first_s * 2.0 ** min(failures, 32)) * (1 - draw / 2))
 
 
 def _send_at_once(_client: object, _data: object, connection: SocketLike) -> None:
@@ -308,6 +275,6 @@ def _unreachable(url: BrokerUrl, error: Exception) -> str:
         return f"no TLS connection to {url} ({why}): check --ca, and the host in the broker's certificate"
     if isinstance(error, socket.gaierror):
         return f"no machine is called {url.host!r} ({error.strerror}): check the host in {url}"
-    why = (getattr(error, "strerror", None) or str(error) or "timed out").lower()
+    why = getattr(error, "strerror", None) or str(error) or "timed out"
     hint = "start one with `device-runtime broker`, or check host and port"
-    return f"no broker answers at {url} ({why}): {hint}"
+    return f"no broker answers at {url} ({why.lower()}): {hint}"

@@ -100,9 +100,8 @@ class Mosquitto:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             _write_private(configuration, configure(self.options, self.port, self._folder.resolve()))
-            if self.options.users:
-                _write_private(self._folder / "passwords", hash_passwords(self.options))
-                _write_private(self._folder / "access", access_list(self.options))
+            _write_private(self._folder / "passwords", hash_passwords(self.options))
+            _write_private(self._folder / "access", access_list(self.options))
             with self._log.open("wb") as log:
                 shell = subprocess.Popen(
                     ["/bin/sh", "-c", _KEEPER, "keeper", program, "-c", str(configuration)],
@@ -138,8 +137,8 @@ class Mosquitto:
             lines = self._log.read_text(errors="replace").splitlines()
         except OSError:
             lines = []
-        errors = [line for line in lines if "Error" in line] or lines[-1:]
-        return errors[-1].split(": ", 1)[-1] if errors else "it says nothing"
+        errors = [line for line in lines if "Error" in line] or lines
+        return errors[0].split(": ", 1)[-1] if errors else "it says nothing"
 
 
 def configure(options: BrokerOptions, port: int, folder: Path) -> str:
@@ -157,16 +156,20 @@ def configure(options: BrokerOptions, port: int, folder: Path) -> str:
         "log_dest stderr",
         "log_type error",
         "log_type warning",
-        f"allow_anonymous {'false' if options.users else 'true'}",
+        f"allow_anonymous {'false' if options.closed else 'true'}",
         f"persistence {'true' if options.persistence else 'false'}",
     ]
+    if options.closed:
+        lines.append(f"acl_file {folder / 'access'}")
     if options.users:
-        lines += [f"password_file {folder / 'passwords'}", f"acl_file {folder / 'access'}"]
+        lines.append(f"password_file {folder / 'passwords'}")
     if options.persistence:
         lines += [f"persistence_location {folder}/", "autosave_on_changes true", "autosave_interval 1"]
     if options.tls and options.tls.cert and options.tls.key:
         lines += [f"certfile {options.tls.cert.resolve()}", f"keyfile {options.tls.key.resolve()}"]
-        lines += [f"cafile {options.tls.ca.resolve()}"] if options.tls.ca else []
+        if options.tls.ca and not options.users:
+            lines += [f"cafile {options.tls.ca.resolve()}", "require_certificate true"]
+            lines.append("use_identity_as_username true")
     if os.geteuid() == 0:
         lines.append("user root")
     return "\n".join(lines) + "\n"

@@ -24,7 +24,8 @@ class BrokerOptions:
 
     With `users` (name to password) nobody else gets in, and each may speak only on its own branch of the
     topic tree, except `aggregator`, the name of the one that may speak on all of it (amqtt checks passwords
-    only). `folder` is where it
+    only). With `tls.ca` and no users a client proves its name by a certificate of that authority instead.
+    `folder` is where it
     keeps its files (None: a temporary one). `tls` needs `cert` and `key`. Raises BrokerStartError.
     """
 
@@ -46,10 +47,15 @@ class BrokerOptions:
                 )
         if self.tls and not (self.tls.cert and self.tls.key):
             raise BrokerStartError("a broker with TLS needs a certificate and its key: give both files")
-        if not is_loopback(self.host) and not (self.tls and self.users):
+        if not is_loopback(self.host) and not (self.tls and self.closed):
             raise BrokerStartError(
                 f"a broker on {self.host} is open to the network: give it TLS and users, or use 127.0.0.1"
             )
+
+    @property
+    def closed(self) -> bool:
+        """Whether only clients that prove who they are get in."""
+        return bool(self.users) or bool(self.tls and self.tls.ca)
 
 
 class RunningBroker(Protocol):

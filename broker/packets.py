@@ -1,0 +1,21 @@
+"""The arithmetic of a link: what a packet weighs, how long to wait."""
+
+from __future__ import annotations
+
+
+def packet_bytes(topic: str, payload: bytes, qos: int = 1, mqtt5: bool = False) -> int:
+    """Bytes of one PUBLISH packet without properties: fixed header, topic, packet id, payload."""
+    rest = 2 + len(topic.encode()) + (2 if qos else 0) + (1 if mqtt5 else 0) + len(payload)
+    header = 2
+    while rest >= 128 ** (header - 1):
+        header += 1
+    return header + rest
+
+
+def backoff(failures: int, bounds_s: tuple[float, float], draw: float) -> float:
+    """Seconds before the next attempt: doubling from the first bound to the second, less up to a half.
+
+    `draw` is uniform in [0, 1): a fleet that lost its broker at one instant must not return at one.
+    """
+    first_s, most_s = bounds_s
+    return float(min(most_s, first_s * 2.0 ** min(failures, 32)) * (1 - draw / 2))

@@ -1,0 +1,167 @@
+"""A blob on its way: blocks in any order, until their hash is right.
+
+Two files: the bytes received so far, preallocated, and a map with one byte per block, 1 where the block has
+arrived. Blocks are not synced one by one: after a power cut the map may be ahead of the data, and then the
+hash tells.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import BlobError, BlockError
+from .messages import Blob
+
+BLOCK = 64 * 1024
+"""Bytes of every block but the last."""
+
+
+def block_count(blob: Blob) -> int:
+    return -(-blob.size // BLOCK)
+
+
+def block_length(blob: Blob, index: int) -> int:
+    """Bytes of one block. Raises BlockError when the blob has no such block."""
+    if not 0 <= index < block_count(blob):
+        raise BlockError(f"blob {blob.hex[:12]} has {block_count(blob)} blocks, no block {index}")
+    return min(BLOCK, blob.size - index * BLOCK)
+
+
+class Partial:
+    """A blob on its way. `add` in any order, any number of times; `finish` when nothing is `missing`.
+
+    The parts lie in `folder`, the whole in `target`. It survives the process: a new object on the same folder goes on where the last one was.
+    """
+
+    def __init__(self, blob: Blob, folder: Path, target: Path) -> None:
+        self.blob = blob
+        self._target = target
+        stem = folder / f"{blob.hex}-{blob.size}"
+        self._data, self._map = stem.with_suffix(".data"), stem.with_suffix(".map")
+        self._lock = threading.Lock()
+        self._missing = set() if self._is_here() else self._open()
+
+    def _is_here(self) -> bool:
+        try:
+            return self._target.stat().st_size == self.blob.size
+        except OSError:
+            return False
+
+    def _open(self) -> set[int]:
+        count = block_count(self.blob)
+        with disk("make room for", self._data):
+            if self._data.exists() and self._map.exists() and self._data.stat().st_size == self.blob.size:
+                seen = self._map.read_bytes()
+                if len(seen) == count:
+                    return {index for index in range(count) if seen[index] != 1}
+            self._map.unlink(missing_ok=True)
+            try:
+                reserve(self._data, self.blob.size)
+            except OSError:
+                self._data.unlink(missing_ok=True)
+                raise
+            self._map.write_bytes(bytes(count))
+        return set(range(count))
+
+    def missing(self) -> tuple[int, ...]:
+        """Block numbers that have not arrived, in order."""
+        with self._lock:
+            return tuple(sorted(self._missing))
+
+    def add(self, index: int, data: bytes) -> bool:
+        """Keep one block. Returns whether it was new; one that is already here is left as it is.
+
+        Raises BlockError on a wrong length or number, BlobError when the disk is full.
+        """
+        length = block_length(self.blob, index)
+        if len(data) != length:
+            raise BlockError(
+                f"block {index} of blob {self.blob.hex[:12]} has {length} bytes, not {len(data)}"
+            )
+        with self._lock, disk("write", self._data):
+            if index not in self._missing:
+                return False
+            write_at(self._data, index * BLOCK, data)
+            write_at(self._map, index, b"\x01")
+            self._missing.discard(index)
+            return True
+
+    def finish(self) -> Path:
+        """Verify the whole and let it into the store, durably. Returns where it lies.
+
+        Raises BlobError when blocks are missing, and when the hash is wrong: then all of it is discarded,
+        and this object begins again with every block missing.
+        """
+        with self._lock, disk("finish", self._data):
+            if self._missing:
+                raise BlobError(f"blob {self.blob.hex[:12]} still lacks {len(self._missing)} blocks")
+            if not self._is_here():
+                self._verify()
+                admit(self._data, self._target)
+            self._map.unlink(missing_ok=True)
+            self._data.unlink(missing_ok=True)
+            return self._target
+
+    def _verify(self) -> None:
+        digest = hashlib.sha256()
+        with self._data.open("r+b") as file:
+            for data in iter(lambda: file.read(BLOCK), b""):
+                digest.update(data)
+            os.fsync(file.fileno())
+        if digest.digest() != self.blob.sha:
+            self._data.unlink()
+            self._missing = self._open()
+            raise BlobError(
+                f"what came as blob {self.blob.hex[:12]} has another hash: discarded, fetch it anew"
+            )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable. Lets OSError through."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def admit(temporary: Path, target: Path) -> None:
+    """Let a whole, synced file take its place, durably. Lets OSError through."""
+    temporary.replace(target)
+    sync_folder(target.parent)
+
+
+def reserve(path: Path, size: int) -> None:
+    """Take the room now, where the platform can, so that a full disk shows before anything is fetched."""
+    with path.open("wb") as file:
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        file.truncate(size)
+
+
+def write_at(path: Path, offset: int, data: bytes) -> None:
+    """Overwrite a part of a file. Lets OSError through."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def blob_error(verb: str, path: Path, error: OSError) -> BlobError:
+    """A disk's complaint in one line."""
+    advice = ": free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return BlobError(f"cannot {verb} {path}: {(error.strerror or str(error)).lower()}{advice}")
+
+
+@contextmanager
+def disk(verb: str, path: Path) -> Iterator[None]:
+    """What the disk refuses inside is raised as BlobError: "cannot {verb} {path}: ..."."""
+    try:
+        yield
+    except OSError as error:
+        raise blob_error(verb, path, error) from error

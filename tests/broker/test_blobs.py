@@ -1,0 +1,214 @@
+"""The content-addressed store: durable, verified, resumable."""
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from broker import partial as partial_module
+from broker.blobs import BLOCK, Blobs, block_count, name
+from broker.errors import BlobError, BlockError
+from broker.messages import Blob
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Blobs:
+    return Blobs(tmp_path / "store")
+
+
+def blocks_of(data: bytes) -> list[bytes]:
+    return [data[start : start + BLOCK] for start in range(0, len(data), BLOCK)]
+
+
+def test_what_is_put_is_found_by_its_sha256(store: Blobs) -> None:
+    blob = store.put(b"abc")
+    assert blob == Blob(hashlib.sha256(b"abc").digest(), 3)
+    assert store.has(blob)
+    assert store.has(blob.sha)
+    assert store.get(blob) == store.get(blob.sha) == store.path(blob.sha).read_bytes() == b"abc"
+
+
+def test_putting_the_same_bytes_twice_keeps_them_once(store: Blobs) -> None:
+    assert store.put(b"abc") == store.put(b"abc")
+    assert [path.name for path in store.folder.iterdir() if path.is_file()] == [name(b"abc").hex]
+
+
+def test_nothing_temporary_is_left_behind_by_put(store: Blobs) -> None:
+    store.put(b"abc")
+    assert list((store.folder / "partial").iterdir()) == []
+
+
+def test_the_file_is_synced_before_it_is_renamed_and_the_folder_after(
+    store: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def note_sync(handle: int) -> None:
+        calls.append("sync")
+        fsync(handle)
+
+    def note_rename(path: Path, target: Path) -> Path:
+        calls.append("rename")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_rename)
+    store.put(b"abc")
+    assert calls == ["sync", "rename", "sync"]
+
+
+def test_a_blob_that_is_not_there_is_an_error_that_says_so(store: Blobs) -> None:
+    with pytest.raises(BlobError, match=r"is not in .*: fetch it first"):
+        store.get(name(b"abc"))
+    with pytest.raises(BlobError, match="is not in"):
+        store.read_block(name(b"abc"), 0)
+
+
+def test_a_damaged_blob_is_never_returned_and_makes_room_for_a_good_one(store: Blobs) -> None:
+    blob = store.put(b"abc")
+    store.path(blob.sha).write_bytes(b"abd")
+    with pytest.raises(BlobError, match="damaged"):
+        store.get(blob)
+    assert not store.has(blob)
+    assert store.get(store.put(b"abc")) == b"abc"
+
+
+def test_a_right_hash_with_a_wrong_size_is_refused(store: Blobs) -> None:
+    blob = store.put(b"abc")
+    assert not store.has(Blob(blob.sha, 4))
+    with pytest.raises(BlobError, match="has 3 bytes, not the 4"):
+        store.get(Blob(blob.sha, 4))
+
+
+def test_a_blob_over_the_limit_is_refused_before_room_is_taken(tmp_path: Path) -> None:
+    store = Blobs(tmp_path, max_bytes=10)
+    with pytest.raises(BlobError, match="of 11 bytes: at most 10"):
+        store.put(b"x" * 11)
+    with pytest.raises(BlobError, match="at most 10"):
+        store.partial(Blob(b"\0" * 32, 2**39))
+
+
+def test_a_full_disk_is_a_blob_error_with_advice(store: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BlobError, match="no space left on device: free some space"):
+        store.put(b"abc")
+    assert not store.has(name(b"abc"))
+    assert list((store.folder / "partial").iterdir()) == []
+    monkeypatch.setattr(partial_module, "reserve", full)
+    with pytest.raises(BlobError, match=r"cannot make room for .*free some space"):
+        store.partial(name(b"abc"))
+
+
+def test_a_folder_that_cannot_be_made_is_a_blob_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BlobError, match="cannot make"):
+        Blobs(tmp_path / "file" / "store")
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+def test_blocks_in_any_order_make_the_blob(store: Blobs, tmp_path: Path, size: int) -> None:
+    data = os.urandom(size)
+    blob = store.put(data)
+    other = Blobs(tmp_path / "other")
+    partial = other.partial(blob)
+    assert partial.missing() == tuple(range(block_count(blob)))
+    for index in reversed(partial.missing()):
+        assert partial.add(index, store.read_block(blob, index))
+    assert partial.missing() == ()
+    assert partial.finish() == other.path(blob.sha)
+    assert other.get(blob) == data
+    assert list((other.folder / "partial").iterdir()) == []
+
+
+def test_a_block_counts_once(store: Blobs) -> None:
+    data = os.urandom(2 * BLOCK)
+    partial = store.partial(name(data))
+    assert partial.add(0, data[:BLOCK])
+    assert not partial.add(0, data[:BLOCK])
+    assert partial.missing() == (1,)
+    with pytest.raises(BlobError, match="still lacks 1 block"):
+        partial.finish()
+
+
+@pytest.mark.parametrize(
+    ("index", "length"), [(0, BLOCK - 1), (0, BLOCK + 1), (1, BLOCK), (1, 0), (2, 5), (-1, 5)]
+)
+def test_a_block_of_wrong_length_or_number_is_refused(store: Blobs, index: int, length: int) -> None:
+    partial = store.partial(Blob(b"\1" * 32, BLOCK + 5))
+    with pytest.raises(BlockError):
+        partial.add(index, b"x" * length)
+    assert partial.missing() == (0, 1)
+
+
+def test_what_arrived_survives_a_restart(tmp_path: Path) -> None:
+    data = os.urandom(3 * BLOCK)
+    Blobs(tmp_path).partial(name(data)).add(1, blocks_of(data)[1])
+    partial = Blobs(tmp_path).partial(name(data))
+    assert partial.missing() == (0, 2)
+    for index in partial.missing():
+        partial.add(index, blocks_of(data)[index])
+    partial.finish()
+    assert Blobs(tmp_path).get(name(data)) == data
+
+
+@pytest.mark.parametrize("damage", ["map lost", "map short", "data lost", "data short"])
+def test_half_a_partial_begins_again(tmp_path: Path, damage: str) -> None:
+    data = os.urandom(3 * BLOCK)
+    Blobs(tmp_path).partial(name(data)).add(1, blocks_of(data)[1])
+    what, how = damage.split()
+    (path,) = (tmp_path / "partial").glob(f"*.{what}")
+    path.unlink() if how == "lost" else path.write_bytes(path.read_bytes()[:-1])
+    assert Blobs(tmp_path).partial(name(data)).missing() == (0, 1, 2)
+
+
+def test_a_wrong_hash_discards_everything_and_begins_again(store: Blobs) -> None:
+    data = os.urandom(2 * BLOCK)
+    partial = store.partial(name(data))
+    partial.add(0, blocks_of(data)[0])
+    partial.add(1, b"\0" * BLOCK)
+    with pytest.raises(BlobError, match="another hash"):
+        partial.finish()
+    assert not store.has(name(data))
+    assert partial.missing() == (0, 1)
+    for index, block in enumerate(blocks_of(data)):
+        partial.add(index, block)
+    partial.finish()
+    assert store.get(name(data)) == data
+
+
+def test_two_who_pull_the_same_blob_share_the_work_and_both_finish(store: Blobs) -> None:
+    data = os.urandom(2 * BLOCK)
+    first, second = store.partial(name(data)), store.partial(name(data))
+    first.add(0, blocks_of(data)[0])
+    second.add(1, blocks_of(data)[1])
+    assert first.finish() == second.finish() == store.path(name(data).sha)
+
+
+def test_a_partial_of_a_blob_that_is_here_lacks_nothing(store: Blobs) -> None:
+    blob = store.put(b"abc")
+    assert store.partial(blob).missing() == ()
+    assert store.partial(blob).finish() == store.path(blob.sha)
+
+
+def test_prune_keeps_what_is_named_and_what_is_being_pulled(store: Blobs) -> None:
+    kept, gone = store.put(b"kept"), store.put(b"gone")
+    store.partial(name(b"abandoned"))
+    held = store.partial(name(b"held"))
+    assert store.prune([kept]) == len(b"gone") + len(b"abandoned") + 1
+    assert store.has(kept)
+    assert not store.has(gone)
+    held.add(0, b"held")
+    held.finish()
+    assert store.get(name(b"held")) == b"held"
+
+
+def test_prune_leaves_files_of_others_alone(store: Blobs) -> None:
+    (store.folder / "README").write_text("hello")
+    store.prune([])
+    assert (store.folder / "README").exists()

@@ -1,0 +1,44 @@
+"""Which broker runs, and why."""
+
+import sys
+
+import pytest
+
+from broker import brokers, mosquitto
+from broker.errors import BrokerStartError
+
+
+def test_auto_takes_mosquitto_where_it_is_installed() -> None:
+    if mosquitto.find() is None:
+        pytest.skip("mosquitto is not installed")
+    broker = brokers.start()
+    broker.stop()
+    assert broker.name.startswith("Mosquitto")
+    assert broker.why == "it is installed, and faster and safer than amqtt"
+
+
+def test_auto_takes_amqtt_otherwise_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mosquitto, "find", lambda: None)
+    broker = brokers.start()
+    broker.stop()
+    assert broker.name.startswith("amqtt")
+    assert broker.why.startswith("mosquitto is not installed")
+
+
+def test_with_neither_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mosquitto, "find", lambda: None)
+    monkeypatch.delitem(sys.modules, "broker.embedded", raising=False)
+    monkeypatch.setitem(sys.modules, "amqtt.broker", None)
+    with pytest.raises(BrokerStartError, match=r"pip install 'device-runtime\[aggregator\]'"):
+        brokers.start()
+
+
+def test_mosquitto_asked_for_but_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mosquitto, "find", lambda: None)
+    with pytest.raises(BrokerStartError, match="install it, or use --kind amqtt"):
+        brokers.start("mosquitto")
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(BrokerStartError, match="use auto, mosquitto, amqtt"):
+        brokers.start("rabbit")  # type: ignore[arg-type]

@@ -1,0 +1,60 @@
+"""`device-runtime broker`, as a process."""
+
+import argparse
+import queue
+import shlex
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from broker import command, mosquitto
+from broker.link import Connected, Event, Link
+from broker.url import BrokerUrl
+
+_RUN = """
+import argparse, sys
+from broker import command
+parser = argparse.ArgumentParser()
+command.add_arguments(parser)
+sys.exit(command.run(parser.parse_args()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_a_signal(kind: str, number: signal.Signals) -> None:
+    if kind == "mosquitto" and mosquitto.find() is None:
+        pytest.skip("mosquitto is not installed")
+    arguments = [sys.executable, "-c", _RUN, "--port", "0", "--kind", kind]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        line = process.stdout.readline()
+        name, url = line.split(" at ")[0], line.split(" at ")[1].split()[0]
+        assert name.lower().startswith(kind)
+        inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        link = Link(BrokerUrl.parse(url), "pi", inbox)
+        link.connect(5.0)
+        assert inbox.get(timeout=1) == Connected(first=True)
+        link.close()
+        process.send_signal(number)
+        assert process.wait(10) == 0
+
+
+def test_an_impossible_port_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    assert command.run(parser.parse_args(["--port", "70000"])) == 1
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert capsys.readouterr().err == "error: port 70000 is impossible: use 0 (any) to 65535\n"
+
+
+def test_the_example_parses() -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    program, subcommand, *arguments = shlex.split(command.EXAMPLE)
+    assert (program, subcommand) == ("device-runtime", "broker")
+    assert parser.parse_args(arguments).kind == "auto"
+    assert command.HELP

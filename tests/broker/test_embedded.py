@@ -1,0 +1,43 @@
+"""amqtt in this process: for this machine, and nothing else."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from broker.embedded import Embedded
+from broker.errors import BrokerStartError
+from broker.running import BrokerOptions
+from broker.url import TLS
+
+
+def test_it_starts_and_ends_with_its_thread() -> None:
+    before = threading.active_count()
+    broker = Embedded()
+    assert broker.name.startswith("amqtt ")
+    assert broker.url == f"mqtt://127.0.0.1:{broker.port}"
+    assert broker.alive
+    broker.stop()
+    broker.stop()
+    assert not broker.alive
+    assert threading.active_count() == before
+
+
+def test_other_machines_are_refused_with_the_reason() -> None:
+    tls = TLS(cert=Path("cert.pem"), key=Path("key.pem"))
+    with pytest.raises(
+        BrokerStartError, match=r"amqtt on 192\.168\.1\.5 is refused: it enforces no keep-alive"
+    ):
+        Embedded(BrokerOptions(host="192.168.1.5", users={"pi": "x"}, tls=tls))
+
+
+def test_what_it_cannot_do_is_refused_rather_than_ignored() -> None:
+    with pytest.raises(BrokerStartError, match="without TLS and persistence"):
+        Embedded(BrokerOptions(persistence=True))
+
+
+def test_a_taken_port_is_said() -> None:
+    broker = Embedded()
+    with pytest.raises(BrokerStartError, match=r"address already in use"):
+        Embedded(BrokerOptions(port=broker.port))
+    broker.stop()

@@ -1,0 +1,242 @@
+"""The link, on real sockets: what it reports, what it survives, what it refuses."""
+
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker import link as link_module
+from broker.errors import BrokerRefused, BrokerUnreachable
+from broker.link import (
+    Connected,
+    Disconnected,
+    Link,
+    LinkOptions,
+    Received,
+    Will,
+    backoff,
+    packet_bytes,
+)
+from broker.running import BrokerOptions
+from broker.url import BrokerUrl
+
+ACCEPT_3, ACCEPT_5 = b"\x20\x02\x00\x00", b"\x20\x03\x00\x00\x00"
+REFUSE_3 = b"\x20\x02\x00\x04"
+FAST_S = (0.05, 0.5)
+Bare = Callable[[list[bytes]], Any]
+
+
+def test_a_message_goes_from_one_to_the_other(house: Any) -> None:
+    url = house.broker().url
+    reader, writer = house.listener(url, "reader", "fl/v1/d/+/up/#"), house.peer(url, "writer")
+    assert reader.expect(Connected) == Connected(first=True)
+    assert writer.link.publish("fl/v1/d/pi/up/hello", b"\x00\xff")
+    assert reader.expect(Received) == Received("fl/v1/d/pi/up/hello", b"\x00\xff")
+    assert writer.link.bytes_up == reader.link.bytes_down == packet_bytes("fl/v1/d/pi/up/hello", b"\x00\xff")
+
+
+def test_both_versions_of_the_protocol_meet_on_mosquitto(house: Any) -> None:
+    if house.kind == "amqtt":
+        pytest.skip("amqtt speaks MQTT 3.1.1 only")
+    url = house.broker().url
+    reader = house.listener(f"{url}?mqtt=5", "reader", "fl/v1/#")
+    writer = house.peer(url, "writer")
+    writer.link.publish("fl/v1/x", b"hello")
+    assert reader.expect(Received) == Received("fl/v1/x", b"hello")
+
+
+def test_a_retained_offer_reaches_a_late_subscriber(house: Any) -> None:
+    url = house.broker().url
+    sender = house.listener(url, "sender", "fl/v1/all/round")
+    sender.link.publish("fl/v1/all/round", b"offer", retain=True)
+    assert sender.expect(Received) == Received("fl/v1/all/round", b"offer", retain=False)
+    late = house.listener(url, "late", "fl/v1/all/round")
+    assert late.expect(Received) == Received("fl/v1/all/round", b"offer", retain=True)
+
+
+_DOOMED = """
+import queue, sys, time
+from broker.link import Link, LinkOptions, Will
+from broker.url import BrokerUrl
+options = LinkOptions(will=Will("fl/v1/d/pi/up/state", b"gone"))
+Link(BrokerUrl.parse(sys.argv[1]), "doomed", queue.SimpleQueue(), options).connect()
+print("connected", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_will_fires_when_a_device_is_killed(house: Any) -> None:
+    url = house.broker().url
+    witness = house.listener(url, "witness", "fl/v1/d/+/up/state")
+    with subprocess.Popen([sys.executable, "-c", _DOOMED, url], stdout=subprocess.PIPE) as doomed:
+        assert doomed.stdout
+        assert doomed.stdout.readline() == b"connected\n"
+        doomed.send_signal(signal.SIGKILL)
+    assert witness.expect(Received).payload == b"gone"
+
+
+def test_who_says_goodbye_has_no_last_will(house: Any) -> None:
+    url = house.broker().url
+    witness = house.listener(url, "witness", "state")
+    leaver = house.peer(url, "leaver", LinkOptions(will=Will("state", b"gone")))
+    leaver.link.close(Will("state", b"goodbye"))
+    assert witness.expect(Received).payload == b"goodbye"
+    assert witness.is_quiet()
+
+
+def test_a_wrong_password_is_refused_in_words(house: Any) -> None:
+    broker = house.broker(BrokerOptions(users={"pi-07": "right"}))
+    good = broker.url.replace("//", "//pi-07:right@")
+    house.peer(good, "pi-07")
+    with pytest.raises(BrokerRefused) as caught:
+        house.peer(good.replace("right", "wrong"), "pi-08")
+    expected = f"the broker at {broker.url} refused user 'pi-07': wrong user name or password"
+    assert str(caught.value) == expected
+    with pytest.raises(BrokerRefused, match="a client without user name"):
+        house.peer(broker.url, "pi-09")
+
+
+def test_after_the_broker_restarts_the_link_is_back_and_brings_what_waited(house: Any) -> None:
+    broker = house.broker()
+    reader, writer = house.listener(broker.url, "reader", "fl/v1/#"), house.peer(broker.url, "writer")
+    writer.expect(Connected)
+    reader.expect(Connected)
+    port = BrokerUrl.parse(broker.url).port
+    broker.kill() if hasattr(broker, "kill") else broker.stop()
+    assert writer.expect(Disconnected).reason == "connection lost"
+    reader.expect(Disconnected)
+    assert not writer.link.connected
+    house.broker(BrokerOptions(port=port))
+    assert reader.expect(Connected) == Connected(first=False)
+    assert writer.link.publish("fl/v1/late", b"waited")
+    assert reader.expect(Received) == Received("fl/v1/late", b"waited")
+
+
+def test_what_is_published_while_offline_is_sent_at_the_return(house: Any) -> None:
+    broker = house.broker()
+    port = BrokerUrl.parse(broker.url).port
+    slow = LinkOptions(reconnect_s=(1.5, 1.5))
+    writer = house.peer(broker.url, "writer", slow)
+    broker.stop()
+    writer.expect(Disconnected)
+    start = time.monotonic()
+    assert writer.link.publish("fl/v1/late", b"waited")
+    assert time.monotonic() - start < 0.1
+    new = house.broker(BrokerOptions(port=port))
+    reader = house.listener(new.url, "reader", "fl/v1/#")
+    assert reader.expect(Received) == Received("fl/v1/late", b"waited")
+
+
+def test_nobody_there_is_said_with_what_to_do() -> None:
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        url = f"mqtt://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(BrokerUnreachable) as caught:
+            Link(BrokerUrl.parse(url), "pi", queue.SimpleQueue()).connect(2.0)
+    assert str(caught.value) == (
+        f"no broker answers at {url} (connection refused): "
+        "start one with `device-runtime broker`, or check host and port"
+    )
+
+
+def test_a_server_that_is_no_broker_is_unreachable_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = BrokerUrl.parse(f"mqtt://127.0.0.1:{server.getsockname()[1]}")
+        start = time.monotonic()
+        with pytest.raises(BrokerUnreachable, match="but does not answer as a broker"):
+            Link(url, "pi", queue.SimpleQueue()).connect(0.5)
+        assert time.monotonic() - start < 3
+
+
+def test_a_host_that_does_not_exist_is_named() -> None:
+    url = BrokerUrl.parse("mqtt://broker.invalid", insecure=True)
+    with pytest.raises(BrokerUnreachable, match=r"no machine is called 'broker\.invalid'"):
+        Link(url, "pi", queue.SimpleQueue()).connect(2.0)
+
+
+def test_a_failed_connect_may_be_tried_again(bare_broker: Bare) -> None:
+    server = bare_broker([REFUSE_3, ACCEPT_3])
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    link = Link(BrokerUrl.parse(server.url), "pi", inbox, LinkOptions(reconnect_s=(30.0, 30.0)))
+    with pytest.raises(BrokerRefused):
+        link.connect(2.0)
+    link.connect(2.0)
+    assert inbox.get(timeout=1) == Connected(first=True)
+    link.close()
+
+
+def test_a_password_that_becomes_wrong_does_not_make_it_spin(bare_broker: Bare) -> None:
+    server = bare_broker([ACCEPT_3, REFUSE_3])
+    link = Link(
+        BrokerUrl.parse(server.url), "pi", queue.SimpleQueue(), LinkOptions(reconnect_s=(0.2, 30.0), seed=1)
+    )
+    link.connect(2.0)
+    server.hang_up()
+    time.sleep(2.0)
+    link.close()
+    assert 3 <= server.connections <= 6  # waits of 0.1 to 0.2 s, doubling: 0.2 + 0.4 + 0.8 + 1.6
+
+
+def test_a_full_queue_is_told_and_nothing_blocks(bare_broker: Bare) -> None:
+    server = bare_broker([ACCEPT_3])
+    link = Link(BrokerUrl.parse(server.url), "pi", queue.SimpleQueue(), LinkOptions(queue_limit=3))
+    link.connect(2.0)
+    answers = [link.publish("t", b"x") for _ in range(200)]
+    link.close()
+    assert answers[:3] == [True] * 3
+    assert answers[-1] is False
+    assert link.bytes_up == sum(answers) * packet_bytes("t", b"x")
+
+
+@pytest.mark.parametrize("size", [0, 100, 118, 119, 120, 121, 130, 16_370, 16_380, 65_536, 2_100_000])
+@pytest.mark.parametrize("mqtt5", [False, True])
+def test_packet_bytes_are_the_bytes_on_the_wire(bare_broker: Bare, size: int, mqtt5: bool) -> None:
+    server = bare_broker([ACCEPT_5 if mqtt5 else ACCEPT_3])
+    url = BrokerUrl.parse(server.url + ("?mqtt=5" if mqtt5 else ""))
+    link = Link(url, "pi", queue.SimpleQueue())
+    link.connect(2.0)
+    link.publish("fl/ü", bytes(size))
+    expected = packet_bytes("fl/ü", bytes(size), 1, mqtt5)
+    assert server.wait_for(lambda: len(server.heard) >= expected)
+    time.sleep(0.02)
+    assert len(server.heard) == expected == link.bytes_up
+    link.close()
+
+
+def test_qos_0_has_no_packet_id() -> None:
+    assert packet_bytes("t", b"x", 1) - packet_bytes("t", b"x", 0) == 2
+    assert packet_bytes("t", b"x", 0) == 2 + 2 + 1 + 1
+
+
+def test_backoff_doubles_up_to_its_bound_and_is_spread_by_up_to_a_half() -> None:
+    waits = [backoff(failures, (0.5, 30.0), 0.0) for failures in range(8)]
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert backoff(2, (0.5, 30.0), 0.5) == 1.5
+    assert backoff(10_000, (0.5, 30.0), 0.0) == 30
+
+
+def test_a_subscription_that_is_refused_is_an_error(
+    bare_broker: Bare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = bare_broker([ACCEPT_3 + b"\x90\x03\x00\x01\x80"])
+    options = LinkOptions(subscriptions=("secret",))
+    link = Link(BrokerUrl.parse(server.url), "pi", queue.SimpleQueue(), options)
+    with pytest.raises(BrokerRefused, match="does not let a client without user name read secret"):
+        link.connect(2.0)
+
+
+def test_close_while_offline_is_quick(bare_broker: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "FAREWELL_S", 0.2)
+    server = bare_broker([ACCEPT_3])
+    link = Link(BrokerUrl.parse(server.url), "pi", queue.SimpleQueue())
+    link.connect(2.0)
+    link.publish("t", b"never acknowledged")
+    start = time.monotonic()
+    link.close(Will("state", b"goodbye"))
+    assert time.monotonic() - start < 2

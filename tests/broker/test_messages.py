@@ -1,0 +1,145 @@
+"""Messages: what is written is read; what is not a message is refused with one kind of error."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker import messages
+from broker.errors import BrokerError
+from broker.messages import (
+    Base,
+    Blob,
+    Contribution,
+    Get,
+    Hello,
+    Kind,
+    Message,
+    MessageError,
+    Metrics,
+    Offer,
+    Plan,
+    Receipt,
+    State,
+    Step,
+    decode,
+    encode,
+    pack,
+)
+
+BLOB = Blob(bytes(range(32)), 310_000)
+STEP = Step(round=3, generator="philox-1", seed=7, tunable="all", lr=1e-3, share=0.5, scalars=(0.5, -1.25))
+EXAMPLES: tuple[Message, ...] = (
+    State(boot=1, online=True),
+    Hello(boot=1, num_examples=120, profile="pi-zero-2w", memory_bytes=512 * 2**20, engine="onnx"),
+    Offer(
+        task="digits",
+        run="r1",
+        round=3,
+        seed=9,
+        deadline_s=60.0,
+        remaining_s=41.5,
+        bundle=BLOB,
+        base=Base(checkpoint=BLOB, sha=bytes(32), steps=1, tail=(STEP,), log=BLOB),
+        kinds=(Kind(name="full", settings=pack({"epochs": 2})),),
+    ),
+    Plan(
+        task="digits", round=3, kind="full", seconds=1.5, memory_bytes=10, energy_j=0.1, reasons=("fits", "")
+    ),
+    Contribution(
+        task="digits",
+        run="r1",
+        round=3,
+        boot=1,
+        seq=2,
+        kind="full",
+        num_examples=120,
+        metrics=Metrics(train_loss=0.5, train_time_ms=1500, energy_mj=100, peak_memory_kib=1024),
+        blob=BLOB,
+    ),
+    Receipt(boot=1, seq=2, round=3, status="accepted"),
+    Get(blob=BLOB, blocks=(0, 1, 4)),
+)
+TYPES = [type(message) for message in EXAMPLES]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_what_is_encoded_is_decoded(message: Message) -> None:
+    assert decode(encode(message), type(message)) == message
+
+
+def test_every_type_of_message_is_among_the_examples() -> None:
+    types = {
+        value for value in vars(messages).values() if isinstance(value, type) and issubclass(value, Message)
+    }
+    assert types - {Message} == set(TYPES)
+
+
+def test_a_receipt_costs_a_few_bytes() -> None:
+    assert len(encode(Receipt(boot=1, seq=2, round=3, status="accepted"))) == 15
+
+
+@given(payload=st.binary(max_size=200), kind=st.sampled_from(TYPES))
+def test_random_bytes_are_refused_by_message_error_only(payload: bytes, kind: type[Message]) -> None:
+    refused_or_read(payload, kind)
+
+
+@given(data=st.data(), message=st.sampled_from(EXAMPLES))
+@settings(max_examples=300)
+def test_mutated_messages_are_refused_by_message_error_only(data: st.DataObject, message: Message) -> None:
+    payload = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(payload) - 1))
+        payload[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(payload)))
+    refused_or_read(bytes(payload), type(message))
+    refused_or_read(bytes(payload[:cut]), type(message))
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(values=st.lists(_VALUES, max_size=12), kind=st.sampled_from(TYPES))
+def test_other_messagepack_is_refused_by_message_error_only(values: list[Any], kind: type[Message]) -> None:
+    refused_or_read(msgspec.msgpack.encode([messages.VERSION, *values]), kind)
+
+
+def refused_or_read(payload: bytes, kind: type[Message]) -> None:
+    try:
+        assert isinstance(decode(payload, kind), kind)
+    except MessageError as error:
+        assert "\n" not in str(error)
+
+
+def test_a_deeply_nested_payload_is_refused() -> None:
+    with pytest.raises(MessageError):
+        decode(b"\x91" * 100_000, Offer)
+
+
+def test_an_oversized_payload_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(MessageError, match="State of 262145 bytes; at most 262144 are read"):
+        decode(bytes(messages.MESSAGE_LIMIT + 1), State)
+
+
+def test_another_version_is_refused_by_name() -> None:
+    with pytest.raises(MessageError, match="State of protocol version 2; this side speaks 1"):
+        decode(encode(State(v=2, boot=1, online=True)), State)
+
+
+@pytest.mark.parametrize(("sha", "size"), [(b"short", 1), (bytes(32), -1), (bytes(32), 2**40)])
+def test_an_impossible_blob_is_refused(sha: bytes, size: int) -> None:
+    with pytest.raises(ValueError, match="bytes"):
+        Blob(sha, size)
+    with pytest.raises(MessageError):
+        decode(msgspec.msgpack.encode([1, [sha, size], [0]]), Get)
+
+
+def test_errors_of_the_wire_are_broker_errors() -> None:
+    assert issubclass(MessageError, BrokerError)
+    assert issubclass(MessageError, ValueError)

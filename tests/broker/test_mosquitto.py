@@ -1,0 +1,220 @@
+"""Mosquitto as a child: configured, fenced, encrypted, and gone when its parent is gone."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker import mosquitto
+from broker.errors import BrokerRefused, BrokerStartError, BrokerUnreachable
+from broker.link import Connected, LinkOptions, Received
+from broker.mosquitto import Mosquitto, access_list, configure, hash_passwords
+from broker.running import BrokerOptions
+from broker.url import TLS
+
+pytestmark = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+USERS = {"aggregator": "a-secret", "pi-1": "secret-1", "pi-2": "secret-2"}
+
+
+def as_user(url: str, user: str) -> str:
+    return url.replace("//", f"//{user}:{USERS[user]}@")
+
+
+def gone(pid: int, within_s: float = 5.0) -> bool:
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_it_has_a_name_and_an_address_of_this_machine() -> None:
+    broker = Mosquitto()
+    assert broker.name.startswith("Mosquitto ")
+    assert broker.name.split()[1][0].isdigit()
+    assert broker.url == f"mqtt://127.0.0.1:{broker.port}"
+    assert broker.alive
+    broker.stop()
+    broker.stop()
+    assert not broker.alive
+    assert gone(broker.pid)
+
+
+def test_each_device_speaks_and_hears_only_on_its_own_branch(mosquitto_house: Any) -> None:
+    url = mosquitto_house.broker(BrokerOptions(users=USERS)).url
+    aggregator = mosquitto_house.listener(as_user(url, "aggregator"), "aggregator", "fl/v1/#")
+    one = mosquitto_house.listener(as_user(url, "pi-1"), "pi-1", "fl/v1/#")
+    two = mosquitto_house.listener(as_user(url, "pi-2"), "pi-2", "fl/v1/#")
+    for peer in (aggregator, one, two):
+        peer.expect(Connected)
+    one.link.publish("fl/v1/d/pi-2/up/contribution", b"forged")
+    one.link.publish("fl/v1/all/round", b"forged", retain=True)
+    one.link.publish("fl/v1/d/pi-1/dn/receipt", b"forged")
+    one.link.publish("fl/v1/d/pi-1/up/contribution", b"mine")
+    assert aggregator.expect(Received) == Received("fl/v1/d/pi-1/up/contribution", b"mine")
+    aggregator.link.publish("fl/v1/d/pi-2/dn/receipt", b"for pi-2")
+    aggregator.link.publish("fl/v1/all/round", b"for all")
+    assert two.expect(Received) == Received("fl/v1/d/pi-2/dn/receipt", b"for pi-2")
+    assert two.expect(Received) == Received("fl/v1/all/round", b"for all")
+    assert one.expect(Received) == Received("fl/v1/all/round", b"for all")
+    assert one.is_quiet()
+    assert two.is_quiet(0.0)
+
+
+def test_a_burst_longer_than_the_default_queue_arrives_whole(mosquitto_house: Any) -> None:
+    url = mosquitto_house.broker().url
+    reader = mosquitto_house.listener(url, "reader", "fl/v1/#")
+    writer = mosquitto_house.peer(url, "writer")
+    for number in range(3000):
+        assert writer.link.publish("fl/v1/x", b"%d" % number)
+    assert [reader.expect(Received).payload for _ in range(3000)] == [
+        b"%d" % number for number in range(3000)
+    ]
+
+
+def test_retained_offers_survive_a_crash_with_persistence(mosquitto_house: Any, tmp_path: Path) -> None:
+    options = BrokerOptions(folder=tmp_path, persistence=True)
+    broker = mosquitto_house.broker(options)
+    writer = mosquitto_house.listener(broker.url, "writer", "fl/v1/all/round")
+    writer.link.publish("fl/v1/all/round", b"offer", retain=True)
+    writer.expect(Received)
+    end = time.monotonic() + 5
+    kept = tmp_path / "mosquitto.db"
+    while not (kept.exists() and b"offer" in kept.read_bytes()) and time.monotonic() < end:
+        time.sleep(0.02)
+    broker.kill()
+    reader = mosquitto_house.listener(mosquitto_house.broker(options).url, "reader", "fl/v1/all/round")
+    assert reader.expect(Received).payload == b"offer"
+
+
+_PARENT = """
+import sys, time
+from broker.mosquitto import Mosquitto
+broker = Mosquitto()
+print(broker.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_it_dies_with_its_parent_however_that_dies(number: signal.Signals) -> None:
+    arguments = [sys.executable, "-c", _PARENT]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+        assert parent.stdout
+        pid = int(parent.stdout.readline())
+        assert not gone(pid, within_s=0.05)
+        parent.send_signal(number)
+    assert gone(pid)
+
+
+def test_it_outlives_the_thread_that_started_it() -> None:
+    started: list[Mosquitto] = []
+    thread = threading.Thread(target=lambda: started.append(Mosquitto()))
+    thread.start()
+    thread.join()
+    time.sleep(0.1)
+    assert started[0].alive
+    started[0].stop()
+
+
+def test_a_taken_port_is_said() -> None:
+    broker = Mosquitto()
+    with pytest.raises(
+        BrokerStartError, match=r"port \d+ \(address already in use\): choose another with --port"
+    ):
+        Mosquitto(BrokerOptions(port=broker.port))
+    broker.stop()
+
+
+def test_a_start_that_fails_says_what_mosquitto_says(tmp_path: Path) -> None:
+    (tmp_path / "no.pem").write_text("not a certificate")
+    tls = TLS(cert=tmp_path / "no.pem", key=tmp_path / "no.pem")
+    with pytest.raises(
+        BrokerStartError, match=r"did not start on port \d+: Error: Unable to load server certificate"
+    ):
+        Mosquitto(BrokerOptions(tls=tls))
+
+
+def test_passwords_are_neither_in_files_nor_in_texts(tmp_path: Path) -> None:
+    options = BrokerOptions(users=USERS)
+    written = configure(options, 1, tmp_path) + access_list(options) + hash_passwords(options) + repr(options)
+    assert "secret" not in written
+
+
+@pytest.mark.parametrize("user", ["pi:7", "pi\n", "", "#", "+"])
+def test_a_user_name_that_would_break_out_of_a_file_is_refused(user: str) -> None:
+    with pytest.raises(BrokerStartError, match="use 1 to 64 letters"):
+        BrokerOptions(users={user: "x"})
+
+
+def test_an_open_broker_for_the_network_is_refused() -> None:
+    with pytest.raises(BrokerStartError, match="open to the network: give it TLS and users"):
+        BrokerOptions(host="192.168.1.5")
+
+
+def _openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TLS]:
+    """An authority, and for a name the files that prove it."""
+    folder = tmp_path_factory.mktemp("certificates")
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    ca, ca_key = folder / "ca.pem", folder / "ca.key"
+    _openssl(
+        "req", "-x509", *new_key, "-keyout", str(ca_key), "-out", str(ca), "-days", "2", "-subj", "/CN=CA"
+    )
+
+    def issue(name: str) -> TLS:
+        key, request, cert = (folder / f"{name}.{end}" for end in ("key", "csr", "pem"))
+        extensions = folder / f"{name}.ext"
+        extensions.write_text("subjectAltName=IP:127.0.0.1\n")
+        _openssl("req", *new_key, "-keyout", str(key), "-out", str(request), "-subj", f"/CN={name}")
+        signed = ["-CA", str(ca), "-CAkey", str(ca_key), "-CAcreateserial", "-extfile", str(extensions)]
+        _openssl("x509", "-req", "-in", str(request), *signed, "-out", str(cert), "-days", "2")
+        return TLS(ca=ca, cert=cert, key=key)
+
+    return issue
+
+
+@needs_openssl
+def test_tls_with_passwords(mosquitto_house: Any, certificates: Callable[[str], TLS]) -> None:
+    server = certificates("localhost")
+    broker = mosquitto_house.broker(BrokerOptions(users=USERS, tls=TLS(cert=server.cert, key=server.key)))
+    assert broker.url.startswith("mqtts://")
+    options = LinkOptions(subscriptions=("fl/v1/#",))
+    url = as_user(broker.url, "aggregator")
+    peer = mosquitto_house.peer(url, "aggregator", options, TLS(ca=server.ca))
+    peer.link.publish("fl/v1/x", bytes(100_000))
+    assert peer.expect(Received).payload == bytes(100_000)
+    with pytest.raises(BrokerUnreachable, match=r"no TLS connection .*check --ca"):
+        mosquitto_house.peer(url, "stranger")
+    with pytest.raises(BrokerUnreachable):
+        mosquitto_house.peer(url.replace("mqtts", "mqtt"), "plain")
+
+
+@needs_openssl
+def test_tls_with_certificates_of_devices(mosquitto_house: Any, certificates: Callable[[str], TLS]) -> None:
+    server = certificates("localhost")
+    url = mosquitto_house.broker(BrokerOptions(tls=server)).url
+    options = LinkOptions(subscriptions=("fl/v1/#",))
+    aggregator = mosquitto_house.peer(url, "aggregator", options, certificates("aggregator"))
+    device = mosquitto_house.peer(url, "pi-1", options, certificates("pi-1"))
+    device.link.publish("fl/v1/d/pi-2/up/hello", b"forged")
+    device.link.publish("fl/v1/d/pi-1/up/hello", b"mine")
+    assert aggregator.expect(Received) == Received("fl/v1/d/pi-1/up/hello", b"mine")
+    with pytest.raises((BrokerRefused, BrokerUnreachable)):
+        mosquitto_house.peer(url, "nobody", options, TLS(ca=server.ca))
