@@ -3,6 +3,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -25,13 +26,12 @@ from .manifest import (
     Tunable,
 )
 from .onnx_work import measure_work
-from .torch_graph import to_onnx
+from .torch_graph import convert, to_onnx, with_inputs
 from .torch_levels import Layout, find_head, lay_out
 from .torch_parity import Candidate, check_parity
 from .torch_trace import (
     TRACED_BATCH,
     Subject,
-    Traced,
     forward_with_features,
     stored_tensors,
     trace_forward,
@@ -131,22 +131,29 @@ def _parameters(module: nn.Module, layout: Layout) -> tuple[Parameter, ...]:
 
 def _candidates(subject: Subject, parameters: tuple[Parameter, ...]) -> Iterator[Candidate]:
     """forward, then loss and train for each tunable set that has parameters."""
-    yield Candidate("forward", _converted("forward", lambda: trace_forward(subject), ()), ())
+    with _export_errors("forward"):
+        forward = to_onnx(trace_forward(subject), ())
+    yield Candidate("forward", forward, ())
+    with _export_errors("loss"):
+        loss = trace_loss(subject)
+        converted = convert(loss)
     for tunable in TUNABLE_SETS:
         names = tuple(parameter.name for parameter in parameters if tunable in parameter.sets)
         if not names:
             continue
-        loss, train = f"loss.{tunable}", f"train.{tunable}"
-        yield Candidate(loss, _converted(loss, lambda: trace_loss(subject), names), names)
-        gradients = _converted(train, lambda names=names: trace_gradients(subject, names), names)  # type: ignore[misc]
-        yield Candidate(train, gradients, names)
+        yield Candidate(f"loss.{tunable}", with_inputs(converted, loss, names), names)
+        with _export_errors(f"train.{tunable}"):
+            gradients = to_onnx(trace_gradients(subject, names), names)
+        yield Candidate(f"train.{tunable}", gradients, names)
 
 
-def _converted(name: str, trace: Callable[[], Traced], trainable: tuple[str, ...]) -> bytes:
+@contextmanager
+def _export_errors(graph: str) -> Iterator[None]:
+    """Tracing runs the user's module: anything can come out of it."""
     try:
-        return to_onnx(trace(), trainable)
-    except Exception as error:  # tracing runs the user's module: anything can come out of it
-        raise ExportError(f"graph {name} cannot be exported: {one_line(error)}") from error
+        yield
+    except Exception as error:
+        raise ExportError(f"graph {graph} cannot be exported: {one_line(error)}") from error
 
 
 def _head(subject: Subject, width: int) -> Head:

@@ -19,6 +19,11 @@ LOCATION = "weights"  # a name only: the values are given to the session in memo
 
 def to_onnx(traced: Traced, trainable: Sequence[str]) -> bytes:
     """The ONNX file; `trainable` stay inputs, all other tensors become external initialisers."""
+    return with_inputs(convert(traced), traced, trainable)
+
+
+def convert(traced: Traced) -> Any:
+    """The graph as torch's exporter writes it, all tensors as inputs, as an onnx.ModelProto."""
     batch = torch.export.Dim("batch", min=1)
     shapes = [{0: batch} if name in ("x", "y") else None for name in traced.inputs]
     data = len(traced.example) - 1
@@ -31,7 +36,13 @@ def to_onnx(traced: Traced, trainable: Sequence[str]) -> bytes:
             dynamic_shapes=(*shapes[:data], shapes[data:]),
             verbose=False,
         )
-    model = program.model_proto
+    return program.model_proto
+
+
+def with_inputs(converted: Any, traced: Traced, trainable: Sequence[str]) -> bytes:
+    """The file from what `convert` gave, which may be used again for other `trainable`."""
+    model = onnx.ModelProto()
+    model.CopyFrom(converted)
     _merge_constants(model.graph)
     _rename(model.graph, traced)
     _freeze(model.graph, set(traced.inputs) - {"x", "y", *trainable})

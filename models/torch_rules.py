@@ -58,27 +58,27 @@ def _convolution_input(go: Tensor, x: Tensor, w: Tensor, shape: Any) -> Tensor:
 
 
 def _convolution_weight(go: Tensor, x: Tensor, w: Tensor, shape: Any) -> Tensor:
-    """One batched matrix product per kernel tap; faster on ONNX Runtime than im2col or swapped-axes Conv."""
+    """One matrix product per kernel tap: on ONNX Runtime faster than im2col, and with less memory."""
     groups = shape[3]
     out, inner, rows, columns = w.shape
-    n = x.shape[0]
-    area = go.shape[2] * go.shape[3]
     if inner == 1 and out == groups:  # depthwise
-        taps = [(tap * go).sum((0, 2, 3)) for tap in _taps(go, x, w, shape)]
-    elif groups == 1:
-        flat = go.flatten(2)
-        taps = [torch.bmm(flat, tap.flatten(2).transpose(1, 2)).sum(0) for tap in _taps(go, x, w, shape)]
+        products = [(tap * go).sum((0, 2, 3)) for tap in _taps(go, x, w, shape)]
+        return torch.stack(products, 1).reshape(w.shape)
+    channels_first = x.transpose(0, 1)
+    if groups == 1:
+        flat = go.transpose(0, 1).reshape(out, -1)
+        products = [torch.mm(flat, tap.reshape(inner, -1).t()) for tap in _taps(go, channels_first, w, shape)]
     else:
-        grouped = go.reshape(n, groups, out // groups, area)
-        taps = [
-            torch.matmul(grouped, tap.reshape(n, groups, inner, area).transpose(2, 3)).sum(0)
-            for tap in _taps(go, x, w, shape)
+        flat = go.transpose(0, 1).reshape(groups, out // groups, -1)
+        products = [
+            torch.bmm(flat, tap.reshape(groups, inner, -1).transpose(1, 2)).reshape(out, inner)
+            for tap in _taps(go, channels_first, w, shape)
         ]
-    return torch.stack(taps, -1).reshape(out, inner, rows, columns)
+    return torch.cat(products, 1).reshape(out, rows * columns, inner).transpose(1, 2).reshape(w.shape)
 
 
 def _taps(go: Tensor, x: Tensor, w: Tensor, shape: Any) -> Iterator[Tensor]:
-    """For each place of the kernel, the part of the padded input that it met: (n, channels, *go's area)."""
+    """For each place of the kernel, the part of the padded input that it met: (.., .., *area of go)."""
     stride, padding, dilation, _ = shape
     if any(padding):
         x = aten.constant_pad_nd(x, [padding[1], padding[1], padding[0], padding[0]], 0.0)
@@ -186,6 +186,9 @@ def embedding_backward(go: Tensor, indices: Tensor, rows: int, padding_index: in
         0, indices.reshape(-1, 1).expand(-1, width), go.reshape(-1, width)
     )
 
+
+# Where no gradient is asked for, ONNX's own normalisation serves better.
+GRADIENTS_ONLY = (aten.native_group_norm.default,)
 
 RULES: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: convolution_backward,

@@ -1,6 +1,7 @@
 """A module's forward, loss and gradients as flat torch graphs whose batch alone is symbolic."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .torch_rules import RULES
+from .torch_rules import GRADIENTS_ONLY, RULES
 
 aten = torch.ops.aten
 
@@ -131,8 +132,9 @@ def _trace(subject: Subject, run: Callable[..., Any], labels: bool, outputs: tup
     with mode:
         y = [torch.empty((x.shape[0],), dtype=torch.int64)] if labels else []
         fakes = [torch.empty_like(tensor) for tensor in tensors.values()]
+    table = _decompositions(gradients=len(outputs) > 1 and labels)
     with _tracing(mode):
-        graph = make_fx(run, decomposition_table=_decompositions(), _allow_non_fake_inputs=True)(x, *y, fakes)
+        graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(x, *y, fakes)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     example_y = [torch.zeros(len(subject.example), dtype=torch.int64)] if labels else []
@@ -150,6 +152,8 @@ def _fake_input(mode: FakeTensorMode, example: Tensor) -> Tensor:
 def _tracing(mode: FakeTensorMode) -> Iterator[None]:
     """Without the python dispatcher the batch is silently frozen to that of the example."""
     with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="TF32 acceleration")  # said by torch's mkldnn switch itself
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(mode)
@@ -157,10 +161,12 @@ def _tracing(mode: FakeTensorMode) -> Iterator[None]:
         yield
 
 
-def _decompositions() -> dict[Any, Callable[..., Any]]:
+def _decompositions(gradients: bool) -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = dict(_core_aten_decompositions_post_autograd())
     table.update(get_decompositions(_MORE))
     for operator in _KEPT:
         table.pop(operator, None)
     table.update(RULES)
+    for operator in () if gradients else GRADIENTS_ONLY:
+        del table[operator]
     return table

@@ -1,0 +1,76 @@
+"""`device-runtime inspect`: what is in a bundle."""
+
+import argparse
+from collections.abc import Sequence
+
+import msgspec
+from tabulate import tabulate
+
+from models.bundle import Bundle, find
+from models.manifest import LEVELS, TUNABLE_SETS, Manifest
+
+HELP = "show what is in a bundle: parameters, graphs, their cost, hashes"
+EXAMPLE = "device-runtime inspect digits-wrn-10-1"
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What `--format json` prints."""
+
+    sha256: str
+    bytes: int
+    num_parameters: dict[str, int]  # by tunable set
+    manifest: Manifest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("bundle", help="folder, zip, or name of a shipped bundle")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the bundle. Raises BundleError."""
+    bundle = Bundle.open(find(args.bundle))
+    manifest = bundle.manifest
+    counts = {tunable: manifest.num_parameters(tunable) for tunable in TUNABLE_SETS}
+    figures = Figures(bundle.sha256, len(bundle.packed()), counts, manifest)
+    print(msgspec.json.encode(figures).decode() if args.format == "json" else _text(figures))
+    return 0
+
+
+def _text(figures: Figures) -> str:
+    manifest = figures.manifest
+    shape = "x".join(str(n) for n in manifest.input.shape)
+    trained = ", ".join(f"{name} {count}" for name, count in figures.num_parameters.items())
+    lines = [
+        f"{manifest.name}: {figures.bytes / 1000:.0f} KB, sha256 {figures.sha256}",
+        f"input {shape}, {manifest.head.features} features, {len(manifest.labels)} labels",
+        f"made with {manifest.producer}",
+        f"trainable parameters: {trained}",
+    ]
+    return "\n\n".join(["\n".join(lines), _parameter_table(manifest), _graph_table(manifest)])
+
+
+def _parameter_table(manifest: Manifest) -> str:
+    rows: list[Sequence[object]] = []
+    for level in LEVELS:
+        for parameter in (p for p in manifest.parameters if p.level == level):
+            shape = "x".join(str(n) for n in parameter.shape)
+            rows.append((level, parameter.name, shape, parameter.spec.size, " ".join(parameter.sets)))
+    return tabulate(rows, ("level", "parameter", "shape", "values", "trained in"))
+
+
+def _graph_table(manifest: Manifest) -> str:
+    rows = [
+        (
+            name,
+            f"{graph.bytes / 1000:.1f}",
+            f"{graph.flops / 1e6:.2f}",
+            f"{graph.fixed_bytes / 1000:.1f}",
+            f"{graph.bytes_per_sample / 1000:.1f}",
+            graph.sha256[:12],
+        )
+        for name, graph in manifest.graphs.items()
+    ]
+    heads = ("graph", "KB", "MFLOP/sample", "activations KB", "+ KB/sample", "sha256")
+    return tabulate(rows, heads, disable_numparse=True, stralign="right")
