@@ -1,0 +1,121 @@
+"""A contribution is checked before it is believed; every refusal says why, with values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from broker.blobs import name
+from broker.messages import INLINE_LIMIT, Contribution
+from models import tensors
+from models.errors import ModelError
+from models.manifest import Manifest
+from models.tensors import Tensors, TensorSpec
+from strategies.class_means import ClassMeans
+
+from .errors import UpdateRefused
+from .task import KindSettings, Task
+
+HEADER_BYTES = 4096
+TENSOR_HEADER_BYTES = 512
+"""Bytes that safetensors' header may take, in all and for each tensor beside its values."""
+
+
+@dataclass(frozen=True)
+class Offered:
+    """What a contribution is held against: the task, this life of it, the bundle, the base of the round."""
+
+    task: Task
+    run: str
+    manifest: Manifest
+    base: Tensors
+
+
+def kind_of(message: Contribution, offered: Offered) -> KindSettings:
+    """The offered kind that this is. Raises UpdateRefused."""
+    kinds = {kind.name: kind for kind in offered.task.offered(message.round)}
+    if message.kind not in kinds:
+        known = ", ".join(kinds) or "none"
+        raise UpdateRefused(
+            f"round {message.round} does not accept kind {message.kind!r}; it accepts {known}"
+        )
+    return kinds[message.kind]
+
+
+def check_address(message: Contribution, offered: Offered) -> None:
+    """Whether it is meant for this life of this task. Raises UpdateRefused."""
+    task = offered.task
+    if message.task != task.name:
+        raise UpdateRefused(f"it is for task {message.task!r}, this is {task.name!r}")
+    if message.run != offered.run:
+        raise UpdateRefused(f"it is for run {message.run!r}, this is run {offered.run!r}")
+
+
+def check_message(message: Contribution, offered: Offered) -> None:
+    """All that can be said before the content is here. Raises UpdateRefused."""
+    task, kind = offered.task, kind_of(message, offered)
+    if not 1 <= message.num_examples <= task.max_num_examples:
+        raise UpdateRefused(f"num_examples is {message.num_examples}, expected 1 to {task.max_num_examples}")
+    _check_size(message, kind.strategy.expected(offered.manifest))
+
+
+def _check_size(message: Contribution, expected: Sequence[TensorSpec]) -> None:
+    """Nothing is fetched that is larger than what is expected can be."""
+    if (message.blob is None) == (not message.body):
+        raise UpdateRefused("it has both a body and a blob" if message.body else "it has no content")
+    size = message.blob.size if message.blob else len(message.body)
+    if message.body and size > INLINE_LIMIT:
+        raise UpdateRefused(f"its body has {size} bytes; over {INLINE_LIMIT} it must be a blob")
+    values = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in expected)
+    most = values + HEADER_BYTES + TENSOR_HEADER_BYTES * len(expected)
+    if size > most:
+        raise UpdateRefused(f"its content has {size} bytes, expected at most {most}")
+
+
+def check_content(message: Contribution, content: bytes, offered: Offered) -> Tensors:
+    """The tensors, believed. Raises UpdateRefused."""
+    if message.blob and name(content) != message.blob:
+        raise UpdateRefused(f"its content is not blob {message.blob.hex[:12]}")
+    kind = kind_of(message, offered)
+    strategy = kind.strategy
+    try:
+        update = tensors.decode(content)
+        tensors.check(update, strategy.expected(offered.manifest))
+    except ModelError as error:
+        raise UpdateRefused(str(error)) from None
+    if isinstance(strategy, ClassMeans):
+        _check_counts(update, message.num_examples)
+    if kind.max_norm is not None:
+        distance = norm(update, offered.base)
+        if not distance <= kind.max_norm:
+            raise UpdateRefused(
+                f"it is {distance:.4g} away from the base, at most {kind.max_norm:g} is believed"
+            )
+    return update
+
+
+def _check_counts(update: Tensors, num_examples: int) -> None:
+    counts = update["counts"].astype(np.int64)
+    if counts.min(initial=0) < 0:
+        raise UpdateRefused(
+            f"count of class {int(counts.argmin())} is {int(counts.min())}, expected 0 or more"
+        )
+    if int(counts.sum()) != num_examples:
+        raise UpdateRefused(f"counts sum to {int(counts.sum())}, num_examples is {num_examples}")
+    stray = np.flatnonzero((counts == 0) & np.abs(update["sums"]).any(axis=1))
+    if len(stray):
+        raise UpdateRefused(f"sums of class {int(stray[0])} are not 0, its count is")
+
+
+def norm(update: Tensors, base: Tensors) -> float:
+    """Euclidean distance from the base; tensors that the base does not have count from zero."""
+    total = 0.0
+    for key, value in update.items():
+        change = value.astype(np.float64)
+        if key in base and base[key].shape == value.shape:
+            change = change - base[key]
+        total += float(np.square(change).sum())
+    return sqrt(total)

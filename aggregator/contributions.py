@@ -1,0 +1,137 @@
+"""The contributions that count, and what the devices of a round have sent and been sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from broker.blobs import Blobs
+from broker.messages import Blob, Contribution, Metrics
+
+from .database import Database
+from .observer import ContributionRecord
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A counted contribution. `round` is the one it was made for, `into` the one it counts in."""
+
+    device: str
+    round: int
+    into: int
+    kind: str
+    num_examples: int
+    metrics: Metrics
+    why: str
+    blob: Blob | None
+    body: bytes = b""
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """MQTT packets of one device in one round, in bytes."""
+
+    up: int = 0
+    down: int = 0
+
+
+class Contributions:
+    """The counted contributions of a run. Raises RunFolderError as Database does."""
+
+    def __init__(self, db: Database, updates: Blobs) -> None:
+        self._db = db
+        self._updates = updates
+
+    def known(self, number: int, device: str, kind: str) -> bool:
+        """Whether this contribution is stored, whatever round it counts in."""
+        sql = "SELECT 1 FROM contributions WHERE round = ? AND device = ? AND kind = ?"
+        return bool(self._db.rows(sql, number, device, kind))
+
+    def keep(self, message: Contribution, device: str, into: int, why: str) -> None:
+        """Store a contribution; its blob, if it has one, is in `updates` already. Again: nothing."""
+        with self._db.commit() as db:
+            db.execute(
+                "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    message.round,
+                    device,
+                    message.kind,
+                    into,
+                    message.num_examples,
+                    msgspec.msgpack.encode(message.metrics),
+                    why,
+                    msgspec.msgpack.encode(message.blob) if message.blob else None,
+                    message.body or None,
+                ),
+            )
+
+    def of_round(self, number: int) -> Iterator[Stored]:
+        """Those that count in a round, by kind, device, and the round they were made for; one at a time."""
+        keys = self._db.rows(
+            "SELECT rowid FROM contributions WHERE into_round = ? ORDER BY kind, device, round", number
+        )
+        for key in keys:
+            row = self._db.rows("SELECT * FROM contributions WHERE rowid = ?", key[0])[0]
+            yield Stored(
+                device=row["device"],
+                round=row["round"],
+                into=row["into_round"],
+                kind=row["kind"],
+                num_examples=row["num_examples"],
+                metrics=msgspec.msgpack.decode(row["metrics"], type=Metrics),
+                why=row["why"],
+                blob=msgspec.msgpack.decode(row["blob"], type=Blob) if row["blob"] else None,
+                body=row["body"] or b"",
+            )
+
+    def content(self, stored: Stored) -> bytes:
+        """The safetensors of a contribution whose round is not closed. Raises BlobError."""
+        return self._updates.get(stored.blob) if stored.blob else stored.body
+
+    def forget(self, number: int) -> None:
+        """Let go of the contents of a closed round's contributions; what is told of them stays."""
+        with self._db.commit() as db:
+            db.execute("UPDATE contributions SET body = NULL WHERE into_round = ?", (number,))
+        waiting = self._db.rows(
+            "SELECT blob FROM contributions WHERE into_round > ? AND blob NOT NULL", number
+        )
+        self._updates.prune(msgspec.msgpack.decode(row["blob"], type=Blob) for row in waiting)
+
+    def records(self, number: int) -> tuple[ContributionRecord, ...]:
+        """Those that count in a round, for people and files."""
+        traffic, told, records = self.traffic(number), set[str](), []
+        for stored in self.of_round(number):
+            moved = Bytes() if stored.device in told else traffic.get(stored.device, Bytes())
+            told.add(stored.device)
+            records.append(record_of(stored, moved))
+        return tuple(records)
+
+    def traffic(self, number: int) -> dict[str, Bytes]:
+        """Bytes of each device in a round, as last saved."""
+        rows = self._db.rows("SELECT device, up, down FROM traffic WHERE round = ?", number)
+        return {row["device"]: Bytes(row["up"], row["down"]) for row in rows}
+
+    def save_traffic(self, number: int, traffic: Mapping[str, Bytes]) -> None:
+        with self._db.commit() as db:
+            rows = [(number, device, moved.up, moved.down) for device, moved in traffic.items()]
+            db.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?, ?)", rows)
+
+
+def record_of(stored: Stored, moved: Bytes) -> ContributionRecord:
+    """A stored contribution in the units of people."""
+    metrics = stored.metrics
+    return ContributionRecord(
+        round=stored.into,
+        device=stored.device,
+        kind=stored.kind,
+        num_examples=stored.num_examples,
+        train_loss=metrics.train_loss,
+        train_time_s=metrics.train_time_ms / 1000,
+        energy_j=metrics.energy_mj / 1000,
+        peak_memory_bytes=metrics.peak_memory_kib * 1024,
+        bytes_up=moved.up,
+        bytes_down=moved.down,
+        why=stored.why,
+    )

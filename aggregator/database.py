@@ -1,0 +1,113 @@
+"""The run folder's SQLite file: opened by one process, every commit durable when it returns."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import RunFolderError
+
+VERSION = 1
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (
+    id INTEGER PRIMARY KEY CHECK (id = 1), task BLOB NOT NULL, run TEXT NOT NULL, bundle BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS rounds (
+    round INTEGER PRIMARY KEY, phase TEXT NOT NULL, seed INTEGER NOT NULL, opened_at REAL NOT NULL,
+    base BLOB NOT NULL, next_base BLOB, served BLOB, figures BLOB, record BLOB, note TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE IF NOT EXISTS contributions (
+    round INTEGER NOT NULL, device TEXT NOT NULL, kind TEXT NOT NULL, into_round INTEGER NOT NULL,
+    num_examples INTEGER NOT NULL, metrics BLOB NOT NULL, why TEXT NOT NULL, blob BLOB, body BLOB,
+    UNIQUE (round, device, kind)
+);
+CREATE INDEX IF NOT EXISTS by_round ON contributions (into_round, kind, device, round);
+CREATE TABLE IF NOT EXISTS traffic (
+    round INTEGER NOT NULL, device TEXT NOT NULL, up INTEGER NOT NULL, down INTEGER NOT NULL,
+    PRIMARY KEY (round, device)
+);
+CREATE TABLE IF NOT EXISTS steps (
+    round INTEGER NOT NULL, position INTEGER NOT NULL, step BLOB NOT NULL, PRIMARY KEY (round, position)
+);
+"""
+
+
+class Database:
+    """An open run.sqlite. Raises RunFolderError, in every method, when the disk does not do as it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises RunFolderError when another process has the folder open, or for another version."""
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(folder)
+        except OSError as error:
+            raise RunFolderError(f"cannot use run folder {folder}: {error.strerror or error}") from None
+        try:
+            with self._errors():
+                self._db = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
+                _prepare(self._db)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        """Let go of the folder. May be called twice."""
+        self._db.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @contextmanager
+    def commit(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, and on the disk when it ends."""
+        with self._errors():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
+        """All rows of a query."""
+        with self._errors():
+            return self._db.execute(sql, values).fetchall()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise RunFolderError(f"run folder {self.folder}: {error}") from None
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    """WAL with synchronous=FULL: a commit that has returned survives a power cut."""
+    db.row_factory = sqlite3.Row
+    db.execute("PRAGMA journal_mode=WAL")
+    db.execute("PRAGMA synchronous=FULL")
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, VERSION):
+        raise RunFolderError(f"run.sqlite has version {version}, this version reads {VERSION}")
+    db.executescript(_TABLES)
+    db.execute(f"PRAGMA user_version={VERSION}")
+
+
+def _locked(folder: Path) -> int:
+    """A lock that ends with the process, however it ends."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise RunFolderError(
+            f"another aggregator runs in {folder}: stop it, or use another --run-dir"
+        ) from None
+    return handle

@@ -1,0 +1,19 @@
+"""What can go wrong here. Each text is one line and says what, where, and what to do."""
+
+from __future__ import annotations
+
+
+class AggregatorError(Exception):
+    """Anything that `aggregator` raises on purpose. The command line prints it as one line, exit status 2."""
+
+
+class TaskError(AggregatorError, ValueError):
+    """Task settings that cannot be meant, or data of the task that cannot be read."""
+
+
+class RunFolderError(AggregatorError):
+    """A run folder that belongs to another task, is in use, damaged, or cannot be written."""
+
+
+class UpdateRefused(AggregatorError):
+    """A contribution that is not believed; the text goes to the device in its receipt."""

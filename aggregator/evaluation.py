@@ -1,0 +1,80 @@
+"""What a model is worth: its figures on the task's own data, and a round's figures in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite, nan
+from pathlib import Path
+
+import numpy as np
+
+from models.bundle import Bundle
+from models.engine import open_model
+from models.errors import ModelError
+from models.softmax import Evaluation, accuracy_and_loss
+from models.tensors import Tensors
+
+from .contributions import Bytes
+from .errors import TaskError
+from .observer import ContributionRecord, RoundRecord
+from .store import Figures
+
+
+class Evaluator:
+    """Runs a bundle on evaluation data; without data every figure is nan."""
+
+    def __init__(self, bundle: Bundle, data: str | None) -> None:
+        """Reads an .npz with `x` raw and `y`. Raises TaskError, one line, for data that does not fit."""
+        self._model = open_model(bundle) if data else None
+        if not data:
+            return
+        try:
+            with np.load(Path(data), allow_pickle=False) as arrays:
+                raw, y = arrays["x"], arrays["y"]
+            self._x, self._y = bundle.manifest.input.prepare(raw), y.astype(np.int64)
+        except (OSError, KeyError, ValueError, EOFError, ModelError) as error:
+            raise TaskError(f"evaluation data {data}: {error}; expected an .npz with x and y") from None
+        labels = len(bundle.manifest.labels)
+        if self._y.shape != (len(self._x),) or not len(self._y):
+            raise TaskError(f"evaluation data {data}: y is {self._y.shape}, expected ({len(self._x)},)")
+        if self._y.min() < 0 or self._y.max() >= labels:
+            raise TaskError(
+                f"evaluation data {data}: labels {self._y.min()} to {self._y.max()}, the bundle has {labels}"
+            )
+
+    def evaluate(self, weights: Tensors) -> Evaluation:
+        """Accuracy and loss of the bundle with these weights."""
+        if self._model is None:
+            return Evaluation(nan, nan, 0)
+        self._model.load(weights)
+        return accuracy_and_loss(self._model.logits(self._x), self._y)
+
+    def figures(self, served: Tensors, base: Tensors) -> Figures:
+        """Of a round's two models."""
+        of_served, of_base = self.evaluate(served), self.evaluate(base)
+        return Figures(of_served.eval_acc, of_served.eval_loss, of_base.eval_acc)
+
+
+def summarise(
+    figures: Figures,
+    contributions: Sequence[ContributionRecord],
+    traffic: Mapping[str, Bytes],
+    lasted: tuple[int, float],
+) -> RoundRecord:
+    """The line of a round; `lasted` is its number and its duration in seconds."""
+    number, duration_s = lasted
+    told = [c for c in contributions if isfinite(c.train_loss)]
+    examples = sum(c.num_examples for c in told)
+    return RoundRecord(
+        round=number,
+        eval_acc=figures.eval_acc,
+        eval_loss=figures.eval_loss,
+        base_eval_acc=figures.base_eval_acc,
+        train_loss=sum(c.train_loss * c.num_examples for c in told) / examples if examples else nan,
+        participants=len({c.device for c in contributions}),
+        energy_j=sum(c.energy_j for c in contributions),
+        train_time_s=sum(c.train_time_s for c in contributions),
+        bytes_up=sum(moved.up for moved in traffic.values()),
+        bytes_down=sum(moved.down for moved in traffic.values()),
+        duration_s=duration_s,
+    )

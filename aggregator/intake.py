@@ -1,0 +1,125 @@
+"""Contributions whose content is on its way, pulled block by block; a few at a time, the others wait.
+
+No clock, no sockets: `now` is in seconds, `ask` sends a Get to a device. What has arrived lies on disk, so
+that after a restart a pull goes on as soon as the device sends its message again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from broker.blobs import Blobs
+from broker.errors import BlobError
+from broker.messages import Blob, Contribution, Get
+from broker.transfer import Pull
+
+from .moves import Update
+
+log = logging.getLogger(__name__)
+
+MAX_PULLS = 8
+"""Contributions being fetched at one time."""
+MAX_SILENCES = 6
+"""Unanswered requests after which a pull is given up until the device sends its message again."""
+MAX_DAMAGES = 2
+"""Times that a content may arrive whole and have the wrong hash."""
+
+Key = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A contribution whose content is here, or never will be: then `refusal` says why."""
+
+    update: Update
+    message: Contribution
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    update: Update
+    message: Contribution
+    blob: Blob
+    pull: Pull | None = None
+    damages: int = 0
+
+
+class Intake:
+    """The pulls of one run. Raises nothing: what fails is dropped, and the device will send again."""
+
+    def __init__(self, updates: Blobs, ask: Callable[[str, Get], None]) -> None:
+        self._updates = updates
+        self._ask = ask
+        self._waiting: dict[Key, _Waiting] = {}
+
+    def want(self, update: Update, message: Contribution, blob: Blob) -> None:
+        """Fetch this one; sent again, only the sending that a receipt will name is new."""
+        key = (update.device, update.round, update.kind)
+        known = self._waiting.get(key)
+        if known and known.blob == blob:
+            self._waiting[key] = replace(known, update=update, message=message)
+        else:
+            self._waiting[key] = _Waiting(update, message, blob)
+
+    def received(self, device: str, sha: bytes, block: tuple[int, bytes], now: float) -> None:
+        """A block (number, bytes) of a device's upload; one that nobody asked for is ignored."""
+        index, data = block
+        for key, waiting in list(self._waiting.items()):
+            if waiting.pull and key[0] == device and waiting.blob.sha == sha:
+                try:
+                    waiting.pull.received(index, data, now)
+                except BlobError as error:
+                    self._drop(key, str(error))
+
+    def restart(self) -> None:
+        """The link was down: what was asked for is not coming."""
+        for waiting in self._waiting.values():
+            if waiting.pull:
+                waiting.pull.restart()
+
+    def tick(self, now: float) -> list[Arrival]:
+        """Ask for what is missing, and return what has arrived since."""
+        arrivals = []
+        for key in list(self._waiting)[:MAX_PULLS]:
+            if arrival := self._advance(key, now):
+                arrivals.append(arrival)
+        return arrivals
+
+    def _advance(self, key: Key, now: float) -> Arrival | None:
+        waiting = self._waiting[key]
+        try:
+            pull = waiting.pull or Pull(waiting.blob, self._updates.partial(waiting.blob))
+            if not waiting.pull:
+                self._waiting[key] = waiting = replace(waiting, pull=pull)
+            if pull.done:
+                return self._finish(key, waiting, pull)
+        except BlobError as error:
+            self._drop(key, str(error))
+            return None
+        if pull.refused:
+            self._drop(key, "the device does not have it any more")
+        elif pull.unanswered >= MAX_SILENCES:
+            self._drop(key, f"no answer to {MAX_SILENCES} requests")
+        elif wanted := pull.wanted(now):
+            self._ask(key[0], Get(blob=waiting.blob, blocks=wanted))
+        return None
+
+    def _finish(self, key: Key, waiting: _Waiting, pull: Pull) -> Arrival | None:
+        try:
+            pull.finish()
+        except BlobError as error:
+            damages = waiting.damages + 1
+            if damages < MAX_DAMAGES:
+                self._waiting[key] = replace(waiting, damages=damages)
+                return None
+            del self._waiting[key]
+            return Arrival(waiting.update, waiting.message, str(error))
+        del self._waiting[key]
+        return Arrival(waiting.update, waiting.message)
+
+    def _drop(self, key: Key, why: str) -> None:
+        waiting = self._waiting.pop(key)
+        log.warning("update from %s dropped after %s: %s", key[0], waiting.blob.hex[:12], why)

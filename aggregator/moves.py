@@ -1,0 +1,140 @@
+"""What the round machine is told, and what it asks for. Times are seconds of the service's own clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from broker.messages import Status
+
+WorkPhase = Literal["merge", "evaluate", "publish"]
+
+
+@dataclass(frozen=True)
+class Update:
+    """A contribution by its key (round, device, kind), and the sending (boot, seq) that a receipt names."""
+
+    device: str
+    round: int
+    kind: str
+    boot: int
+    seq: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    now: float
+
+
+@dataclass(frozen=True)
+class Present:
+    """A device came, went, or was said to have gone by the last will of its life `boot`."""
+
+    now: float
+    device: str
+    boot: int
+    online: bool
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A device has decided; an empty `kind` sits the round out."""
+
+    now: float
+    device: str
+    round: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Announced:
+    """A contribution's message is here. `known`: its key is stored already."""
+
+    now: float
+    update: Update
+    known: bool
+
+
+@dataclass(frozen=True)
+class Believed:
+    """A contribution's content is here and has passed the checks."""
+
+    now: float
+    update: Update
+    known: bool
+
+
+@dataclass(frozen=True)
+class Disbelieved:
+    """A contribution has failed a check."""
+
+    now: float
+    update: Update
+    reason: str
+
+
+@dataclass(frozen=True)
+class Worked:
+    """The work of a phase is done, and durable."""
+
+    now: float
+    phase: WorkPhase
+
+
+Event = Tick | Present | Planned | Announced | Believed | Disbelieved | Worked
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Open the round: keep it, then offer it. `again` after a restart: it is open already."""
+
+    round: int
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Extend:
+    """The deadline passed with too few contributions and begins anew: offer the round again."""
+
+    round: int
+    contributions: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Get the content and check it; answer with Believed or Disbelieved."""
+
+    update: Update
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Store it durably, counted in round `into`. Only then may the commands after it be done."""
+
+    update: Update
+    into: int
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Send a receipt."""
+
+    update: Update
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Do this phase's work on the round, and answer with Worked."""
+
+    phase: WorkPhase
+    round: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The last round is closed: say so."""
+
+
+Command = Announce | Extend | Fetch | Keep | Reply | Work | Finish

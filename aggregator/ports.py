@@ -1,0 +1,34 @@
+"""What the service is connected to: a link, a clock, observers."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from broker.link import Event
+
+from .observer import Observer
+
+
+class Wire(Protocol):
+    """The part of `broker.link.Link` that is used here."""
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
+        """Send, now or when the link is back; never waits. False when too much waits already."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The outside of a service. `inbox` gets what `link` receives from topics.FROM_DEVICES.
+
+    `clock` gives seconds and never goes back; `mqtt5` only tells how large packets are.
+    """
+
+    link: Wire
+    inbox: queue.SimpleQueue[Event]
+    observers: tuple[Observer, ...] = ()
+    clock: Callable[[], float] = time.monotonic
+    mqtt5: bool = False

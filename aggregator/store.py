@@ -1,0 +1,181 @@
+"""All that a run must not lose, in one folder: SQLite for what is known, blobs for what is large.
+
+    run.sqlite   task, rounds, contributions, traffic, the log of zeroth-order steps
+    models/      bundle, checkpoints, logs, served models: what devices may fetch
+    updates/     contributions over INLINE_LIMIT, until their round is merged: what nobody may fetch
+
+The order is always: content durable, then one SQLite commit, then whatever tells others of it. Every write
+may be repeated. One process owns the folder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from broker.blobs import Blobs
+from broker.messages import Base, Blob, Step
+
+from .contributions import Contributions
+from .database import Database
+from .errors import RunFolderError
+from .machine import Saved
+from .observer import RoundClosed, RoundRecord
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run folder belongs to. `task` is canonical JSON, `bundle` the sha256 of the canonical zip."""
+
+    task: bytes
+    run: str
+    bundle: bytes
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Evaluation of a round: of the served model, and the accuracy of the next base; nan without data."""
+
+    eval_acc: float
+    eval_loss: float
+    base_eval_acc: float
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """What the merge phase keeps: the next round's base, the served model, the steps taken, oddities."""
+
+    base: Base
+    served: Blob
+    steps: tuple[Step, ...] = ()
+    note: str = ""
+
+
+class Store:
+    """An open run folder. Raises RunFolderError, in every method, when the disk does not do as it is told."""
+
+    def __init__(self, folder: Path) -> None:
+        """Opens the folder, made if need be. Raises RunFolderError when another process has it open."""
+        self.folder = folder
+        self._db = Database(folder)
+        self.models, self.updates = Blobs(folder / "models"), Blobs(folder / "updates")
+        self.contributions = Contributions(self._db, self.updates)
+
+    def close(self) -> None:
+        """Let go of the folder. May be called twice."""
+        self._db.close()
+
+    def identity(self) -> Identity | None:
+        """Whose folder it is; None for a new one."""
+        rows = self._db.rows("SELECT task, run, bundle FROM meta")
+        return Identity(*rows[0]) if rows else None
+
+    def found(self, identity: Identity) -> None:
+        """Make the folder this run's. Raises RunFolderError when it is another's."""
+        with self._db.commit() as db:
+            db.execute("INSERT INTO meta VALUES (1, ?, ?, ?)", (identity.task, identity.run, identity.bundle))
+
+    def saved(self) -> Saved | None:
+        """Where the run is, for `machine.resume`."""
+        rows = self._db.rows("SELECT round, phase FROM rounds ORDER BY round DESC LIMIT 1")
+        if not rows:
+            return None
+        number, phase = rows[0]
+        counted = self._db.rows("SELECT device, round FROM contributions WHERE into_round = ?", number)
+        answered = frozenset(row["device"] for row in counted if row["round"] == number)
+        return Saved(number, phase, len(counted), answered)
+
+    def open_round(self, number: int, seed: int, opened_at: float, base: Base) -> None:
+        """A new round, whose phase is collect."""
+        with self._db.commit() as db:
+            db.execute(
+                "INSERT OR IGNORE INTO rounds (round, phase, seed, opened_at, base) "
+                "VALUES (?, 'collect', ?, ?, ?)",
+                (number, seed, opened_at, msgspec.msgpack.encode(base)),
+            )
+
+    def begin_merge(self, number: int) -> None:
+        """From here on nothing more counts in the round."""
+        with self._db.commit() as db:
+            db.execute("UPDATE rounds SET phase = 'merge' WHERE round = ? AND phase = 'collect'", (number,))
+
+    def merged(self, number: int, result: MergeResult) -> None:
+        with self._db.commit() as db:
+            db.execute("DELETE FROM steps WHERE round = ?", (number,))
+            rows = [(number, i, msgspec.msgpack.encode(step)) for i, step in enumerate(result.steps)]
+            db.executemany("INSERT INTO steps VALUES (?, ?, ?)", rows)
+            db.execute(
+                "UPDATE rounds SET phase = 'evaluate', next_base = ?, served = ?, note = ? WHERE round = ?",
+                (
+                    msgspec.msgpack.encode(result.base),
+                    msgspec.msgpack.encode(result.served),
+                    result.note,
+                    number,
+                ),
+            )
+
+    def evaluated(self, number: int, figures: Figures) -> None:
+        with self._db.commit() as db:
+            db.execute(
+                "UPDATE rounds SET phase = 'publish', figures = ? WHERE round = ?",
+                (msgspec.msgpack.encode(figures), number),
+            )
+
+    def close_round(self, record: RoundRecord) -> None:
+        """The record is final; the contents of the round's contributions are forgotten."""
+        with self._db.commit() as db:
+            db.execute(
+                "UPDATE rounds SET phase = 'closed', record = ? WHERE round = ?",
+                (msgspec.msgpack.encode(record), record.round),
+            )
+        self.contributions.forget(record.round)
+
+    def base(self, number: int) -> Base:
+        """The base of a round that was opened, or of the one after the latest merged one."""
+        opened = self._db.rows("SELECT 1 FROM rounds WHERE round = ?", number)
+        return self._read(number, "base", Base) if opened else self._read(number - 1, "next_base", Base)
+
+    def served(self, number: int) -> Blob:
+        """The served model of a merged round."""
+        return self._read(number, "served", Blob)
+
+    def figures(self, number: int) -> Figures:
+        """Of an evaluated round."""
+        return self._read(number, "figures", Figures)
+
+    def closed(self, number: int | None = None) -> tuple[RoundClosed, ...]:
+        """Every closed round in order, or the one of this number."""
+        rows = self._db.rows(
+            "SELECT round, record, note FROM rounds "
+            "WHERE record NOT NULL AND round = coalesce(?, round) ORDER BY round",
+            number,
+        )
+        return tuple(
+            RoundClosed(
+                msgspec.msgpack.decode(row["record"], type=RoundRecord),
+                self.contributions.records(row["round"]),
+                row["note"],
+            )
+            for row in rows
+        )
+
+    def _read(self, number: int, column: str, kind: type[T]) -> T:
+        rows = self._db.rows("SELECT * FROM rounds WHERE round = ?", number)
+        if not rows or rows[0][column] is None:
+            raise RunFolderError(f"run folder {self.folder} has no {column} of round {number}")
+        return msgspec.msgpack.decode(rows[0][column], type=kind)
+
+    def steps(self, number: int) -> tuple[Step, ...]:
+        """The steps from the checkpoint of a round's base to that base."""
+        count = self.base(number).steps
+        rows = self._db.rows(
+            "SELECT step FROM steps WHERE round < ? ORDER BY round DESC, position DESC LIMIT ?", number, count
+        )
+        if len(rows) != count:
+            raise RunFolderError(f"run folder {self.folder} lacks steps: has {len(rows)}, needs {count}")
+        return tuple(msgspec.msgpack.decode(row["step"], type=Step) for row in reversed(rows))

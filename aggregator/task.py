@@ -1,0 +1,169 @@
+"""What is to be learnt and by which rules: the settings of a task, from TOML, flags or code."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from broker.messages import Kind
+from strategies import registry
+from strategies.kind import AnyStrategy, Settings
+
+from .errors import TaskError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Late = Literal["discard", "count"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_BESIDE_OTHERS: dict[str, Settings] = {"few-shot": {"join_base": True}, "class-means": {"head": "trained"}}
+"""Settings with which a kind joins the common base, for rounds in which other kinds come too."""
+
+
+class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One kind of update that is offered, from round `from_round` on.
+
+    `weight` multiplies num_examples when updates are averaged. `max_norm` bounds the distance of an update
+    from the base, the Euclidean norm over all its tensors; tensors that the base does not have count whole.
+    """
+
+    name: str
+    settings: Settings = {}
+    from_round: int = 1
+    weight: float = 1.0
+    max_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            registry.make(self.name, self.settings)
+        except ValueError as error:
+            raise TaskError(str(error)) from None
+        _positive(f"weight of {self.name}", self.weight)
+        _at_least(f"from_round of {self.name}", self.from_round, 1)
+        if self.max_norm is not None:
+            _positive(f"max_norm of {self.name}", self.max_norm)
+
+    @property
+    def strategy(self) -> AnyStrategy:
+        return registry.make(self.name, self.settings)
+
+
+def kinds_named(names: Iterable[str]) -> tuple[KindSettings, ...]:
+    """Kinds in this order of preference; when there are several, with settings that join one base."""
+    chosen = tuple(names)
+    beside: Mapping[str, Settings] = _BESIDE_OTHERS if len(chosen) > 1 else {}
+    return tuple(KindSettings(name=name, settings=beside.get(name, {})) for name in chosen)
+
+
+class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of a task; raises TaskError for those that cannot be meant.
+
+    A round closes when every device that is online has answered, or after `round_deadline_s` seconds if
+    there are `min_contributions`; with fewer it is extended by as much. Round 1 waits for `min_devices`.
+    What comes after its round is refused, or with late="count" goes into the open one. `eval_data` is an
+    .npz with `x` (raw inputs) and `y` (labels); `bundle` a path or the name of a shipped bundle.
+    """
+
+    bundle: str
+    name: str = "task"
+    rounds: int = 10
+    round_deadline_s: float = 60.0
+    min_contributions: int = 1
+    min_devices: int = 1
+    late: Late = "discard"
+    seed: int = 0
+    kinds: tuple[KindSettings, ...] = msgspec.field(default_factory=lambda: kinds_named(registry.KINDS))
+    max_num_examples: int = 1_000_000
+    eval_data: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise TaskError(f"task name {self.name!r}: use 1 to 64 letters, digits, '.', '_' or '-'")
+        for name in ("rounds", "min_contributions", "min_devices", "max_num_examples"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("seed", self.seed, 0)
+        _positive("round_deadline_s", self.round_deadline_s)
+        names = [kind.name for kind in self.kinds]
+        if len(set(names)) != len(names):
+            raise TaskError(f"kinds are {', '.join(names)}: each can be offered once")
+        if min((kind.from_round for kind in self.kinds), default=inf) > 1:
+            raise TaskError("round 1 offers no kind of update: give one with from_round = 1")
+
+    def offered(self, number: int) -> tuple[KindSettings, ...]:
+        """The kinds of round `number`, in order of preference."""
+        return tuple(kind for kind in self.kinds if kind.from_round <= number)
+
+    def offer_kinds(self, number: int) -> tuple[Kind, ...]:
+        """The same as they stand in an offer."""
+        return tuple(registry.write(kind.strategy) for kind in self.offered(number))
+
+    def round_seed(self, number: int) -> int:
+        """The seed that all devices of a round share; below 2**53, exact in every language's numbers."""
+        digest = hashlib.sha256(f"{self.seed}:{number}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") >> 11
+
+    def json(self) -> bytes:
+        """Canonical: equal tasks give equal bytes, settings that are defaults are written out too."""
+        full = [
+            msgspec.structs.replace(kind, settings=msgspec.to_builtins(kind.strategy)) for kind in self.kinds
+        ]
+        return _encoder.encode(msgspec.structs.replace(self, kinds=tuple(full)))
+
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def decode(data: bytes) -> Task:
+    """A task from its JSON. Raises TaskError."""
+    try:
+        return msgspec.json.decode(data, type=Task)
+    except msgspec.MsgspecError as error:
+        raise TaskError(f"not a task: {error}") from None
+
+
+def load(path: Path | None, flags: Mapping[str, object]) -> Task:
+    """A task from a TOML file, if any, with `flags` over it. Raises TaskError.
+
+    Paths in the file are relative to the file.
+    """
+    settings = {**(_read(path) if path else {}), **flags}
+    if "bundle" not in settings:
+        raise TaskError("which model is to be learnt? give --bundle, or bundle = ... in the task file")
+    try:
+        return msgspec.convert(settings, Task)
+    except msgspec.ValidationError as error:
+        raise TaskError(f"task{f' {path}' if path else ''}: {error}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise TaskError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise TaskError(f"{path} is not TOML: {error}") from None
+    for name in ("bundle", "eval_data"):
+        value = settings.get(name)
+        if isinstance(value, str) and (path.parent / value).exists():
+            settings[name] = str(path.parent / value)
+    return {"name": path.stem, **settings}
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise TaskError(f"{name} is {value}, expected {least} or more")
+
+
+def _positive(name: str, value: float) -> None:
+    if not (isfinite(value) and value > 0):
+        raise TaskError(f"{name} is {value}, expected a finite number above 0")
