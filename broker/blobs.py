@@ -15,9 +15,9 @@ from pathlib import Path
 
 from .errors import BlobError
 from .messages import Blob
-from .partial import BLOCK, Partial, admit, blob_error, block_count, block_length, disk
+from .partial import BLOCK, Partial, admit, blob_error, block_count, block_length, disk, sync_folder
 
-__all__ = ["BLOCK", "MAX_BYTES", "Blobs", "Partial", "block_count", "block_length", "name"]
+__all__ = ["BLOCK", "MAX_BYTES", "Blobs", "Partial", "block_count", "block_length", "name", "sync_folder"]
 
 MAX_BYTES = 4 * 1024**3
 """Bytes. A larger blob is refused unless the store was told otherwise."""
@@ -119,7 +119,7 @@ class Blobs:
         self._check_size(blob)
         with self._lock:
             partial = self._live.get(blob)
-            if partial is None:
+            if partial is None or partial.lost():
                 partial = self._live[blob] = Partial(blob, self._partials, self.path(blob.sha))
             return partial
 

@@ -11,7 +11,6 @@ import logging
 import queue
 import random
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Sequence
@@ -22,8 +21,10 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
+from .diagnosis import HUNG_UP, refusal, unreachable, who_is
 from .errors import BrokerError, BrokerRefused, BrokerUnreachable
 from .events import Connected, Disconnected, Event, Received, Will
+from .messages import MESSAGE_LIMIT, MessageError
 from .packets import backoff, packet_bytes
 from .url import BrokerUrl
 
@@ -48,8 +49,6 @@ STEADY_S = 5.0
 """Seconds. A connection that lasted less did not count: the back-off goes on growing."""
 FAREWELL_S = 2.0
 """Seconds that `close` waits for its last message to leave."""
-
-_HUNG_UP = "it closed the connection without a word; with TLS, look at the certificates"
 
 
 @dataclass(frozen=True)
@@ -114,14 +113,14 @@ class Link:
                 self.url.host, self.url.port, self._options.keepalive_s, clean_start=_clean_start(self.url)
             )
         except (OSError, ValueError) as error:
-            raise BrokerUnreachable(_unreachable(self.url, error)) from None
+            raise BrokerUnreachable(unreachable(self.url, error)) from None
         self._client.loop_start()
         try:
             failure = self._answer.get(timeout=max(0.1, timeout_s - (time.monotonic() - started)))
         except queue.Empty:
             self._stop()
             silence = TimeoutError("something listens there, but does not answer as a broker")
-            raise BrokerUnreachable(_unreachable(self.url, silence)) from None
+            raise BrokerUnreachable(unreachable(self.url, silence)) from None
         if failure:
             self._stop()
             raise failure
@@ -129,9 +128,13 @@ class Link:
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
         """Send with QoS 1, now or when the link is back; never waits. Returns False when the queue is full.
 
-        That it was sent says nothing about who has it: only a receipt does. Raises ValueError for a topic
-        with wildcards.
+        That it was sent says nothing about who has it: only a receipt does. Raises MessageError for more
+        than MESSAGE_LIMIT bytes, which brokers drop without a word, ValueError for a topic with wildcards.
         """
+        if len(payload) > MESSAGE_LIMIT:
+            raise MessageError(
+                f"{len(payload)} bytes on {topic}: at most {MESSAGE_LIMIT} go into one message, send a Blob"
+            )
         sent = self._client.publish(topic, payload, qos=1, retain=retain)
         if sent.rc == paho.MQTT_ERR_QUEUE_SIZE:
             return False
@@ -171,6 +174,7 @@ class Link:
             will = self._options.will
             client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
         client.max_queued_messages_set(self._options.queue_limit)
+        client.suppress_exceptions = True  # or a mistake would end paho's thread while it looks connected
         client.on_socket_open = _send_at_once
         client.on_connect = self._on_connect
         client.on_connect_fail = self._on_connect_fail
@@ -191,9 +195,9 @@ class Link:
     ) -> None:
         if code.is_failure:
             if self._was_ready:
-                log.warning("the broker at %s %s", self.url, _refusal(self.url, code))
+                log.warning("the broker at %s %s", self.url, refusal(self.url, code))
             else:
-                self._answer.put(BrokerRefused(f"the broker at {self.url} {_refusal(self.url, code)}"))
+                self._answer.put(BrokerRefused(f"the broker at {self.url} {refusal(self.url, code)}"))
         elif self._options.subscriptions:
             client.subscribe([(topic, 1) for topic in self._options.subscriptions])
         else:
@@ -206,7 +210,7 @@ class Link:
             topic for topic, code in zip(self._options.subscriptions, codes, strict=False) if code.is_failure
         ]
         if refused:
-            who, what = _who(self.url), ", ".join(refused)
+            who, what = who_is(self.url), ", ".join(refused)
             text = f"the broker at {self.url} does not let {who} read {what}: check its access list"
             if not self._was_ready:
                 self._answer.put(BrokerRefused(text))
@@ -236,16 +240,24 @@ class Link:
         self._wait_before_next()
         self._failures += 1
         if not self._was_ready:
-            self._answer.put(BrokerUnreachable(_unreachable(self.url, ConnectionError(_HUNG_UP))))
+            self._answer.put(BrokerUnreachable(unreachable(self.url, ConnectionError(HUNG_UP))))
         elif was_ready and not self._closing:
             reason = str(code).lower()
             self._inbox.put(Disconnected("connection lost" if reason == "unspecified error" else reason))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            log.warning("the broker at %s sent a topic that is not UTF-8: dropped", self.url)
+            return
         payload = bytes(message.payload)
         with self._count:
-            self.bytes_down += packet_bytes(message.topic, payload, message.qos, self.url.mqtt5)
-        self._inbox.put(Received(message.topic, payload, message.retain))
+            self.bytes_down += packet_bytes(topic, payload, message.qos, self.url.mqtt5)
+        if any(paho.topic_matches_sub(wanted, topic) for wanted in self._options.subscriptions):
+            self._inbox.put(Received(topic, payload, message.retain))
+        else:
+            log.debug("the broker at %s sent %s, which we did not ask for: dropped", self.url, topic)
 
 
 def _send_at_once(_client: object, _data: object, connection: SocketLike) -> None:
@@ -256,25 +268,3 @@ def _send_at_once(_client: object, _data: object, connection: SocketLike) -> Non
 
 def _clean_start(url: BrokerUrl) -> bool | Literal[3]:
     return True if url.mqtt5 else paho.MQTT_CLEAN_START_FIRST_ONLY  # 3.1.1 says so when the client is made
-
-
-def _refusal(url: BrokerUrl, code: ReasonCode) -> str:
-    text = str(code).lower()
-    if text in ("bad user name or password", "not authorized"):
-        return f"refused {_who(url)}: wrong user name or password"
-    return f"refused the connection: {text}"
-
-
-def _who(url: BrokerUrl) -> str:
-    return "a client without user name" if url.user is None else f"user {url.user!r}"
-
-
-def _unreachable(url: BrokerUrl, error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        why = getattr(error, "verify_message", "") or error.reason or str(error)
-        return f"no TLS connection to {url} ({why}): check --ca, and the host in the broker's certificate"
-    if isinstance(error, socket.gaierror):
-        return f"no machine is called {url.host!r} ({error.strerror}): check the host in {url}"
-    why = getattr(error, "strerror", None) or str(error) or "timed out"
-    hint = "start one with `device-runtime broker`, or check host and port"
-    return f"no broker answers at {url} ({why.lower()}): {hint}"

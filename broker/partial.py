@@ -36,7 +36,8 @@ def block_length(blob: Blob, index: int) -> int:
 class Partial:
     """A blob on its way. `add` in any order, any number of times; `finish` when nothing is `missing`.
 
-    The parts lie in `folder`, the whole in `target`. It survives the process: a new object on the same folder goes on where the last one was.
+    The parts lie in `folder`, the whole goes to `target`. It survives the process: a new object on the same
+    folder goes on where the last one was. May be used from several threads.
     """
 
     def __init__(self, blob: Blob, folder: Path, target: Path) -> None:
@@ -73,6 +74,11 @@ class Partial:
         """Block numbers that have not arrived, in order."""
         with self._lock:
             return tuple(sorted(self._missing))
+
+    def lost(self) -> bool:
+        """Whether it was finished and the blob is gone since: then only a new object can fetch it again."""
+        with self._lock:
+            return not self._missing and not self._is_here() and not self._data.exists()
 
     def add(self, index: int, data: bytes) -> bool:
         """Keep one block. Returns whether it was new; one that is already here is left as it is.

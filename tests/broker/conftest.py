@@ -40,6 +40,14 @@ class Peer:
             if isinstance(event, kind):
                 return event
 
+    def drain(self) -> list[Event]:
+        """What came in so far."""
+        events: list[Event] = []
+        with suppress(queue.Empty):
+            while True:
+                events.append(self.inbox.get_nowait())
+        return events
+
     def is_quiet(self, for_s: float = 0.3) -> bool:
         try:
             self.inbox.get(timeout=for_s)
@@ -87,6 +95,9 @@ def house(request: pytest.FixtureRequest) -> Iterator[House]:
 
 @pytest.fixture
 def mosquitto_house() -> Iterator[House]:
+    """Mosquitto, for what only it can do."""
+    if mosquitto.find() is None:
+        pytest.skip("mosquitto is not installed")
     house = House("mosquitto")
     yield house
     house.close()

@@ -8,18 +8,14 @@ from pathlib import Path
 import pytest
 
 from broker import partial as partial_module
-from broker.blobs import BLOCK, Blobs, block_count, name
-from broker.errors import BlobError, BlockError
+from broker.blobs import Blobs, name
+from broker.errors import BlobError
 from broker.messages import Blob
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Blobs:
     return Blobs(tmp_path / "store")
-
-
-def blocks_of(data: bytes) -> list[bytes]:
-    return [data[start : start + BLOCK] for start in range(0, len(data), BLOCK)]
 
 
 def test_what_is_put_is_found_by_its_sha256(store: Blobs) -> None:
@@ -109,91 +105,6 @@ def test_a_folder_that_cannot_be_made_is_a_blob_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BlobError, match="cannot make"):
         Blobs(tmp_path / "file" / "store")
-
-
-@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_blocks_in_any_order_make_the_blob(store: Blobs, tmp_path: Path, size: int) -> None:
-    data = os.urandom(size)
-    blob = store.put(data)
-    other = Blobs(tmp_path / "other")
-    partial = other.partial(blob)
-    assert partial.missing() == tuple(range(block_count(blob)))
-    for index in reversed(partial.missing()):
-        assert partial.add(index, store.read_block(blob, index))
-    assert partial.missing() == ()
-    assert partial.finish() == other.path(blob.sha)
-    assert other.get(blob) == data
-    assert list((other.folder / "partial").iterdir()) == []
-
-
-def test_a_block_counts_once(store: Blobs) -> None:
-    data = os.urandom(2 * BLOCK)
-    partial = store.partial(name(data))
-    assert partial.add(0, data[:BLOCK])
-    assert not partial.add(0, data[:BLOCK])
-    assert partial.missing() == (1,)
-    with pytest.raises(BlobError, match="still lacks 1 block"):
-        partial.finish()
-
-
-@pytest.mark.parametrize(
-    ("index", "length"), [(0, BLOCK - 1), (0, BLOCK + 1), (1, BLOCK), (1, 0), (2, 5), (-1, 5)]
-)
-def test_a_block_of_wrong_length_or_number_is_refused(store: Blobs, index: int, length: int) -> None:
-    partial = store.partial(Blob(b"\1" * 32, BLOCK + 5))
-    with pytest.raises(BlockError):
-        partial.add(index, b"x" * length)
-    assert partial.missing() == (0, 1)
-
-
-def test_what_arrived_survives_a_restart(tmp_path: Path) -> None:
-    data = os.urandom(3 * BLOCK)
-    Blobs(tmp_path).partial(name(data)).add(1, blocks_of(data)[1])
-    partial = Blobs(tmp_path).partial(name(data))
-    assert partial.missing() == (0, 2)
-    for index in partial.missing():
-        partial.add(index, blocks_of(data)[index])
-    partial.finish()
-    assert Blobs(tmp_path).get(name(data)) == data
-
-
-@pytest.mark.parametrize("damage", ["map lost", "map short", "data lost", "data short"])
-def test_half_a_partial_begins_again(tmp_path: Path, damage: str) -> None:
-    data = os.urandom(3 * BLOCK)
-    Blobs(tmp_path).partial(name(data)).add(1, blocks_of(data)[1])
-    what, how = damage.split()
-    (path,) = (tmp_path / "partial").glob(f"*.{what}")
-    path.unlink() if how == "lost" else path.write_bytes(path.read_bytes()[:-1])
-    assert Blobs(tmp_path).partial(name(data)).missing() == (0, 1, 2)
-
-
-def test_a_wrong_hash_discards_everything_and_begins_again(store: Blobs) -> None:
-    data = os.urandom(2 * BLOCK)
-    partial = store.partial(name(data))
-    partial.add(0, blocks_of(data)[0])
-    partial.add(1, b"\0" * BLOCK)
-    with pytest.raises(BlobError, match="another hash"):
-        partial.finish()
-    assert not store.has(name(data))
-    assert partial.missing() == (0, 1)
-    for index, block in enumerate(blocks_of(data)):
-        partial.add(index, block)
-    partial.finish()
-    assert store.get(name(data)) == data
-
-
-def test_two_who_pull_the_same_blob_share_the_work_and_both_finish(store: Blobs) -> None:
-    data = os.urandom(2 * BLOCK)
-    first, second = store.partial(name(data)), store.partial(name(data))
-    first.add(0, blocks_of(data)[0])
-    second.add(1, blocks_of(data)[1])
-    assert first.finish() == second.finish() == store.path(name(data).sha)
-
-
-def test_a_partial_of_a_blob_that_is_here_lacks_nothing(store: Blobs) -> None:
-    blob = store.put(b"abc")
-    assert store.partial(blob).missing() == ()
-    assert store.partial(blob).finish() == store.path(blob.sha)
 
 
 def test_prune_keeps_what_is_named_and_what_is_being_pulled(store: Blobs) -> None:

@@ -1,5 +1,6 @@
 """The link, on real sockets: what it reports, what it survives, what it refuses."""
 
+import os
 import queue
 import signal
 import socket
@@ -20,9 +21,9 @@ from broker.link import (
     LinkOptions,
     Received,
     Will,
-    backoff,
     packet_bytes,
 )
+from broker.messages import MessageError
 from broker.running import BrokerOptions
 from broker.url import BrokerUrl
 
@@ -60,11 +61,25 @@ def test_a_retained_offer_reaches_a_late_subscriber(house: Any) -> None:
     assert late.expect(Received) == Received("fl/v1/all/round", b"offer", retain=True)
 
 
+def test_what_others_retain_does_not_leak_to_those_who_did_not_ask(house: Any) -> None:
+    """amqtt sends retained messages past subscriptions; the link does not let them in."""
+    url = house.broker().url
+    sender = house.listener(url, "sender", "fl/v1/#")
+    sender.link.publish("fl/v1/d/pi-1/up/state", b"private", retain=True)
+    sender.link.publish("fl/v1/all/round", b"offer", retain=True)
+    sender.expect(Received)
+    sender.expect(Received)
+    late = house.listener(url, "late", "fl/v1/all/round", "fl/v1/d/pi-2/dn/#")
+    time.sleep(0.3)
+    received = [event for event in late.drain() if isinstance(event, Received)]
+    assert received == [Received("fl/v1/all/round", b"offer", retain=True)]
+
+
 _DOOMED = """
 import queue, sys, time
 from broker.link import Link, LinkOptions, Will
 from broker.url import BrokerUrl
-options = LinkOptions(will=Will("fl/v1/d/pi/up/state", b"gone"))
+options = LinkOptions(will=Will("fl/v1/d/pi/up/state", b"gone"), keepalive_s=int(sys.argv[2]))
 Link(BrokerUrl.parse(sys.argv[1]), "doomed", queue.SimpleQueue(), options).connect()
 print("connected", flush=True)
 time.sleep(60)
@@ -74,7 +89,7 @@ time.sleep(60)
 def test_the_will_fires_when_a_device_is_killed(house: Any) -> None:
     url = house.broker().url
     witness = house.listener(url, "witness", "fl/v1/d/+/up/state")
-    with subprocess.Popen([sys.executable, "-c", _DOOMED, url], stdout=subprocess.PIPE) as doomed:
+    with subprocess.Popen([sys.executable, "-c", _DOOMED, url, "30"], stdout=subprocess.PIPE) as doomed:
         assert doomed.stdout
         assert doomed.stdout.readline() == b"connected\n"
         doomed.send_signal(signal.SIGKILL)
@@ -194,7 +209,7 @@ def test_a_full_queue_is_told_and_nothing_blocks(bare_broker: Bare) -> None:
     assert link.bytes_up == sum(answers) * packet_bytes("t", b"x")
 
 
-@pytest.mark.parametrize("size", [0, 100, 118, 119, 120, 121, 130, 16_370, 16_380, 65_536, 2_100_000])
+@pytest.mark.parametrize("size", [0, 100, 118, 119, 120, 121, 130, 16_370, 16_380, 65_536, 262_144])
 @pytest.mark.parametrize("mqtt5", [False, True])
 def test_packet_bytes_are_the_bytes_on_the_wire(bare_broker: Bare, size: int, mqtt5: bool) -> None:
     server = bare_broker([ACCEPT_5 if mqtt5 else ACCEPT_3])
@@ -209,18 +224,6 @@ def test_packet_bytes_are_the_bytes_on_the_wire(bare_broker: Bare, size: int, mq
     link.close()
 
 
-def test_qos_0_has_no_packet_id() -> None:
-    assert packet_bytes("t", b"x", 1) - packet_bytes("t", b"x", 0) == 2
-    assert packet_bytes("t", b"x", 0) == 2 + 2 + 1 + 1
-
-
-def test_backoff_doubles_up_to_its_bound_and_is_spread_by_up_to_a_half() -> None:
-    waits = [backoff(failures, (0.5, 30.0), 0.0) for failures in range(8)]
-    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30]
-    assert backoff(2, (0.5, 30.0), 0.5) == 1.5
-    assert backoff(10_000, (0.5, 30.0), 0.0) == 30
-
-
 def test_a_subscription_that_is_refused_is_an_error(
     bare_broker: Bare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +232,48 @@ def test_a_subscription_that_is_refused_is_an_error(
     link = Link(BrokerUrl.parse(server.url), "pi", queue.SimpleQueue(), options)
     with pytest.raises(BrokerRefused, match="does not let a client without user name read secret"):
         link.connect(2.0)
+
+
+def test_a_payload_that_brokers_would_drop_in_silence_is_refused() -> None:
+    link = Link(BrokerUrl.parse("mqtt://localhost"), "pi", queue.SimpleQueue())
+    with pytest.raises(MessageError, match=r"262145 bytes on t: at most 262144 .*, send a Blob"):
+        link.publish("t", bytes(262_145))
+
+
+def test_a_topic_that_is_no_text_is_dropped_and_the_link_lives(bare_broker: Bare) -> None:
+    bad, good = b"\x30\x05\x00\x02\xff\xfex", b"\x30\x05\x00\x02okx"
+    server = bare_broker([ACCEPT_3 + bad + good + b"\x90\x03\x00\x01\x01"])
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    link = Link(BrokerUrl.parse(server.url), "pi", inbox, LinkOptions(subscriptions=("#",)))
+    link.connect(2.0)
+    events = [inbox.get(timeout=1), inbox.get(timeout=1)]
+    assert Received("ok", b"x") in events
+    assert Connected(first=True) in events
+    link.close()
+
+
+def test_a_frozen_broker_is_noticed_and_found_again(mosquitto_house: Any) -> None:
+    broker = mosquitto_house.broker()
+    options = LinkOptions(subscriptions=("t",), keepalive_s=1, reconnect_s=FAST_S)
+    peer = mosquitto_house.peer(broker.url, "pi", options)
+    os.kill(broker.pid, signal.SIGSTOP)
+    assert peer.expect(Disconnected, timeout_s=8).reason
+    peer.link.publish("t", b"meanwhile")
+    os.kill(broker.pid, signal.SIGCONT)
+    assert peer.expect(Connected, timeout_s=8) == Connected(first=False)
+    assert peer.expect(Received) == Received("t", b"meanwhile")
+
+
+def test_the_will_of_a_frozen_device_fires_on_mosquitto(mosquitto_house: Any) -> None:
+    """amqtt never enforces the keep-alive, so there this device would look alive for ever."""
+    url = mosquitto_house.broker().url
+    witness = mosquitto_house.listener(url, "witness", "fl/v1/d/+/up/state")
+    with subprocess.Popen([sys.executable, "-c", _DOOMED, url, "1"], stdout=subprocess.PIPE) as doomed:
+        assert doomed.stdout
+        assert doomed.stdout.readline() == b"connected\n"
+        doomed.send_signal(signal.SIGSTOP)
+        assert witness.expect(Received, timeout_s=8).payload == b"gone"
+        doomed.kill()
 
 
 def test_close_while_offline_is_quick(bare_broker: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
