@@ -169,8 +169,8 @@ def _consistent(manifest: Manifest) -> None:
         if not is_plain(entry.file):
             raise BundleError(f"{where} names the file {entry.file!r}, expected a plain file name")
     for name, graph in manifest.graphs.items():
-        if unknown := sorted(set(graph.trainable) - stored.keys()):
-            raise BundleError(f"{where}: graph {name} trains {unknown[0]}, which is no parameter")
+        if unknown := sorted({*graph.trainable, *graph.frozen} - stored.keys()):
+            raise BundleError(f"{where}: graph {name} takes {unknown[0]}, which is no parameter")
     _consistent_head(manifest, stored, where)
 
 

@@ -78,10 +78,11 @@ class Graph(Record, frozen=True):
     file: str
     sha256: str
     bytes: int
-    trainable: tuple[str, ...]  # parameters that are graph inputs; the others are initialisers
+    trainable: tuple[str, ...]  # parameters that are graph inputs
     flops: int  # one sample
     fixed_bytes: int
     bytes_per_sample: int
+    frozen: tuple[str, ...] = ()  # parameters that are initialisers, given to the session in memory
 
     def activation_bytes(self, samples: int) -> int:
         """Predicted peak of live activations for a batch of `samples`."""

@@ -111,7 +111,7 @@ class OnnxModel:
         if name not in self._sessions:
             onnx = self._bundle.graph(name)
             graph = self.manifest.graphs[name]
-            frozen = {n: v for n, v in self._weights.items() if n not in graph.trainable}
+            frozen = {parameter: self._weights[parameter] for parameter in graph.frozen}
             self._sessions[name] = load_session(name, graph, onnx, frozen, self._settings)
         return self._sessions[name]
 

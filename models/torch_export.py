@@ -73,7 +73,7 @@ def export(
         files[candidate.name] = candidate.onnx
         graphs[candidate.name] = Graph(
             f"{candidate.name}.onnx", "", len(candidate.onnx), candidate.trainable,
-            work.flops, work.fixed_bytes, work.bytes_per_sample,
+            work.flops, work.fixed_bytes, work.bytes_per_sample, candidate.frozen,
         )  # fmt: skip
         report(f"{candidate.name}: {len(candidate.onnx) / 1000:.1f} KB, within {worst:.1g} of torch")
     manifest = Manifest(

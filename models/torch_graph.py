@@ -112,13 +112,22 @@ def _values(graph: Any) -> Iterable[str]:
         yield from (name for name in node.output if name)
 
 
+def external_names(data: bytes) -> tuple[str, ...]:
+    """Names of the initialisers that are not in the file."""
+    graph = onnx.load_from_string(data).graph
+    return tuple(i.name for i in graph.initializer if i.data_location == onnx.TensorProto.EXTERNAL)
+
+
 def _freeze(graph: Any, frozen: set[str]) -> None:
-    """Turns inputs into initialisers whose data lie outside the file, in the order of the inputs."""
+    """Turns inputs into initialisers whose data lie outside the file; those that nothing reads go."""
     inputs = list(graph.input)
+    used = {name for node in graph.node for name in node.input}
     del graph.input[:]
     for value in inputs:
         if value.name not in frozen:
             graph.input.append(value)
+            continue
+        if value.name not in used:  # ONNX Runtime refuses values for an initialiser it has dropped
             continue
         tensor_type = value.type.tensor_type
         dims = [dim.dim_value for dim in tensor_type.shape.dim]

@@ -13,6 +13,7 @@ from torch import Tensor
 from .errors import ParityError
 from .manifest import Graph
 from .onnx_session import Loaded, SessionSettings, load_session
+from .torch_graph import external_names
 from .torch_trace import Subject, forward_with_features, loss_and_gradients, loss_of, stored_tensors
 
 BATCHES = (1, 3, 8)  # none of them the batch that was traced
@@ -28,6 +29,11 @@ class Candidate:
     name: str
     onnx: bytes
     trainable: tuple[str, ...]
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of the tensors that are initialisers."""
+        return external_names(self.onnx)
 
 
 def check_parity(subject: Subject, candidate: Candidate, classes: int) -> float:
@@ -64,7 +70,7 @@ def _disturbed(subject: Subject, generator: torch.Generator) -> dict[str, Tensor
 
 
 def _loaded(candidate: Candidate, tensors: Mapping[str, Tensor]) -> Loaded:
-    frozen = {n: t.contiguous().numpy() for n, t in tensors.items() if n not in candidate.trainable}
+    frozen = {name: tensors[name].contiguous().numpy() for name in candidate.frozen}
     nothing_known = Graph("", "", 0, candidate.trainable, 0, 0, 0)
     return load_session(candidate.name, nothing_known, candidate.onnx, frozen, SessionSettings())
 

@@ -122,7 +122,10 @@ def loss_and_gradients(
     free = {name: tensors[name].detach().requires_grad_() for name in trainable}
     with torch.enable_grad():
         loss = loss_of(subject, x, y, {**tensors, **free})
-        return loss.detach(), torch.autograd.grad(loss, list(free.values()))
+        grads = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
+    if idle := [name for name, grad in zip(trainable, grads, strict=True) if grad is None]:
+        raise ValueError(f"{idle[0]} does not influence the loss; give it requires_grad=False")
+    return loss.detach(), grads
 
 
 def _trace(subject: Subject, run: Callable[..., Any], labels: bool, outputs: tuple[str, ...]) -> Traced:
