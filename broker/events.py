@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Connected:
-    """The broker took us and our subscriptions. `first` is false after a reconnection."""
+    """The broker took us and our subscriptions. `first` is false after a reconnection.
+
+    What is retained for us may come just before this.
+    """
 
     first: bool
 

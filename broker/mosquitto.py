@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from .running import BrokerOptions, accepts, find_port, url_of
 
 START_S = 10.0
 """Seconds in which it must accept connections."""
+SETTLE_S = 2.0
+"""Seconds for versions that do not say that they run: if they still live then, they do."""
 STOP_S = 5.0
 """Seconds it gets to end by itself."""
 MESSAGE_BYTES = 512 * 1024
@@ -65,7 +68,7 @@ class Mosquitto:
         for attempts_left in reversed(range(1 if self.options.port else 3)):
             self.port = find_port(self.options)
             self.pid, self._shell = self._launch(program)
-            if accepts(self._probe_host(), self.port, START_S, lambda: self.alive):
+            if self._is_ready():
                 break
             complaint = self._complaint()
             self.kill()
@@ -132,12 +135,24 @@ class Mosquitto:
     def _probe_host(self) -> str:
         return "127.0.0.1" if self.options.host in ("0.0.0.0", "::") else self.options.host  # noqa: S104
 
-    def _complaint(self) -> str:
+    def _is_ready(self) -> bool:
+        """It listens before it reads its certificates, and may still fail: wait for its "running"."""
+        if not accepts(self._probe_host(), self.port, START_S, lambda: self.alive):
+            return False
+        end = time.monotonic() + SETTLE_S
+        while self.alive and time.monotonic() < end and " running" not in self._said():
+            time.sleep(0.01)
+        return self.alive
+
+    def _said(self) -> str:
         try:
-            lines = self._log.read_text(errors="replace").splitlines()
+            return self._log.read_text(errors="replace")
         except OSError:
-            lines = []
-        errors = [line for line in lines if "Error" in line] or lines
+            return ""
+
+    def _complaint(self) -> str:
+        lines = self._said().splitlines()
+        errors = [line for line in lines if "Error" in line] or lines[-1:]
         return errors[0].split(": ", 1)[-1] if errors else "it says nothing"
 
 
@@ -156,6 +171,7 @@ def configure(options: BrokerOptions, port: int, folder: Path) -> str:
         "log_dest stderr",
         "log_type error",
         "log_type warning",
+        "log_type information",
         f"allow_anonymous {'false' if options.closed else 'true'}",
         f"persistence {'true' if options.persistence else 'false'}",
     ]

@@ -1,5 +1,6 @@
 """Which broker runs, and why."""
 
+import subprocess
 import sys
 
 import pytest
@@ -37,6 +38,16 @@ def test_mosquitto_asked_for_but_missing_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(mosquitto, "find", lambda: None)
     with pytest.raises(BrokerStartError, match="install it, or use --kind amqtt"):
         brokers.start("mosquitto")
+
+
+def test_what_a_device_imports_brings_in_neither_amqtt_nor_numpy() -> None:
+    modules = "blobs, command, link, messages, topics, transfer, url"
+    program = f"import sys; from broker import {modules}; print(sorted(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    imported = run.stdout
+    assert "'paho'" in imported
+    assert "amqtt" not in imported
+    assert "numpy" not in imported
 
 
 def test_an_unknown_kind_is_refused() -> None:

@@ -71,8 +71,8 @@ def test_what_others_retain_does_not_leak_to_those_who_did_not_ask(house: Any) -
     sender.expect(Received)
     late = house.listener(url, "late", "fl/v1/all/round", "fl/v1/d/pi-2/dn/#")
     time.sleep(0.3)
-    received = [event for event in late.drain() if isinstance(event, Received)]
-    assert received == [Received("fl/v1/all/round", b"offer", retain=True)]
+    received = {event for event in late.drain() if isinstance(event, Received)}
+    assert received == {Received("fl/v1/all/round", b"offer", retain=True)}  # by amqtt, once per subscription
 
 
 _DOOMED = """
