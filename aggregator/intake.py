@@ -82,11 +82,8 @@ class Intake:
 
     def tick(self, now: float) -> list[Arrival]:
         """Ask for what is missing, and return what has arrived since."""
-        arrivals = []
-        for key in list(self._waiting)[:MAX_PULLS]:
-            if arrival := self._advance(key, now):
-                arrivals.append(arrival)
-        return arrivals
+        first = list(self._waiting)[:MAX_PULLS]
+        return [arrival for key in first if (arrival := self._advance(key, now))]
 
     def _advance(self, key: Key, now: float) -> Arrival | None:
         waiting = self._waiting[key]

@@ -7,41 +7,186 @@ from __future__ import annotations
 
 import logging
 import queue
-import secrets
 import threading
-from collections import deque
-from dataclasses import dataclass
-from math import ceil
+from contextlib import suppress
 from pathlib import Path
-
-import msgspec
 
 from broker import link, topics
 from broker import messages as wire
-from broker.transfer import answer
-from models import bundle as bundles
-from models import tensors
-from models.bundle import Bundle
-from models.errors import one_line
-from strategies.zeroth_order import ZerothOrder
+from broker.errors import BrokerError
 
-from . import check, machine, merging, moves
-from .contributions import Stored, record_of
-from .errors import AggregatorError, RunFolderError, UpdateRefused
-from .evaluation import Evaluator, summarise
-from .intake import Intake
-from .observer import (
-    Contributed,
-    DeviceSeen,
-    Finished,
-    Happening,
-    PlanMade,
-    Refused,
-    RoundExtended,
-    RoundOpened,
-    Started,
-)
+from . import machine, moves
+from .conductor import Conductor
+from .errors import RunFolderError, UpdateRefused
+from .observer import DeviceSeen, Happening, PlanMade, Started
 from .ports import Ports
-from .store import Identity, Store
+from .rounds import Rounds
 from .task import Task
-from .traffic import Traffic
+from .text import printable
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.05
+"""Seconds between looks at the clock."""
+LINGER_S = 2.0
+"""Seconds that a finished service stays, at most, for the devices to hear of it and leave."""
+
+
+class Service:
+    """The aggregator of one task, its run kept in `folder`; resumes what is there.
+
+    Raises what Rounds raises; once it runs, RunFolderError or BlobError when the disk fails, and nothing
+    for whatever devices send.
+    """
+
+    def __init__(self, task: Task, folder: Path, ports: Ports) -> None:
+        self._rounds = Rounds(task, folder)
+        self._ports = ports
+        self._run = Conductor(self._rounds, ports, self._tell)
+        self._done_s: float | None = None
+
+    @property
+    def state(self) -> machine.State:
+        """Of the round machine; frozen."""
+        return self._run.state
+
+    @property
+    def run_id(self) -> str:
+        return self._rounds.run
+
+    @property
+    def finished(self) -> bool:
+        """Whether all is done, and the devices have left or had LINGER_S to hear of it."""
+        if self.state.phase != "done":
+            return False
+        now = self._ports.clock()
+        self._done_s = now if self._done_s is None else self._done_s
+        return not self.state.online or now - self._done_s >= LINGER_S
+
+    def run(self, stop: threading.Event) -> None:
+        """Serve until the task is finished, or `stop`; either way all is on disk."""
+        self.start()
+        while not (self.finished or stop.is_set()):
+            with suppress(queue.Empty):
+                self.handle(self._ports.inbox.get(timeout=TICK_S))
+            self.tick()
+
+    def farewell(self) -> link.Will | None:
+        """For Link.close: the retained word that the task is done; None when it is to be resumed."""
+        offer = self._run.farewell()
+        return link.Will(topics.ROUND, wire.encode(offer)) if offer else None
+
+    def close(self) -> None:
+        """Let go of the run folder."""
+        self._rounds.store.close()
+
+    def start(self) -> None:
+        """Begin, or go on where the folder says."""
+        rounds = self._rounds
+        self._tell(Started(rounds.task, rounds.run, rounds.resumed, rounds.store.closed()))
+        self._run.start()
+
+    def tick(self) -> None:
+        """Look at the clock; call it several times a second."""
+        self._run.reception.tick(self.state.round)
+        self._run.feed(moves.Tick(self._ports.clock()))
+
+    def handle(self, event: link.Event) -> None:
+        """One event of the link. Nothing that a device sends is raised."""
+        match event:
+            case link.Received():
+                self._survive(event)
+            case link.Connected(first=False):
+                self._run.reception.restart()
+                self._run.offer()
+            case link.Disconnected():
+                log.warning("broker: %s; trying again", event.reason)
+
+    def _survive(self, event: link.Received) -> None:
+        where = printable(event.topic)
+        try:
+            self._hear(event)
+        except RunFolderError:
+            raise
+        except BrokerError as error:
+            log.warning("message on %s dropped: %s", where, printable(str(error)))
+        except Exception as error:  # whatever it is, the others must be served
+            log.warning("message on %s dropped: %s: %s", where, type(error).__name__, printable(str(error)))
+
+    def _hear(self, event: link.Received) -> None:
+        address = topics.parse(event.topic)
+        device, payload = address.device, event.payload
+        if payload and not event.retain:
+            self._run.traffic.up(device, event.topic, payload)
+        match address.leaf:
+            case "state":
+                if payload:  # else it is cleared, by us
+                    self._on_state(device, wire.decode(payload, wire.State))
+            case "hello":
+                self._on_hello(device, wire.decode(payload, wire.Hello))
+            case "plan":
+                self._on_plan(device, wire.decode(payload, wire.Plan))
+            case "contribution":
+                self._on_contribution(device, wire.decode(payload, wire.Contribution))
+            case "get":
+                self._run.out.blocks(device, wire.decode(payload, wire.Get), self._rounds.store.models)
+            case "block":
+                self._run.reception.block(device, address.sha, (address.index, payload))
+            case leaf:
+                log.warning("message from %s dropped: no topic ends in %s", device, printable(leaf))
+
+    def _on_state(self, device: str, state: wire.State) -> None:
+        before = self.state.devices.get(device)
+        self._run.feed(moves.Present(self._ports.clock(), device, state.boot, state.online))
+        if self.state.devices.get(device) != before:
+            self._tell(DeviceSeen(device, state.online))
+        now = self.state.devices.get(device)
+        if not state.online and not (now and now.online):
+            self._run.out.clear_state(device)
+
+    def _on_hello(self, device: str, hello: wire.Hello) -> None:
+        """Answered with the round that is open: clocks are not compared, so what remains is said now."""
+        profile, engine = printable(hello.profile), printable(hello.engine)
+        self._tell(DeviceSeen(device, True, profile, hello.num_examples, engine))
+        self._run.feed(moves.Present(self._ports.clock(), device, hello.boot, True))
+        state = self.state
+        if state.phase == "collect":
+            offer = self._rounds.offer(state.round, state.remaining_s(self._ports.clock()))
+            self._run.out.send(device, "task", offer)
+        elif state.phase == "done":
+            self._run.out.send(device, "task", self._rounds.farewell())
+
+    def _on_plan(self, device: str, plan: wire.Plan) -> None:
+        if plan.task != self._rounds.task.name:
+            return
+        self._run.plans[device] = plan
+        self._tell(
+            PlanMade(
+                device=device,
+                round=plan.round,
+                kind=printable(plan.kind),
+                seconds=plan.seconds,
+                memory_bytes=plan.memory_bytes,
+                energy_j=plan.energy_j,
+                reasons=tuple(printable(reason) for reason in plan.reasons),
+            )
+        )
+        self._run.feed(moves.Planned(self._ports.clock(), device, plan.round, plan.kind))
+
+    def _on_contribution(self, device: str, message: wire.Contribution) -> None:
+        update = moves.Update(device, message.round, message.kind, message.boot, message.seq)
+        try:
+            self._run.reception.check_address(message)
+        except UpdateRefused as error:
+            self._run.reply(moves.Reply(update, "refused", str(error)))
+            return
+        if device not in self.state.devices:
+            self._run.feed(moves.Present(self._ports.clock(), device, message.boot, True))
+        self._run.reception.announce(update, message)
+
+    def _tell(self, happening: Happening) -> None:
+        for observer in self._ports.observers:
+            try:
+                observer(happening)
+            except Exception as error:  # a view that fails must not stop the rounds
+                log.warning("observer failed: %s: %s", type(error).__name__, error)

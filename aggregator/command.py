@@ -1,0 +1,134 @@
+"""`device-runtime serve`: the aggregator of one task, until it is learnt or stopped."""
+
+from __future__ import annotations
+
+import argparse
+import queue
+import secrets
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from broker import brokers, topics
+from broker.link import Event, Link, LinkOptions
+from broker.running import BrokerOptions, RunningBroker
+from broker.url import TLS, BrokerUrl
+
+from . import task as tasks
+from .errors import AggregatorError
+from .plain import Plain, View
+from .ports import Ports
+from .records import Records
+from .service import Service
+from .task import Task
+
+HELP = "run the rounds of a task: offer, collect, merge, evaluate"
+EXAMPLE = "device-runtime serve --bundle digits-wrn-10-1 --rounds 15 --deadline 3 --run-dir runs/digits"
+
+ERRORS = (AggregatorError,)
+
+QUEUE_LIMIT = 65_536
+"""Messages to devices that may wait to be sent."""
+
+_FLAGS = {
+    "bundle": "bundle",
+    "name": "name",
+    "rounds": "rounds",
+    "deadline": "round_deadline_s",
+    "min_contributions": "min_contributions",
+    "min_devices": "min_devices",
+    "late": "late",
+    "seed": "seed",
+    "eval_data": "eval_data",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command; those of the task stand over the task file."""
+    add = parser.add_argument
+    add("task", nargs="?", type=Path, metavar="TASK.toml", help="settings of the task; flags stand over them")
+    add("--bundle", help="what is learnt: a bundle folder or zip, or the name of a shipped bundle")
+    add("--name", help="name of the task (default: that of the file, or 'task')")
+    add("--rounds", type=int, help="how many rounds (default: 10)")
+    add("--deadline", type=float, metavar="SECONDS", help="of a round (default: 60)")
+    add("--min-contributions", type=int, metavar="N", help="with fewer a round is extended (default: 1)")
+    add("--min-devices", type=int, metavar="N", help="round 1 waits for as many (default: 1)")
+    add("--late", choices=("discard", "count"), help="what comes after its round (default: discard)")
+    add("--kinds", metavar="A,B,..", help="kinds of update, the preferred first (default: all)")
+    add("--eval-data", metavar="FILE.npz", help="x (raw) and y to evaluate on (default: no evaluation)")
+    add("--seed", type=int, help="of the task (default: 0)")
+    add("--run-dir", type=Path, help="where the run is kept; an existing one goes on (default: runs/NAME)")
+    add("--broker", default="auto", metavar="URL", help="mqtt:// or mqtts://; auto starts one here (default)")
+    add("--port", type=int, default=0, help="of the broker that auto starts (default: a free one)")
+    add(
+        "--ca", type=Path, metavar="PEM", help="authority of the broker's certificate (default: the system's)"
+    )
+    add("--insecure", action="store_true", help="allow mqtt:// over a network, in the clear")
+    add("--quiet", action="store_true", help="print nothing but the end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until done or a signal. Raises AggregatorError, BrokerError, ModelError."""
+    task = task_of(args)
+    folder = args.run_dir or Path("runs") / task.name
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    broker, url = _broker(args)
+    try:
+        return _serve(task, folder, url, (stop, args.quiet))
+    finally:
+        if broker:
+            broker.stop()
+
+
+def task_of(args: argparse.Namespace) -> Task:
+    """The task file and the flags over it. Raises TaskError."""
+    given = {field: getattr(args, flag) for flag, field in _FLAGS.items()}
+    flags = {field: value for field, value in given.items() if value is not None}
+    if args.kinds is not None:
+        names = [name.strip() for name in args.kinds.split(",") if name.strip()]
+        flags["kinds"] = msgspec.to_builtins(tasks.kinds_named(names))
+    return tasks.load(args.task, flags)
+
+
+def _broker(args: argparse.Namespace) -> tuple[RunningBroker | None, BrokerUrl]:
+    """The broker to use, and the one that was started for it."""
+    if args.broker != "auto":
+        return None, BrokerUrl.parse(args.broker, TLS(ca=args.ca), args.insecure)
+    broker = brokers.start("auto", BrokerOptions(port=args.port))
+    if not args.quiet:
+        print(f"broker: {broker.name} at {broker.url} ({broker.why})")
+        print(f"devices join with: device-runtime join {broker.url} --data FOLDER", flush=True)
+    return broker, BrokerUrl.parse(broker.url)
+
+
+def _serve(task: Task, folder: Path, url: BrokerUrl, how: tuple[threading.Event, bool]) -> int:
+    stop, quiet = how
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    options = LinkOptions(subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT)
+    link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
+    view = _view(str(url), quiet)
+    ports = Ports(link, inbox, (Records(folder), view), mqtt5=url.mqtt5)
+    service = Service(task, folder, ports)
+    try:
+        link.connect()
+        service.run(stop)
+        link.close(service.farewell())
+    finally:
+        service.close()
+        view.close()
+    if not service.finished:
+        print(f"stopped in round {service.state.round}; the same command goes on with it", flush=True)
+    return 0
+
+
+def _view(broker: str, quiet: bool) -> View:
+    if quiet or not sys.stdout.isatty():
+        return Plain(sys.stdout, quiet)
+    from .view import Live
+
+    return Live(broker)

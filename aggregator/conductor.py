@@ -1,0 +1,200 @@
+"""Feeds the round machine and does what it commands, in its order. Not thread-safe, never waits."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from broker.messages import Offer, Plan, Receipt
+
+from . import machine, moves
+from .contributions import Stored, record_of
+from .errors import RunFolderError
+from .observer import Contributed, Finished, Happening, Refused, RoundExtended, RoundOpened
+from .outbound import Outbound
+from .ports import Ports
+from .reception import Desk, Reception
+from .rounds import Rounds
+from .text import printable
+from .traffic import Traffic
+
+log = logging.getLogger(__name__)
+
+
+class Conductor:
+    """One run going on. `reception` takes contributions, `out` speaks to devices, `plans` are the latest."""
+
+    def __init__(self, rounds: Rounds, ports: Ports, tell: Callable[[Happening], None]) -> None:
+        self.rounds = rounds
+        self.traffic = Traffic(ports.mqtt5)
+        self.out = Outbound(ports.link, self.traffic)
+        self.plans: dict[str, Plan] = {}
+        self.state = machine.State(rounds.rules)
+        self.reception = Reception(
+            rounds, Desk(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed)
+        )
+        self._clock = ports.clock
+        self._tell = tell
+        self._events: deque[moves.Event] = deque()
+        self._busy = False
+
+    def start(self) -> None:
+        """Begin, or go on where the folder says."""
+        saved = self.rounds.store.saved()
+        if saved:
+            self.traffic.begin(self.rounds.store.contributions.traffic(saved.round))
+        state, commands = machine.resume(self.rounds.rules, saved, self._clock())
+        self._do(state, commands)
+        self._drain()
+
+    def feed(self, event: moves.Event) -> None:
+        """Take an event; what it leads to is done when this returns, unless it came of a command itself."""
+        self._events.append(event)
+        if not self._busy:
+            self._drain()
+
+    def offer(self) -> None:
+        """Publish where things are: a broker may have forgotten it."""
+        if self.state.phase == "done":
+            self.out.broadcast(self.rounds.farewell(), self.state.online)
+        elif self.state.phase == "collect":
+            offer = self.rounds.offer(self.state.round, self.state.remaining_s(self._clock()))
+            self.out.broadcast(offer, self.state.online)
+
+    def farewell(self) -> Offer | None:
+        """What to leave behind on the broker; None when the run is to be resumed."""
+        return self.rounds.farewell() if self.state.phase == "done" else None
+
+    def reply(self, reply: moves.Reply) -> None:
+        """Send a receipt, and tell of it."""
+        update = reply.update
+        self.out.send(
+            update.device,
+            "receipt",
+            Receipt(
+                boot=update.boot,
+                seq=update.seq,
+                round=update.round,
+                status=reply.status,
+                reason=_addressed(reply),
+            ),
+        )
+        if reply.status != "accepted":
+            text = printable(reply.reason)
+            self._tell(Refused(update.device, update.round, printable(update.kind), reply.status, text))
+        self.reception.release(update)
+
+    def _drain(self) -> None:
+        self._busy = True
+        try:
+            while self._events:
+                self._do(*machine.step(self.state, self._events.popleft()))
+        finally:
+            self._busy = False
+
+    def _do(self, state: machine.State, commands: tuple[moves.Command, ...]) -> None:
+        """Go to a new state; what cannot be kept is as if it had never come.
+
+        Raises RunFolderError when the run itself cannot go on.
+        """
+        before, self.state = self.state, state
+        for command in commands:
+            try:
+                self._one(command)
+            except Exception as error:
+                if not isinstance(command, moves.Keep | moves.Fetch | moves.Reply):
+                    raise _stuck(command, error) from error
+                update = command.update
+                log.warning("update from %s: %s: %s", update.device, type(error).__name__, error)
+                self.reception.release(update)
+                if isinstance(command, moves.Keep):
+                    self.state = before
+                    return
+
+    def _one(self, command: moves.Command) -> None:
+        match command:
+            case moves.Announce():
+                self._announce(command)
+            case moves.Extend():
+                self._extend(command)
+            case moves.Fetch():
+                self.reception.fetch(command.update, self.state.round)
+            case moves.Keep():
+                self._keep(command)
+            case moves.Reply():
+                self.reply(command)
+            case moves.Work():
+                self._work(command)
+            case moves.Finish():
+                self.offer()
+                self._tell(Finished(self.rounds.run, self.rounds.task.rounds))
+
+    def _announce(self, command: moves.Announce) -> None:
+        task, number = self.rounds.task, command.round
+        if not command.again:
+            self.rounds.open(number, self._clock())
+            self.traffic.begin({})
+        kinds = tuple(kind.name for kind in task.offered(number))
+        deadline_s, count = task.round_deadline_s, self.state.contributions
+        self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
+        self.offer()
+
+    def _extend(self, command: moves.Extend) -> None:
+        task = self.rounds.task
+        self._tell(
+            RoundExtended(command.round, task.round_deadline_s, command.contributions, task.min_contributions)
+        )
+        self.offer()
+
+    def _keep(self, command: moves.Keep) -> None:
+        """Content is durable already, then the commit; the receipt is the next command."""
+        device, store = command.update.device, self.rounds.store.contributions
+        message = self.reception.message(command.update)
+        why = self._why(command.update)
+        store.keep(message, device, command.into, why)
+        moved = self.traffic.of(device)
+        store.save_traffic(command.into, {device: moved})
+        stored = Stored(
+            device=device,
+            round=message.round,
+            into=command.into,
+            kind=message.kind,
+            num_examples=message.num_examples,
+            metrics=message.metrics,
+            why=why,
+            blob=message.blob,
+        )
+        self._tell(Contributed(record_of(stored, moved)))
+
+    def _why(self, update: moves.Update) -> str:
+        plan = self.plans.get(update.device)
+        if plan is None or (plan.round, plan.kind) != (update.round, update.kind):
+            return ""
+        return printable("; ".join(plan.reasons))
+
+    def _work(self, command: moves.Work) -> None:
+        number = command.round
+        match command.phase:
+            case "merge":
+                self.rounds.merge(number)
+            case "evaluate":
+                self.rounds.evaluate(number)
+            case "publish":
+                duration_s = self._clock() - self.state.opened_s
+                self._tell(self.rounds.publish(number, self.traffic.all(), duration_s))
+        self._events.append(moves.Worked(self._clock(), command.phase))
+
+
+def _stuck(command: moves.Command, error: Exception) -> RunFolderError:
+    if isinstance(error, RunFolderError):
+        return error
+    text = f"{type(error).__name__}: {printable(str(error))}"
+    return RunFolderError(f"the run cannot go on at {command}: {text}; start again to retry")
+
+
+def _addressed(reply: moves.Reply) -> str:
+    """The reason as a whole sentence, where the update is not simply accepted."""
+    if reply.status == "refused":
+        return f"update from {reply.update.device} refused: {reply.reason}"
+    return reply.reason

@@ -1,0 +1,123 @@
+"""The view where there is no terminal: one line a round, and a table at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import isnan
+from typing import Protocol, TextIO
+
+from tabulate import tabulate
+
+from .observer import Finished, Happening, Observer, RoundClosed, RoundExtended, Started
+
+
+class View(Observer, Protocol):
+    """An observer for people."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was. May be called twice."""
+
+
+class Plain:
+    """Writes lines as rounds close; `quiet`: only the table at the end."""
+
+    def __init__(self, out: TextIO, quiet: bool = False) -> None:
+        self._out = out
+        self._quiet = quiet
+        self._closed: list[RoundClosed] = []
+        self._rounds = 0
+
+    def __call__(self, happening: Happening) -> None:
+        match happening:
+            case Started():
+                self._closed = list(happening.closed)
+                self._rounds = happening.task.rounds
+                self._line(started(happening))
+            case RoundExtended():
+                self._line(extended(happening))
+            case RoundClosed():
+                self._closed.append(happening)
+                self._line(f"round {happening.record.round} of {self._rounds}: {summary(happening)}")
+            case Finished():
+                print(table(self._closed), file=self._out, flush=True)
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+    def _line(self, text: str) -> None:
+        if not self._quiet:
+            print(text, file=self._out, flush=True)
+
+
+def started(happening: Started) -> str:
+    """The first line: which task and run, and whether it goes on."""
+    task = happening.task
+    text = f"task {task.name}, run {happening.run}: {task.rounds} rounds of {task.round_deadline_s:g} s"
+    if happening.resumed:
+        text += f"; resumed after {len(happening.closed)} closed"
+    return text
+
+
+def extended(happening: RoundExtended) -> str:
+    """Why a round takes longer."""
+    return (
+        f"round {happening.round} extended by {happening.deadline_s:g} s: "
+        f"{happening.contributions} of {happening.needed} contributions"
+    )
+
+
+def summary(closed: RoundClosed) -> str:
+    """The figures of a round in one line."""
+    record = closed.record
+    parts = [
+        f"accuracy {percent(record.eval_acc)}",
+        f"loss {number(record.eval_loss)}",
+        who(closed) or "nobody",
+        f"{size(record.bytes_up)} up, {size(record.bytes_down)} down",
+        f"{record.energy_j:.3g} J",
+        f"{record.duration_s:.1f} s",
+    ]
+    return ", ".join(parts) + (f" ({closed.note})" if closed.note else "")
+
+
+def table(closed: list[RoundClosed]) -> str:
+    """Every round, one row each."""
+    rows = [
+        [
+            c.record.round,
+            percent(c.record.eval_acc),
+            number(c.record.eval_loss),
+            who(c),
+            size(c.record.bytes_up),
+            size(c.record.bytes_down),
+            f"{c.record.energy_j:.3g} J",
+            f"{c.record.duration_s:.1f} s",
+        ]
+        for c in closed
+    ]
+    headers = ["round", "accuracy", "loss", "updates", "up", "down", "energy", "time"]
+    return tabulate(rows, headers, disable_numparse=True)
+
+
+def who(closed: RoundClosed) -> str:
+    """Who did what, as counts: "3 full, 1 zeroth-order"."""
+    counts = Counter(contribution.kind for contribution in closed.contributions)
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items())
+
+
+def percent(share: float) -> str:
+    """An accuracy; a dash when it was not measured."""
+    return "-" if isnan(share) else f"{share:.1%}"
+
+
+def number(value: float) -> str:
+    """A loss; a dash when it was not measured."""
+    return "-" if isnan(value) else f"{value:.3f}"
+
+
+def size(count: int) -> str:
+    """Bytes in the unit that fits: 950 B, 12.3 kB, 4.5 MB."""
+    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
+        if count >= 10**power:
+            return f"{count / 10**power:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,109 @@
+"""Contributions from their message to their belief: addressed right, fetched, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.errors import BrokerError
+from broker.messages import Contribution, Get
+from models.tensors import Tensors
+
+from . import check
+from .errors import UpdateRefused
+from .intake import Arrival, Intake
+from .moves import Announced, Believed, Disbelieved, Event, Update
+from .rounds import Rounds
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What the reception may do: take time, ask a device for blocks, and tell the round machine."""
+
+    clock: Callable[[], float]
+    ask: Callable[[str, Get], None]
+    feed: Callable[[Event], None]
+
+
+class Reception:
+    """Holds each message from `announce` until `release`, so that what is believed can be kept."""
+
+    def __init__(self, rounds: Rounds, desk: Desk) -> None:
+        self._rounds = rounds
+        self._desk = desk
+        self._intake = Intake(rounds.store.updates, desk.ask)
+        self._in_hand: dict[Update, Contribution] = {}
+        self._bounded = any(kind.max_norm is not None for kind in rounds.task.kinds)
+        self._base: tuple[int, Tensors] = (0, {})
+
+    def check_address(self, message: Contribution) -> None:
+        """Raises UpdateRefused for a message to another task, or to another life of this one."""
+        check.check_address(message, self._offered(0))
+
+    def announce(self, update: Update, message: Contribution) -> None:
+        """A message has come: is its content wanted?"""
+        self._in_hand[update] = message
+        self._desk.feed(Announced(self._desk.clock(), update, self._known(update)))
+
+    def message(self, update: Update) -> Contribution:
+        return self._in_hand[update]
+
+    def release(self, update: Update) -> None:
+        """It has its receipt, or will be sent again."""
+        self._in_hand.pop(update, None)
+
+    def fetch(self, update: Update, number: int) -> None:
+        """Get the content of a message in hand, for the open round `number`."""
+        message = self._in_hand[update]
+        try:
+            check.check_message(message, self._offered(number))
+        except UpdateRefused as error:
+            self._desk.feed(Disbelieved(self._desk.clock(), update, str(error)))
+            return
+        if message.blob and not self._rounds.store.updates.has(message.blob):
+            self.release(update)
+            self._intake.want(update, message, message.blob)
+        else:
+            self._judge(Arrival(update, message), number)
+
+    def block(self, device: str, sha: bytes, block: tuple[int, bytes]) -> None:
+        """One block (number, bytes) of an upload."""
+        self._intake.received(device, sha, block, self._desk.clock())
+
+    def tick(self, number: int) -> None:
+        """Go on fetching; what is complete is judged, for the open round `number`."""
+        for arrival in self._intake.tick(self._desk.clock()):
+            self._in_hand[arrival.update] = arrival.message
+            self._judge(arrival, number)
+
+    def restart(self) -> None:
+        """The link was down."""
+        self._intake.restart()
+
+    def _judge(self, arrival: Arrival, number: int) -> None:
+        """The content is here: is it to be believed?"""
+        update, message, refusal = arrival.update, arrival.message, arrival.refusal
+        if not refusal:
+            try:
+                check.check_content(message, self._content(message), self._offered(number))
+            except (UpdateRefused, BrokerError) as error:
+                refusal = str(error)
+        now = self._desk.clock()
+        if refusal:
+            self._desk.feed(Disbelieved(now, update, refusal))
+        else:
+            self._desk.feed(Believed(now, update, self._known(update)))
+
+    def _content(self, message: Contribution) -> bytes:
+        return self._rounds.store.updates.get(message.blob) if message.blob else message.body
+
+    def _known(self, update: Update) -> bool:
+        if not 1 <= update.round <= self._rounds.task.rounds:
+            return False
+        return self._rounds.store.contributions.known(update.round, update.device, update.kind)
+
+    def _offered(self, number: int) -> check.Offered:
+        """The base is read once a round, and only where a norm is bounded."""
+        if self._bounded and number and self._base[0] != number:
+            self._base = (number, self._rounds.weights(number))
+        return check.Offered(self._rounds.task, self._rounds.run, self._rounds.manifest, self._base[1])

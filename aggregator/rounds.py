@@ -1,0 +1,164 @@
+"""One life of a run: its folder opened, and what each phase of a round does on disk. No sockets, no clock."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from broker.blobs import sync_folder
+from broker.messages import Blob, Offer
+from models import bundle as bundles
+from models import tensors
+from models.bundle import Bundle
+from models.tensors import Tensors
+from strategies.zeroth_order import ZerothOrder
+
+from . import merging
+from .contributions import Bytes
+from .errors import RunFolderError
+from .evaluation import Evaluator, summarise
+from .machine import Rules
+from .observer import RoundClosed
+from .store import Identity, Store
+from .task import Task, decode
+
+SERVED = "served.safetensors"
+"""In the run folder: the served model of the latest closed round."""
+
+
+class Rounds:
+    """An open run. Raises RunFolderError, BlobError when the disk fails, ModelError for a bad bundle."""
+
+    def __init__(self, task: Task, folder: Path) -> None:
+        """Opens the folder, as a new run or where the last life left it.
+
+        Raises TaskError for evaluation data that does not fit, RunFolderError for another task's folder.
+        """
+        self.task = task
+        self.bundle = Bundle.open(bundles.find(task.bundle))
+        self.manifest = self.bundle.manifest
+        self._evaluator = Evaluator(self.bundle, task.eval_data)
+        self.store = Store(folder)
+        try:
+            self._packed = self.store.models.put(self.bundle.packed())
+            self.run, self.resumed = self._identify(folder)
+        except BaseException:
+            self.store.close()
+            raise
+
+    def _identify(self, folder: Path) -> tuple[str, bool]:
+        mine = Identity(self.task.json(), secrets.token_hex(4), self._packed.sha)
+        found = self.store.identity()
+        if found is None:
+            self.store.found(mine)
+            (folder / "task.json").write_bytes(mine.task + b"\n")
+            return mine.run, False
+        if found.task != mine.task:
+            changed = ", ".join(differences(decode(found.task), decode(mine.task)))
+            raise RunFolderError(
+                f"run folder {folder} belongs to another task ({changed}): give another --run-dir, "
+                "or the settings it was begun with"
+            )
+        if found.bundle != mine.bundle:
+            raise RunFolderError(
+                f"run folder {folder} was begun with another bundle {self.task.bundle} "
+                f"({found.bundle.hex()[:8]}, now {mine.bundle.hex()[:8]}): give another --run-dir"
+            )
+        return found.run, True
+
+    @property
+    def rules(self) -> Rules:
+        """Zeroth-order scalars are along the directions of their own round: they count in no other."""
+        task = self.task
+        return Rules(
+            rounds=task.rounds,
+            round_deadline_s=task.round_deadline_s,
+            min_contributions=task.min_contributions,
+            min_devices=task.min_devices,
+            late=task.late,
+            bound=frozenset(kind.name for kind in task.kinds if isinstance(kind.strategy, ZerothOrder)),
+        )
+
+    def open(self, number: int, now: float) -> None:
+        """Keep that a round is open. The first one distributes the bundle's own weights."""
+        if number == 1:
+            base = merging.checkpoint(self.bundle.weights(), self.store.models)
+        else:
+            base = self.store.base(number)
+        self.store.open_round(number, self.task.round_seed(number), now, base)
+
+    def offer(self, number: int, remaining_s: float) -> Offer:
+        """An open round as devices are told of it."""
+        return Offer(
+            task=self.task.name,
+            run=self.run,
+            round=number,
+            seed=self.task.round_seed(number),
+            deadline_s=self.task.round_deadline_s,
+            remaining_s=remaining_s,
+            bundle=self._packed,
+            base=self.store.base(number),
+            kinds=self.task.offer_kinds(number),
+        )
+
+    def farewell(self) -> Offer:
+        """The task is done; `base` is what the last round made."""
+        last = self.task.rounds
+        return Offer(
+            task=self.task.name,
+            run=self.run,
+            round=last,
+            seed=self.task.round_seed(last),
+            deadline_s=self.task.round_deadline_s,
+            remaining_s=0.0,
+            bundle=self._packed,
+            base=self.store.base(last + 1),
+            kinds=(),
+            done=True,
+        )
+
+    def weights(self, number: int) -> Tensors:
+        """What round `number` distributes."""
+        return merging.base_weights(self.store, number, self.manifest)
+
+    def merge(self, number: int) -> None:
+        self.store.begin_merge(number)
+        self.store.merged(number, merging.merge_round(self.store, self.task, self.manifest, number))
+
+    def evaluate(self, number: int) -> None:
+        served = tensors.decode(self.store.models.get(self.store.served(number)))
+        self.store.evaluated(number, self._evaluator.figures(served, self.weights(number + 1)))
+
+    def publish(self, number: int, traffic: Mapping[str, Bytes], duration_s: float) -> RoundClosed:
+        """Close the round; its served model is what is deployed from now on."""
+        self._deploy(self.store.served(number))
+        self.store.contributions.save_traffic(number, traffic)
+        contributions = self.store.contributions.records(number)
+        figures = self.store.figures(number)
+        self.store.close_round(summarise(figures, contributions, traffic, (number, duration_s)))
+        return self.store.closed(number)[0]
+
+    def _deploy(self, served: Blob) -> None:
+        folder = self.store.folder
+        beside = folder / f".{SERVED}"
+        try:
+            with beside.open("wb") as file:
+                file.write(self.store.models.get(served))
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(folder / SERVED)
+            sync_folder(folder)
+        except OSError as error:
+            raise RunFolderError(f"cannot write {folder / SERVED}: {error.strerror or error}") from None
+
+
+def differences(old: Task, new: Task) -> list[str]:
+    """Settings that differ, with both values where they are short."""
+    texts = []
+    for field in old.__struct_fields__:
+        before, after = getattr(old, field), getattr(new, field)
+        if before != after:
+            texts.append(field if field == "kinds" else f"{field} {before}, now {after}")
+    return texts
