@@ -43,16 +43,17 @@ def run(args: argparse.Namespace) -> int:
     """Writes the bundle and prints what is in it. Raises ModelError."""
     from models.bundle import Bundle
 
-    module = _module(args)  # first: it says what to install where torch is missing
+    module = build(args)  # first: it says what to install where torch is missing
     from models.torch_export import export
 
-    bundle: Bundle = export(module, _spec(args), args.out, report=print)
+    bundle: Bundle = export(module, spec(args), args.out, report=print)
     count = bundle.manifest.num_parameters()
     print(f"{args.out}: {len(bundle.packed()) / 1000:.0f} KB, {count} parameters, sha256 {bundle.sha256}")
     return 0
 
 
-def _module(args: argparse.Namespace) -> Any:
+def build(args: argparse.Namespace) -> Any:
+    """The module the arguments ask for, with its weights. Raises ExportError."""
     try:
         import onnx
         import onnxscript
@@ -100,7 +101,8 @@ def _load(module: Any, path: Path) -> None:
         raise ExportError(f"{path} does not fit the module: {one_line(error)}") from error
 
 
-def _spec(args: argparse.Namespace) -> "ExportSpec":
+def spec(args: argparse.Namespace) -> "ExportSpec":
+    """What the arguments say about the bundle. Raises ExportError."""
     from models.torch_export import ExportSpec
 
     return ExportSpec(

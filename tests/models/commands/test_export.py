@@ -1,0 +1,82 @@
+import argparse
+import shlex
+import sys
+
+import numpy as np
+import pytest
+
+from models import tensors
+from models.commands import export
+from models.errors import ExportError
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    export.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+PLACE = ("--input", "1,8,8", "--labels", "0,1", "--out", "out")
+WRN = "models.torch_wide_resnet:wrn"
+
+
+def test_example_can_be_parsed():
+    words = shlex.split(export.EXAMPLE)
+    assert words[:2] == ["device-runtime", "export"]
+    assert parsed(*words[2:]).input == "1,8,8"
+
+
+def test_missing_torch_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ExportError, match=r"export needs torch, .* pip install 'device-runtime\[torch\]'"):
+        export.run(parsed(WRN, *PLACE))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nowhere:net",), "nowhere:net cannot be imported"),
+        (("models.torch_wide_resnet:net",), "cannot be imported"),
+        ((WRN, "--set", "depth"), "--set 'depth' is not NAME=VALUE"),
+        ((WRN, "--set", "depth=11"), "depth is 11"),
+        ((WRN, "--set", "height=11"), "unexpected keyword argument 'height'"),
+        (("collections:Counter",), "gives a Counter, expected a torch.nn.Module"),
+        ((WRN, "--weights", "nowhere.safetensors"), r"nowhere.safetensors cannot be read"),
+    ],
+)
+def test_wrong_words_are_one_line_errors(words, message):
+    pytest.importorskip("torch")
+    with pytest.raises(ExportError, match=message) as caught:
+        export.build(parsed(*words, *PLACE))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_a_file_are_loaded_and_others_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    words = (WRN, "--set", "in_channels=1", *PLACE)
+    module = export.build(parsed(*words))
+    state = {name: np.full(w.shape, 0.5, np.float32) for name, w in module.state_dict().items()}
+    file = tmp_path / "w.safetensors"
+    file.write_bytes(tensors.encode(state))
+    loaded = export.build(parsed(*words, "--weights", str(file)))
+    assert all(torch.all(w == 0.5) for w in loaded.state_dict().values())
+    file.write_bytes(tensors.encode({"stranger": np.zeros(1, np.float32)}))
+    with pytest.raises(ExportError, match="does not fit the module"):
+        export.build(parsed(*words, "--weights", str(file)))
+
+
+def test_seed_decides_the_weights():
+    pytest.importorskip("torch")
+    one, same, other = (export.build(parsed(WRN, *PLACE, "--seed", s)).conv1.weight for s in "001")
+    assert one.equal(same)
+    assert not one.equal(other)
+
+
+def test_numbers_and_levels_are_read_from_the_words():
+    pytest.importorskip("torch")
+    spec = export.spec(parsed(WRN, *PLACE, "--mean", "0.5,1", "--level", "a=low", "--level", "b=up"))
+    assert spec.input.mean == (0.5, 1.0)
+    assert spec.levels == {"a": "low", "b": "up"}
+    assert spec.name == "out"
+    with pytest.raises(ExportError, match="'1,x' are not numbers"):
+        export.spec(parsed(WRN, "--input", "1,x", "--labels", "0", "--out", "o"))

@@ -1,0 +1,40 @@
+import argparse
+import shlex
+
+import msgspec
+import pytest
+
+from models.commands import inspect
+from models.errors import BundleError
+
+
+def shown(capsys, *words: str) -> str:
+    parser = argparse.ArgumentParser()
+    inspect.add_arguments(parser)
+    assert inspect.run(parser.parse_args(words)) == 0
+    return capsys.readouterr().out
+
+
+def test_example_shows_parameters_by_level_and_graphs(capsys, digits):
+    out = shown(capsys, *shlex.split(inspect.EXAMPLE)[2:])
+    lines = out.splitlines()
+    assert digits.sha256 in lines[0]
+    assert "input 1x8x8, 64 features, 10 labels" in out
+    assert "all 77562, upper 72746, head 650" in out
+    assert any(line.split() == ["head", "head.bias", "10", "10", "all", "upper", "head"] for line in lines)
+    (forward,) = (line.split() for line in lines if line.split()[:1] == ["forward"])
+    graph = digits.manifest.graphs["forward"]
+    assert forward[1:3] == [f"{graph.bytes / 1000:.1f}", f"{graph.flops / 1e6:.2f}"]
+    assert graph.sha256.startswith(forward[-1])
+
+
+def test_json_holds_the_whole_manifest(capsys, digits):
+    figures = msgspec.json.decode(shown(capsys, str(digits.path), "--format", "json"), type=inspect.Figures)
+    assert figures.manifest == digits.manifest
+    assert figures.sha256 == digits.sha256
+    assert figures.num_parameters["head"] == 650
+
+
+def test_unknown_bundle_is_refused(capsys):
+    with pytest.raises(BundleError, match="neither a bundle folder"):
+        shown(capsys, "nowhere")

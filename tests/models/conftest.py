@@ -1,0 +1,29 @@
+from pathlib import Path
+
+import pytest
+
+from models.bundle import Bundle, shipped
+
+
+@pytest.fixture(scope="session")
+def digits() -> Bundle:
+    return Bundle.open(shipped("digits-wrn-10-1"))
+
+
+@pytest.fixture
+def copied(digits: Bundle, tmp_path: Path) -> Path:
+    """A folder with a copy of the shipped bundle, to be damaged."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for file in digits.path.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.set_num_threads(1)

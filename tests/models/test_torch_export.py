@@ -1,0 +1,144 @@
+"""One small network with what the shipped one lacks: BatchNorm, pooling, depthwise, dropout, frozen parts."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from models.errors import ExportError, ParityError  # noqa: E402
+from models.manifest import InputSpec  # noqa: E402
+from models.onnx_engine import OnnxModel  # noqa: E402
+from models.torch_export import ExportSpec, export  # noqa: E402
+
+nn = torch.nn
+LABELS = ("a", "b", "c")
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.depthwise = nn.Conv2d(4, 4, 3, padding=1, groups=4)
+        self.pool = nn.MaxPool2d(2)
+        self.drop = nn.Dropout(0.5)
+        self.fixed = nn.Linear(16, 5)
+        self.fixed.requires_grad_(False)
+        self.head = nn.Linear(5, 3, bias=False)
+        self.register_buffer("unused", torch.zeros(2))
+
+    def forward(self, x):
+        x = self.pool(torch.relu(self.depthwise(self.norm(self.stem(x)))))
+        return self.head(self.drop(self.fixed(x.flatten(1))))
+
+
+SPEC = ExportSpec("small", InputSpec((2, 4, 4)), LABELS)
+
+
+@pytest.fixture(scope="module")
+def module() -> Small:
+    torch.manual_seed(5)
+    made = Small()
+    for _ in range(3):  # running statistics of its own
+        made(torch.randn(16, 2, 4, 4) * 2 + 1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def bundle(module, tmp_path_factory):
+    return export(module, SPEC, tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((7, 2, 4, 4), dtype=np.float32), rng.integers(0, 3, 7)
+
+
+def test_module_is_left_in_training_mode(module, bundle):
+    assert module.training
+    assert module.head.weight.requires_grad
+
+
+def test_bundle_computes_what_the_module_computes_in_eval_mode(module, bundle, data):
+    x, _ = data
+    module.eval()
+    with torch.no_grad():
+        expected = module(torch.from_numpy(x)).numpy()
+    module.train()
+    np.testing.assert_allclose(OnnxModel(bundle).logits(x), expected, atol=1e-5)
+
+
+def test_gradients_of_the_bundle_are_those_of_the_module(module, bundle, data):
+    x, y = data
+    module.eval()
+    module.zero_grad()
+    nn.functional.cross_entropy(module(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+    module.train()
+    trainer = OnnxModel(bundle).trainer("all")
+    trainer.loss_and_grads(x, y)
+    expected = {n: p.grad.numpy() for n, p in module.named_parameters() if p.requires_grad}
+    assert trainer.grads.views.keys() == expected.keys()
+    for name, grad in trainer.grads.views.items():
+        np.testing.assert_allclose(grad, expected[name], atol=1e-5, err_msg=name)
+
+
+def test_running_statistics_and_frozen_layers_are_stored_but_never_trained(bundle):
+    sets = {p.name: p.sets for p in bundle.manifest.parameters}
+    for name in ("norm.running_mean", "norm.running_var", "fixed.weight", "fixed.bias", "unused"):
+        assert sets[name] == ()
+    assert sets["head.weight"] == ("all", "upper", "head")
+    assert "norm.num_batches_tracked" not in sets
+    assert "unused" not in bundle.manifest.graphs["forward"].frozen
+
+
+def test_head_without_bias_is_described_as_such(bundle):
+    assert bundle.manifest.head.bias is None
+    assert bundle.manifest.head.features == 5
+
+
+def linear(*layers) -> "torch.nn.Module":
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (linear(nn.Linear(32, 4)), "gives 4 logits for 3 labels"),
+        (linear(nn.Linear(32, 3), nn.Softmax(1)), "are not the logits of its head 1"),
+        (linear(nn.Linear(30, 3)), r"the module fails on \(4, 2, 4, 4\)"),
+        (nn.Sequential(nn.Linear(4, 3)), r"head 0 is given \(4, 2, 4, 4\), expected \(n, width\)"),
+        (linear(nn.Linear(32, 3)).double(), "is torch.float64; only torch.float32"),
+    ],
+)
+def test_modules_that_cannot_be_bundles_are_refused_and_nothing_is_written(module, message, tmp_path):
+    with pytest.raises(ExportError, match=message):
+        export(module, SPEC, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+class Idle(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Parameter(torch.zeros(1))
+        self.head = nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+def test_parameter_without_influence_is_named(tmp_path):
+    with pytest.raises(ExportError, match=r"train.all .* spare does not influence the loss"):
+        export(Idle(), SPEC, tmp_path / "out")
+
+
+def test_wrong_rule_is_caught_by_the_parity_gate_and_nothing_is_written(tmp_path, monkeypatch):
+    from models import torch_rules
+
+    right = torch_rules.nll_loss_backward
+    wrong = {torch.ops.aten.nll_loss_backward.default: lambda *args: 1.001 * right(*args)}
+    monkeypatch.setattr("models.torch_trace.RULES", torch_rules.RULES | wrong)
+    message = r"graph train.all, batch 1, seed 0: grad\.1\.(weight|bias) differs from torch by .* accepted"
+    with pytest.raises(ParityError, match=message):
+        export(linear(nn.Linear(32, 3)), SPEC, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,38 @@
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from models.torch_wide_resnet import wrn  # noqa: E402
+
+
+@pytest.mark.parametrize(("depth", "convolutions"), [(10, 10), (16, 16), (22, 22)])
+def test_depth_is_the_number_of_convolutions(depth, convolutions):
+    """6 n + 4: the first, 6 n in the blocks, and three shortcuts."""
+    module = wrn(depth, width=2)
+    assert sum(isinstance(m, torch.nn.Conv2d) for m in module.modules()) == convolutions
+
+
+def test_features_are_the_averaged_last_group():
+    module = wrn(10, 2, 3, 7).eval()
+    x = torch.randn(2, 3, 32, 32)
+    seen = []
+    module.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    assert module(x).shape == (2, 7)
+    maps = torch.relu(module.norm(module.group3(module.group2(module.group1(module.conv1(x))))))
+    assert maps.shape == (2, 128, 8, 8)
+    torch.testing.assert_close(seen[0], maps.mean((2, 3)))
+
+
+def test_convolutions_start_with_variance_two_over_fan_out():
+    torch.manual_seed(0)
+    weight = wrn(10, 4).group3[0].conv2.weight
+    assert weight.std().item() == pytest.approx((2 / (256 * 9)) ** 0.5, rel=0.02)
+
+
+def test_both_norms_and_nothing_else():
+    assert isinstance(wrn(norm="group").norm, torch.nn.GroupNorm)
+    assert isinstance(wrn(norm="batch").norm, torch.nn.BatchNorm2d)
+    with pytest.raises(ValueError, match="norm is 'layer', expected one of group, batch"):
+        wrn(norm="layer")
+    with pytest.raises(ValueError, match="depth is 12"):
+        wrn(12)
