@@ -37,6 +37,14 @@ class Pretence:
         return cls(replace(profile, speed=speed, memory=memory, bandwidth=bandwidth), slow)
 
 
+@dataclass(frozen=True)
+class Time:
+    """How time is told and spent, in seconds."""
+
+    clock: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+
+
 class Watcher:
     """Told of every session and run; see `models.engine.Watch`.
 
@@ -49,13 +57,13 @@ class Watcher:
         limit_bytes: int,
         pretence: Pretence | None = None,
         batch: int = 32,
-        sleep: Callable[[float], None] = time.sleep,
+        time: Time | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes
         self.pretence = pretence
         self.peak_bytes = 0
         self._batch = batch
-        self._sleep = sleep
+        self._time = time or Time()
         self._owed_s = 0.0
         self._process = psutil.Process()
 
@@ -86,9 +94,9 @@ class Watcher:
         """Sleep, carrying over what was slept too long or worked too slowly, so that the sum is right."""
         self._owed_s += seconds
         if self._owed_s > 0.001:
-            began = time.perf_counter()
-            self._sleep(self._owed_s)
-            self._owed_s -= time.perf_counter() - began
+            began = self._time.clock()
+            self._time.sleep(self._owed_s)
+            self._owed_s -= self._time.clock() - began
 
     def start(self) -> None:
         """A new piece of work: forget the debt and the peak."""
@@ -101,7 +109,7 @@ class Watcher:
             return 0.0
         link = self.pretence.profile.bandwidth
         seconds = up / link.up + down / link.down
-        self._sleep(seconds)
+        self._time.sleep(seconds)
         return seconds
 
     def _resident(self) -> int:

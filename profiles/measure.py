@@ -27,17 +27,20 @@ class Trial:
 def measure_speed(trials: Mapping[str, Trial], clock: Callable[[], float], budget_s: float = 2.5) -> Speed:
     """Time each graph, the first in order first, within `budget_s` seconds in all.
 
-    Every trial is run once to warm up and then up to five times; the median counts. A graph for which no
+    Every trial is run once to warm up and then up to five times, in its share of the time that is left;
+    the median counts. A graph for which no
     time is left is not measured and will be predicted from its FLOPs. The first is always measured.
     """
     seconds: dict[str, float] = {}
     rate = 0.0
     end = clock() + budget_s
-    for name, trial in trials.items():
+    for position, (name, trial) in enumerate(trials.items()):
         expected = trial.samples * trial.flops / rate if rate else 0.0
-        if seconds and clock() + 2 * expected > end:
+        now = clock()
+        if seconds and now + 2 * expected > end:
             continue
-        per_sample = _time(trial, clock, end) / trial.samples
+        share = (end - now) / (len(trials) - position)
+        per_sample = _time(trial, clock, now + share) / trial.samples
         seconds[name] = per_sample
         rate = rate or trial.flops / max(per_sample, 1e-9)
     if not seconds:

@@ -56,13 +56,14 @@ class Run:
     def pace(self, began: float, done: float) -> None:
         """Report `done`, the share of the work that is finished (0 to 1), that began at clock time `began`.
 
-        Raises OutOfTime when the deadline has passed, or when a tenth is done and the rest would miss it.
+        Raises OutOfTime when the deadline has passed, or as soon as the rest is seen to miss it: a first
+        tenth, which may have been slow to start, must miss it by three times.
         """
         self.progress(done)
-        now = self.clock()
-        projected = began + (now - began) / done if done >= 0.1 else now
-        if done < 1 and max(now, projected) > self.deadline:
-            over = max(now, projected) - self.deadline
+        elapsed = self.clock() - began
+        projected = elapsed / done / (1.0 if done >= 0.1 else 3.0)
+        over = began + max(elapsed, projected) - self.deadline
+        if done < 1 and over > 0:
             raise OutOfTime(f"{done:.0%} done, would end {over:.1f} s after the deadline")
 
 

@@ -1,0 +1,53 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each makes its own environment in .venv,
+# installs what it needs, says what it does, and does it. Nothing is needed but Python 3.10+ and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint slow clean
+
+help:
+	@echo "make demo   eight device processes, a real MQTT broker, real handwritten digits: about two minutes"
+	@echo "make test   lint, types, layers and all tests but the slow ones"
+	@echo "make slow   the slow tests: many repeats, real data of ../shared/data where it is there"
+	@echo "make clean  remove the environment and what was run"
+
+$(BIN)/python:
+	@echo "== making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml
+	@echo "== installing device-runtime with what the demo needs (no torch)"
+	@$(PIP) -e '.[simulation]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml
+	@echo "== installing torch 2.13.0, then device-runtime with everything the tests need"
+	@$(PIP) torch==2.13.0
+	@$(PIP) -e '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	@echo "== running the demo"
+	@$(BIN)/device-runtime demo $(DEMO)
+
+test: lint
+	@echo "== running the tests"
+	@$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.dev
+	@echo "== lint (ruff), types (mypy strict), layers (import-linter)"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+slow: $(VENV)/.dev
+	@echo "== running the slow tests"
+	@$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info

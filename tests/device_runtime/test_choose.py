@@ -1,0 +1,114 @@
+import pytest
+
+from device_runtime.choose import MARGIN, choose
+from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, shipped
+from strategies import registry
+from strategies.full import Full
+from strategies.workload import workload
+
+EVEN = (18,) * 10
+
+
+@pytest.fixture
+def load(bundle):
+    return workload(bundle.manifest, EVEN)
+
+
+def device(flops_per_s=1e9, limit=10**10, up=1e7, down=1e7, corrections=None):
+    return DeviceProfile(
+        name="test",
+        cores=1,
+        memory=Memory(limit, limit, resident_bytes=50_000_000),
+        speed=Speed(flops_per_s),
+        bandwidth=Bandwidth(up, down),
+        power=Power(1.0, 4.0),
+        corrections=corrections or {},
+    )
+
+
+def every_kind():
+    return [registry.make(name) for name in registry.KINDS]
+
+
+@pytest.mark.parametrize(
+    "flops_per_s, expected",
+    [
+        (1e12, "full"),
+        (1.2e9, "entropy-subset 50%"),  # full: 1800 samples at 4.7 MFLOP is 8.5 GFLOP, 7 s
+        (6e8, "entropy-subset 25%"),
+        (3e8, "entropy-subset 10%"),
+        (1.1e8, "few-shot"),  # 180 samples at 1.57 MFLOP is 0.28 GFLOP, 2.6 s
+    ],
+)
+def test_the_richest_kind_that_fits_is_chosen(load, flops_per_s, expected):
+    plan = choose(device(flops_per_s), every_kind(), load, remaining_s=3.0)
+    assert plan.chosen.label == expected
+    assert plan.straggler.straggler == (expected != "full")
+
+
+def test_nothing_fits_a_device_that_cannot_run_one_pass(load):
+    plan = choose(device(1e7), every_kind(), load, remaining_s=3.0)
+    assert plan.chosen is None
+    assert len(plan.reasons) == len(plan.candidates)
+
+
+def test_a_narrow_uplink_leaves_the_two_scalars(load):
+    """2.9 kB of classifier take 9.6 s at 300 B/s; 190 bytes take 0.6 s."""
+    plan = choose(device(1e9, up=300.0), every_kind(), load, remaining_s=3.0)
+    assert plan.chosen.kind == "zeroth-order"
+    assert "mostly its link" in plan.reasons[0]
+
+
+def test_memory_alone_makes_a_straggler(load):
+    full = Full().cost(load, device(1e12))
+    plan = choose(device(1e12, limit=full.peak_memory_bytes - 1), every_kind(), load, remaining_s=60.0)
+    assert plan.straggler.straggler
+    assert plan.candidates[0].misfits == (
+        f"needs {full.peak_memory_bytes / 1e6:.0f} MB, has {(full.peak_memory_bytes - 1) / 1e6:.0f} MB",
+    )
+    assert plan.chosen.kind != "full"
+
+
+def test_one_device_is_a_straggler_for_one_task_and_not_for_another(bundle):
+    few = workload(bundle.manifest, (1,) * 10)
+    many = workload(bundle.manifest, (100,) * 10)
+    fast_enough = device(3e8)
+    assert not choose(fast_enough, every_kind(), few, 3.0).straggler.straggler
+    assert choose(fast_enough, every_kind(), many, 3.0).straggler.straggler
+
+
+def test_a_plan_fills_at_most_the_margin_of_the_time_left(load):
+    seconds = Full().cost(load, device()).seconds
+    assert choose(device(), [Full()], load, 1.001 * seconds / MARGIN).chosen
+    assert choose(device(), [Full()], load, 0.999 * seconds / MARGIN).chosen is None
+
+
+def test_the_offer_s_order_is_the_preference(load):
+    backwards = list(reversed(every_kind()))
+    assert choose(device(1e12), backwards, load, 3.0).chosen.kind == "class-means"
+
+
+def test_a_measured_correction_moves_the_choice(load):
+    slower_than_thought = device(1e12, corrections={"full": 1e4})
+    assert choose(slower_than_thought, every_kind(), load, 3.0).chosen.kind == "entropy-subset"
+
+
+def test_costs_follow_from_flops_bandwidth_and_power(load, bundle):
+    cost = Full(epochs=5).cost(load, device(1e9, up=1e6, down=2e6))
+    compute = 5 * 180 * bundle.manifest.graphs["train.all"].flops / 1e9
+    assert cost.compute_s == pytest.approx(compute)
+    transfer = cost.bytes_up / 1e6 + cost.bytes_down / 2e6
+    assert cost.seconds == pytest.approx(compute + transfer)
+    assert cost.energy_j == pytest.approx(4 * compute + 1 * transfer)
+    assert cost.bytes_down == bundle.manifest.weights.bytes
+
+
+def test_faster_boards_never_choose_poorer(load):
+    order = list(registry.KINDS)
+    chosen = []
+    for name in ("pi-zero-2w", "pi-4", "jetson-nano", "phone-mid", "pi-5", "phone-high"):
+        slowed = shipped(name)
+        plan = choose(slowed, every_kind(), load, remaining_s=0.4)
+        chosen.append(order.index(plan.chosen.kind))
+    assert chosen == sorted(chosen, reverse=True)
+    assert len(set(chosen)) > 2

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+
+from device_runtime import data
+from device_runtime.errors import DataError
+
+
+def save(folder, name, x, y):
+    np.savez(folder / name, x=x, y=y)
+
+
+def images(n):
+    return np.zeros((n, 1, 8, 8), np.uint8)
+
+
+def test_all_npz_files_of_a_folder_are_joined(tmp_path, bundle):
+    save(tmp_path, "a.npz", images(3), np.array([0, 1, 2]))
+    save(tmp_path, "b.npz", np.zeros((2, 8, 8)), np.array([9, 9]))
+    loaded = data.load(tmp_path, bundle.manifest)
+    assert loaded.x.shape == (5, 1, 8, 8)
+    assert loaded.y.tolist() == [0, 1, 2, 9, 9]
+    assert loaded.class_counts(10) == (1, 1, 1, 0, 0, 0, 0, 0, 0, 2)
+
+
+def test_a_damaged_file_is_skipped_and_said(tmp_path, bundle, caplog):
+    save(tmp_path, "a.npz", images(3), np.array([0, 1, 2]))
+    (tmp_path / "b.npz").write_bytes(b"PK\x03\x04 no zip at all")
+    assert len(data.load(tmp_path, bundle.manifest)) == 3
+    assert "skipped" in caplog.text
+    assert "b.npz" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda folder: folder / "nowhere", "no data at .*nowhere: give a folder"),
+        (lambda folder: folder, "no samples in .*: it holds no .npz file"),
+    ],
+)
+def test_no_samples_is_an_error_that_says_what_to_give(tmp_path, bundle, make, message):
+    with pytest.raises(DataError, match=message):
+        data.load(make(tmp_path), bundle.manifest)
+
+
+@pytest.mark.parametrize("junk", [b"", b"not a zip", b"PK\x05\x06" + bytes(18), b"\x93NUMPY\x01\x00"])
+def test_nothing_readable_is_an_error(tmp_path, bundle, junk):
+    (tmp_path / "only.npz").write_bytes(junk)
+    with pytest.raises(DataError, match="no readable samples in .*only.npz"):
+        data.load(tmp_path, bundle.manifest)
+
+
+@pytest.mark.parametrize(
+    "x, y, message",
+    [
+        (images(2), np.array([3, 10]), "label 10 is not of the task, whose labels are 0 to 9"),
+        (images(2), np.array([3, -1]), "label -1 is not of the task"),
+        (images(2), np.array([0.5, 1.0]), "y is float64"),
+        (images(2), np.array([1, 2, 3]), "expected one integer for each of the"),
+        (np.zeros((2, 3, 32, 32)), np.array([1, 2]), r"input is \(2, 3, 32, 32\), expected \(n, 1, 8, 8\)"),
+        (np.full((2, 1, 8, 8), np.nan), np.array([1, 2]), "128 values of x are not finite"),
+        (images(0), np.zeros(0, int), "its arrays are empty"),
+        (np.array([[object()]] * 2), np.array([1, 2]), "no readable samples"),
+    ],
+)
+def test_samples_that_are_not_of_the_task_are_refused(tmp_path, bundle, x, y, message):
+    np.savez(tmp_path / "d.npz", x=x, y=y, allow_pickle=True) if x.dtype == object else save(
+        tmp_path, "d.npz", x, y
+    )
+    with pytest.raises(DataError, match=message):
+        data.load(tmp_path / "d.npz", bundle.manifest)

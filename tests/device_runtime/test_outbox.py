@@ -1,0 +1,59 @@
+import pytest
+
+from broker.messages import Contribution, Metrics, Receipt
+from device_runtime.outbox import Outbox
+
+
+def contribution(seq, boot=7):
+    return Contribution(
+        task="t",
+        run="r",
+        round=seq,
+        boot=boot,
+        seq=seq,
+        kind="full",
+        num_examples=3,
+        metrics=Metrics(0.5, 10, 20, 30),
+        body=b"\x00" * seq,
+    )
+
+
+def test_what_was_not_receipted_waits_again_after_a_restart(tmp_path):
+    first = Outbox(tmp_path)
+    first.add(contribution(1))
+    first.add(contribution(2))
+    again = Outbox(tmp_path)
+    assert list(again) == [contribution(1), contribution(2)]
+    assert again.next_seq == 3
+
+
+@pytest.mark.parametrize("status", ["accepted", "duplicate", "late", "refused"])
+def test_any_receipt_ends_the_wait_for_good(tmp_path, status):
+    outbox = Outbox(tmp_path)
+    outbox.add(contribution(1))
+    assert outbox.settle(Receipt(boot=7, seq=1, round=1, status=status)) == contribution(1)
+    assert len(outbox) == 0
+    assert len(Outbox(tmp_path)) == 0
+
+
+def test_a_receipt_for_another_life_or_sending_changes_nothing(tmp_path):
+    outbox = Outbox(tmp_path)
+    outbox.add(contribution(1))
+    assert outbox.settle(Receipt(boot=8, seq=1, round=1, status="accepted")) is None
+    assert outbox.settle(Receipt(boot=7, seq=2, round=1, status="accepted")) is None
+    assert len(outbox) == 1
+
+
+def test_a_file_cut_short_is_dropped_with_a_warning(tmp_path, caplog):
+    outbox = Outbox(tmp_path)
+    outbox.add(contribution(1))
+    outbox.add(contribution(2))
+    path = tmp_path / "00000001.msg"
+    path.write_bytes(path.read_bytes()[:5])
+    assert list(Outbox(tmp_path)) == [contribution(2)]
+    assert "00000001.msg" in caplog.text
+
+
+def test_a_half_written_file_is_not_taken_for_a_contribution(tmp_path):
+    (tmp_path / "00000009.tmp").write_bytes(b"half")
+    assert len(Outbox(tmp_path)) == 0

@@ -1,0 +1,66 @@
+import os
+
+import numpy as np
+import psutil
+import pytest
+
+from device_runtime.errors import OutOfMemory
+from device_runtime.watching import Pretence, Time, Watcher
+from models.onnx_engine import OnnxModel
+from profiles import ProfileError, shipped
+
+
+def test_a_run_takes_as_long_as_it_would_on_the_pretended_board(bundle, clock):
+    graph = bundle.manifest.graphs["forward"]
+    watcher = Watcher(10**12, Pretence.of("pi-zero-2w", slow=25), time=Time(clock, clock.sleep))
+    watcher.start()
+    watcher.ran("forward", graph, samples=180, seconds=0.1)
+    rate = 0.6e9 / 0.147 / 25  # MobileNetV2's operations in 147 ms, 25 times slower
+    assert clock.now == pytest.approx(180 * graph.flops / rate - 0.1, rel=1e-6)
+
+
+def test_what_took_longer_than_pretended_is_made_up_for_later(bundle, clock):
+    graph = bundle.manifest.graphs["forward"]
+    pretence = Pretence.of("pi-4", slow=10)
+    watcher = Watcher(10**12, pretence, time=Time(clock, clock.sleep))
+    watcher.start()
+    each = 32 * graph.flops / pretence.profile.speed.flops_per_s
+    watcher.ran("forward", graph, 32, seconds=each + 0.02)  # this machine was busy
+    assert clock.now == 0
+    watcher.ran("forward", graph, 32, seconds=0.0)
+    assert clock.now == pytest.approx(each - 0.02, abs=1e-3)
+
+
+def test_a_device_that_is_itself_is_not_slowed(bundle, clock):
+    watcher = Watcher(10**12, time=Time(clock, clock.sleep))
+    watcher.ran("forward", bundle.manifest.graphs["forward"], 1000, 0.0)
+    assert watcher.transfer(up=10**9) == 0.0
+    assert clock.now == 0
+
+
+def test_the_pretended_link_takes_its_time(clock):
+    watcher = Watcher(10**12, Pretence.of("jetson-nano", uplink=300.0), time=Time(clock, clock.sleep))
+    assert watcher.transfer(up=190) == pytest.approx(190 / 300)
+    assert clock.now == pytest.approx(190 / 300)
+
+
+def test_a_session_that_would_not_fit_is_refused_before_it_is_made(bundle):
+    held = psutil.Process(os.getpid()).memory_info().rss
+    model = OnnxModel(bundle, watch=Watcher(held + 1_000_000))
+    with pytest.raises(OutOfMemory, match=r"train.all needs \d+ MB in all, this device may use \d+ MB"):
+        model.trainer("all")
+
+
+def test_work_that_outgrows_the_memory_is_given_up(bundle):
+    model = OnnxModel(bundle, watch=(watcher := Watcher(10**12)))
+    model.forward(np.zeros((1, 1, 8, 8), np.float32))
+    watcher.limit_bytes = 1_000_000
+    with pytest.raises(OutOfMemory, match="over its 1 MB"):
+        model.forward(np.zeros((1, 1, 8, 8), np.float32))
+
+
+def test_a_board_that_is_not_shipped_is_named_with_those_that_are():
+    with pytest.raises(ProfileError, match="no profile named 'abacus'; there are pi-zero-2w, pi-4"):
+        Pretence.of("abacus")
+    assert Pretence.of("pi-4", memory_bytes=5).profile.memory.limit_bytes == 5
+    assert shipped("pi-4").memory.limit_bytes == 3600 * 2**20

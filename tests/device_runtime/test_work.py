@@ -1,0 +1,90 @@
+import pytest
+
+from device_runtime.errors import OutOfMemory
+from device_runtime.watching import Pretence, Time, Watcher
+from device_runtime.work import Assignment, Equipment, cheaper, corrected, perform
+from models.onnx_engine import OnnxModel
+from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from strategies import registry
+from strategies.workload import workload
+
+
+@pytest.fixture
+def every_kind():
+    return tuple(registry.make(name) for name in registry.KINDS)
+
+
+def equip(bundle, digits, clock, pretence=None):
+    watcher = Watcher(10**12, pretence, time=Time(clock, clock.sleep))
+    return Equipment(
+        "dev",
+        OnnxModel(bundle, watch=watcher),
+        digits,
+        workload(bundle.manifest, digits.class_counts(10)),
+        watcher,
+        clock,
+    )
+
+
+def believed(flops_per_s):
+    return DeviceProfile(
+        "dev", 1, Memory(10**12, 10**12), Speed(flops_per_s), Bandwidth(1e9, 1e9), Power(1.0, 5.0)
+    )
+
+
+def test_a_plan_that_fits_is_carried_out_and_accounted_for(bundle, digits, clock, every_kind):
+    pretence = Pretence.of("pi-4", slow=1)
+    equipment = equip(bundle, digits, clock, pretence)
+    outcome = perform(equipment, believed(0.6e9 / 0.062), Assignment(every_kind, 1, deadline=1.0))
+    assert outcome.contribution.kind == outcome.plan.chosen.kind == "entropy-subset"
+    assert outcome.train_time_s <= 1.0
+    assert outcome.energy_j == pytest.approx(5 * outcome.train_time_s)
+    assert outcome.peak_memory_bytes > 10_000_000
+
+
+def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
+    bundle, digits, clock, every_kind
+):
+    """It believes in 57 GFLOP/s and pretends to a board of 0.16: its own clock tells in time."""
+    equipment = equip(bundle, digits, clock, Pretence.of("pi-zero-2w", slow=25))
+    outcome = perform(equipment, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
+    assert outcome.gave_up
+    assert outcome.gave_up[0].startswith("full given up: ")
+    assert outcome.contribution is not None
+    assert outcome.contribution.kind != "full"
+    assert clock.now <= 20.0
+
+
+def test_memory_refused_midway_steps_down(bundle, digits, clock, every_kind):
+    equipment = equip(bundle, digits, clock)
+    real = equipment.watcher.will_load
+
+    def refuse_training(name, graph):
+        if name.startswith("train."):
+            raise OutOfMemory(f"{name} needs too much")
+        real(name, graph)
+
+    equipment.watcher.will_load = refuse_training
+    outcome = perform(equipment, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
+    assert outcome.contribution.kind == "few-shot"
+    assert len(outcome.gave_up) == 4  # full, and the three shares of the entropy subset
+
+
+def test_a_device_for_which_nothing_fits_sits_out_with_its_reasons(bundle, digits, clock, every_kind):
+    equipment = equip(bundle, digits, clock)
+    outcome = perform(equipment, believed(1e3), Assignment(every_kind, 1, deadline=3.0))
+    assert outcome.contribution is None
+    assert len(outcome.reasons) == 7
+
+
+def test_cheaper_leaves_the_forms_after_the_failed_one(every_kind):
+    entropy = every_kind[1].variants()
+    failed = type("Failed", (), {"strategy": entropy[1]})()
+    assert cheaper(every_kind, failed) == (entropy[2], *every_kind[2:])
+
+
+def test_predictions_are_corrected_by_what_was_measured(bundle, digits, clock, every_kind):
+    equipment = equip(bundle, digits, clock, Pretence.of("pi-4", slow=10))
+    profile = believed(2 * 0.6e9 / 0.062 / 10)  # it thinks it is twice as fast as it is
+    outcome = perform(equipment, profile, Assignment(every_kind, 1, deadline=600.0))
+    assert corrected(profile, outcome)["full"] == pytest.approx(0.7 + 0.3 * 2, rel=0.1)

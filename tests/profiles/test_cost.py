@@ -1,0 +1,76 @@
+import pytest
+
+from profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Pass, Power, Speed, Work, Workload, predict
+from profiles.cost import SESSION_BYTES, activation_bytes
+from profiles.straggler import classify, misfits
+
+
+def device(**changes):
+    known = {
+        "name": "d",
+        "cores": 2,
+        "memory": Memory(1000, 500, 100),
+        "speed": Speed(100.0, {"forward": 0.5}),
+        "bandwidth": Bandwidth(up=10.0, down=20.0),
+        "power": Power(idle_w=2.0, load_w=6.0),
+    }
+    return DeviceProfile(**{**known, **changes})
+
+
+WORK = Work(
+    (Pass("forward", 4, 10.0), Pass("train.all", 8, 25.0)), peak_bytes=300, bytes_up=30, bytes_down=40
+)
+
+
+def test_time_is_measured_graphs_and_flops_and_the_link():
+    """4 * 0.5 s measured, 8 * 25 / 100 s by FLOPs, 30/10 + 40/20 s of transfer."""
+    cost = predict(device(), WORK, "full")
+    assert (cost.compute_s, cost.seconds) == (4.0, 9.0)
+
+
+def test_energy_is_load_while_computing_and_idle_while_waiting():
+    assert predict(device(), WORK, "full").energy_j == 4 * 6 + 5 * 2
+
+
+def test_memory_is_the_idle_process_and_what_the_work_adds():
+    assert predict(device(), WORK, "full").peak_memory_bytes == 400
+
+
+def test_corrections_hold_for_their_kind_only_and_for_compute_only():
+    corrected = device(corrections={"full": 2.0})
+    assert predict(corrected, WORK, "full").seconds == 13.0
+    assert predict(corrected, WORK, "few-shot").seconds == 9.0
+
+
+@pytest.mark.parametrize(
+    "deadline_s, limit, straggler, reasons",
+    [
+        (9.0, 400, False, ()),
+        (8.9, 400, True, ("needs 9.0 s (mostly its link), has 8.9 s",)),
+        (9.0, 399, True, ("needs 0 MB, has 0 MB",)),
+    ],
+)
+def test_a_straggler_exceeds_the_deadline_or_the_memory(deadline_s, limit, straggler, reasons):
+    verdict = classify(predict(device(), WORK, "full"), Memory(1000, limit, 100), deadline_s)
+    assert (verdict.straggler, verdict.reasons) == (straggler, reasons)
+
+
+def test_both_respects_are_named():
+    assert len(misfits(predict(device(), WORK, "full"), Memory(1, 1), 1.0)) == 2
+
+
+def test_activations_are_of_one_batch_at_most():
+    load = Workload(
+        graphs={"forward": GraphWork(1.0, 7, 3)},
+        parameters={},
+        weights_bytes=0,
+        download_bytes=0,
+        feature_width=4,
+        class_counts=(5, 0, 2),
+        sample_bytes=1,
+        batch=32,
+    )
+    assert (load.samples, load.labels, load.head_flops) == (7, 3, 24.0)
+    assert activation_bytes(load, "forward") == SESSION_BYTES + 7 + 32 * 3
+    assert activation_bytes(load, "forward", 5) == SESSION_BYTES + 7 + 5 * 3
+    assert activation_bytes(load, "forward", 500) == SESSION_BYTES + 7 + 32 * 3

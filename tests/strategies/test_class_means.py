@@ -1,0 +1,69 @@
+import numpy as np
+import pytest
+
+from models.softmax import accuracy_and_loss
+from strategies.class_means import MASKED, ClassMeans
+from strategies.kind import LocalData
+from strategies.merge import merge
+
+
+def fold_all(strategy, model, devices, round_model, run):
+    state = strategy.start(round_model)
+    for number, data in enumerate(devices):
+        state = strategy.fold(state, strategy.train(model, data, run(str(number))), len(data))
+    return state
+
+
+@pytest.mark.parametrize("partition", ["one device", "unequal", "by class", "single sample"])
+def test_class_means_equal_the_pooled_means_for_any_partition(
+    model, digits, round_model, run, partition, partitions
+):
+    features = model.features(digits.x).astype(np.float64)
+    pooled = np.stack([features[digits.y == label].mean(0) for label in range(10)])
+    state = fold_all(ClassMeans(), model, partitions[partition], round_model, run)
+    np.testing.assert_allclose(state.means(), pooled, rtol=1e-6, atol=1e-6)
+
+
+def test_the_served_head_has_normalised_means_as_rows_and_bias_zero(model, digits, round_model, run):
+    strategy = ClassMeans()
+    effect = strategy.finish(fold_all(strategy, model, [digits], round_model, run), round_model)
+    head = model.manifest.head
+    rows = effect.served[head.weight]
+    features = model.features(digits.x)
+    zero = features[digits.y == 0].mean(0)
+    np.testing.assert_allclose(rows[0], zero / np.linalg.norm(zero), atol=1e-6)
+    assert not effect.served[head.bias].any()
+
+
+def test_a_class_that_nobody_has_is_masked_and_keeps_its_row_in_the_base(model, digits, round_model, run):
+    strategy, head = ClassMeans(), model.manifest.head
+    without = LocalData(digits.x[digits.y != 4], digits.y[digits.y != 4])
+    state = fold_all(strategy, model, [without], round_model, run)
+    merged = merge(round_model, [strategy.finish(state, round_model)])
+    assert merged.served[head.bias][4] == np.float32(MASKED)
+    np.testing.assert_array_equal(merged.base[head.weight][4], round_model.weights[head.weight][4])
+    model.load(merged.served)
+    logits = model.logits(digits.x)
+    assert np.isfinite(logits).all()
+    assert not (logits.argmax(1) == 4).any()
+
+
+def test_one_round_of_class_means_classifies_far_above_chance(model, digits, round_model, run, partitions):
+    """Even on a random extractor: 240 digits, ten classes, chance is 0.1."""
+    strategy = ClassMeans()
+    state = fold_all(strategy, model, partitions["unequal"], round_model, run)
+    model.load(merge(round_model, [strategy.finish(state, round_model)]).served)
+    assert accuracy_and_loss(model.logits(digits.x), digits.y).eval_acc > 0.5
+
+
+def test_trained_on_the_means_the_head_joins_the_average_by_samples(model, digits, round_model, run):
+    strategy = ClassMeans(head="trained")
+    effect = strategy.finish(fold_all(strategy, model, [digits], round_model, run), round_model)
+    assert effect.served is None
+    assert effect.mean.weights == {model.manifest.head.weight: 240.0, model.manifest.head.bias: 240.0}
+
+
+def test_no_contribution_has_no_effect(round_model):
+    effect = ClassMeans().finish(ClassMeans().start(round_model), round_model)
+    merged = merge(round_model, [effect])
+    assert all(np.array_equal(merged.base[name], value) for name, value in round_model.weights.items())

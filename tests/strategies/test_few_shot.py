@@ -1,0 +1,101 @@
+from collections import Counter
+
+import numpy as np
+
+from strategies.few_shot import FewShot
+from strategies.full import Full
+from strategies.kind import Contribution
+from strategies.merge import merge
+
+
+def heads(manifest, *values):
+    """Few-shot contributions whose classifiers are constant, with 10, 20, ... samples."""
+    shape = (len(manifest.labels), manifest.head.features)
+    return [
+        Contribution(
+            "few-shot",
+            {
+                manifest.head.weight: np.full(shape, value, np.float32),
+                manifest.head.bias: np.full(shape[:1], value, np.float32),
+            },
+            10 * (index + 1),
+            0.0,
+        )
+        for index, value in enumerate(values)
+    ]
+
+
+def folded(strategy, round_model, contributions):
+    state = strategy.start(round_model)
+    for contribution in contributions:
+        state = strategy.fold(state, contribution, contribution.num_examples)
+    return strategy.finish(state, round_model)
+
+
+def test_the_served_model_is_the_mean_classifier_on_the_distributed_extractor(round_model):
+    """{theta_fs^t, phi^t}: thesis 002, chapter 4. The base is that of the full updates alone."""
+    manifest = round_model.manifest
+    full = Full()
+    moved = {name: value + 1 for name, value in round_model.weights.items()}
+    effects = [
+        folded(full, round_model, [Contribution("full", moved, 100, 0.0)]),
+        folded(FewShot(), round_model, heads(manifest, 1.0, 4.0)),
+    ]
+    merged = merge(round_model, effects)
+    for name, distributed in round_model.weights.items():
+        np.testing.assert_allclose(merged.base[name], distributed + 1, atol=1e-6)
+        if name in (manifest.head.weight, manifest.head.bias):
+            assert (merged.served[name] == 2.5).all()  # the plain mean of 1 and 4, not by samples
+        else:
+            np.testing.assert_array_equal(merged.served[name], distributed)
+
+
+def test_few_shot_alone_leaves_the_base_as_it_was(round_model):
+    merged = merge(round_model, [folded(FewShot(), round_model, heads(round_model.manifest, 1.0))])
+    assert all(np.array_equal(merged.base[n], v) for n, v in round_model.weights.items())
+
+
+def test_joined_to_the_base_the_classifiers_are_averaged_by_samples_with_the_others(round_model):
+    manifest = round_model.manifest
+    zero = {name: np.zeros_like(value) for name, value in round_model.weights.items()}
+    effects = [
+        folded(Full(), round_model, [Contribution("full", zero, 70, 0.0)]),
+        folded(FewShot(join_base=True), round_model, heads(manifest, 1.0, 4.0)),
+    ]
+    merged = merge(round_model, effects)
+    assert np.allclose(merged.base[manifest.head.weight], (70 * 0 + 10 * 1 + 20 * 4) / 100)
+    assert merged.served is merged.base
+
+
+def test_each_epoch_draws_anew_ten_of_each_class_and_all_of_a_rarer_one():
+    y = np.array([0] * 30 + [3] * 12 + [7] * 4)
+    batches = list(FewShot(epochs=2).draws(y, np.random.default_rng(0)))
+    assert {len(batch) for batch in batches} == {4}
+    epochs = [np.concatenate(batches[:6]), np.concatenate(batches[6:])]
+    for drawn in epochs:
+        assert Counter(y[drawn].tolist()) == {0: 10, 3: 10, 7: 4}
+        assert len(set(drawn.tolist())) == 24
+    assert set(epochs[0].tolist()) != set(epochs[1].tolist())
+
+
+def test_only_the_classifier_travels_and_its_loss_falls(model, digits, run, partitions):
+    data = partitions["unequal"][2]
+    sent = FewShot().train(model, data, run())
+    assert set(sent.tensors) == {model.manifest.head.weight, model.manifest.head.bias}
+    before = model.probe("head").loss(data.x, data.y)
+    model.load(sent.tensors)
+    assert model.probe("head").loss(data.x, data.y) < before
+
+
+def test_the_same_seed_and_device_give_the_same_classifier(model, digits, run):
+    first, second, other = (FewShot().train(model, digits, run(d)) for d in ("a", "a", "b"))
+    name = model.manifest.head.weight
+    np.testing.assert_array_equal(first.tensors[name], second.tensors[name])
+    assert not np.array_equal(first.tensors[name], other.tensors[name])
+
+
+def test_one_class_alone_is_no_classifier(bundle):
+    from strategies.workload import workload
+
+    assert "2 classes" in FewShot().unfit(workload(bundle.manifest, (50,) + (0,) * 9))
+    assert FewShot().unfit(workload(bundle.manifest, (50, 1) + (0,) * 8)) == ""

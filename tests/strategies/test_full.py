@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+
+from models.sgd import Sgd, SgdState
+from strategies.full import Full
+from strategies.kind import Contribution, OutOfTime, Run
+
+
+def test_fedavg_weights_by_samples(round_model):
+    """(30 * 1 + 10 * 5) / 40 = 2, worked by hand."""
+    strategy = Full()
+    state = strategy.start(round_model)
+    for value, n in ((1.0, 30), (5.0, 10)):
+        tensors = {name: np.full_like(w, value) for name, w in round_model.weights.items()}
+        state = strategy.fold(state, Contribution("full", tensors, n, 0.0), n)
+    effect = strategy.finish(state, round_model)
+    assert all((mean == 2).all() for mean in effect.mean.mean().values())
+    assert effect.num_examples == 40
+
+
+def test_a_full_update_lowers_the_loss_and_sends_every_parameter(model, digits, run):
+    before = model.probe("all").loss(digits.x, digits.y)
+    sent = Full(epochs=2, batch=32).train(model, digits, run())
+    assert set(sent.tensors) == set(model.manifest.names("all"))
+    assert sent.num_examples == 240
+    model.load(sent.tensors)
+    assert model.probe("all").loss(digits.x, digits.y) < 0.8 * before
+
+
+def test_fedprox_adds_its_pull_to_each_step(model, digits, run):
+    """Two steps of one batch each, written out: g + mu (w - w_g), equation 2 of Li et al. 2020."""
+    mu, lr = 5.0, 0.05
+    sent = Full(epochs=2, batch=240, lr=lr, momentum=0.0, weight_decay=0.0, mu=mu).train(model, digits, run())
+    trainer = model.trainer("all")
+    w = trainer.params.vector
+    start = w.copy()
+    for _ in range(2):
+        trainer.loss_and_grads(digits.x, digits.y)
+        w[:] = w - lr * (trainer.grads.vector + mu * (w - start))
+    for name, expected in trainer.params.views.items():
+        np.testing.assert_allclose(sent.tensors[name], expected, atol=2e-5)
+
+
+def test_fedprox_stays_nearer_to_the_base(model, digits, run):
+    def distance(mu: float) -> float:
+        sent = Full(epochs=3, batch=32, mu=mu).train(model, digits, run())
+        return sum(float(((v - model.weights[n]) ** 2).sum()) for n, v in sent.tensors.items())
+
+    assert distance(1.0) < 0.7 * distance(0.0)
+
+
+def test_the_device_s_own_clock_stops_a_run_that_would_miss_the_deadline(model, digits, clock):
+    """Each batch takes a second here; 16 batches do not fit into 6 seconds, which shows after two."""
+
+    def ticking(done: float) -> None:
+        clock.now += 1
+
+    run = Run(1, "slow", clock, deadline=6.0, progress=ticking)
+    with pytest.raises(OutOfTime, match="would end"):
+        Full(epochs=2, batch=30).train(model, digits, run)
+    assert clock.now == 2
+
+
+def test_sgd_of_the_thesis_is_the_default():
+    strategy = Full()
+    sgd = Sgd(strategy.lr, strategy.momentum, strategy.weight_decay)
+    params = np.array([1.0], np.float32)
+    state = SgdState(sgd, params)
+    state.step(params, np.array([2.0], np.float32))
+    assert params[0] == pytest.approx(1 - 0.1 * (2 + 1e-5))

@@ -1,0 +1,124 @@
+import hashlib
+
+import numpy as np
+import pytest
+
+from broker.messages import Contribution as ContributionMessage
+from broker.messages import Metrics
+from broker.messages import encode as encode_message
+from models.tensors import encode
+from strategies import directions
+from strategies.kind import Run
+from strategies.merge import merge
+from strategies.zeroth_order import ZerothOrder, replay
+
+ROUNDS = 4
+
+
+def centralised(model, data, strategy):
+    """MeZO on the pooled data, written out on its own: float64 update, all directions in one array."""
+    weights = dict(model.weights)
+    for number in range(ROUNDS):
+        model.load(weights)
+        probe = model.probe(strategy.tunable)
+        start = probe.params.vector.copy()
+        z = np.stack([directions.direction(100 + number, p, 0, start.size) for p in range(strategy.num_z)])
+        gradient = np.zeros(start.size)
+        for direction in z:
+            probe.params.vector[:] = start + np.float32(strategy.eps) * direction
+            up = probe.loss(data.x, data.y)
+            probe.params.vector[:] = start - np.float32(strategy.eps) * direction
+            gradient += (up - probe.loss(data.x, data.y)) / (2 * strategy.eps) * direction
+        probe.params.vector[:] = start - strategy.lr * gradient / strategy.num_z
+        weights.update(probe.params.tensors())
+    return weights
+
+
+def federated(model, devices, strategy):
+    weights = dict(model.weights)
+    for number in range(ROUNDS):
+        model.load(weights)
+        distributed = type(
+            "Distributed",
+            (),
+            {"manifest": model.manifest, "weights": weights, "round": number, "seed": 100 + number},
+        )()
+        state = strategy.start(distributed)
+        for name, data in enumerate(devices):
+            sent = strategy.train(model, data, Run(100 + number, str(name), lambda: 0.0, 1.0))
+            state = strategy.fold(state, sent, len(data))
+        weights = dict(merge(distributed, [strategy.finish(state, distributed)]).base)
+    return weights
+
+
+@pytest.mark.parametrize("partition", ["one device", "unequal", "by class", "single sample"])
+@pytest.mark.parametrize("tunable", ["all", "head"])
+def test_full_participation_equals_the_centralised_run_for_any_partition(
+    model, digits, partition, tunable, partitions
+):
+    strategy = ZerothOrder(lr=0.01, tunable=tunable)
+    initial = dict(model.weights)
+    expected = centralised(model, digits, strategy)
+    model.load(initial)
+    actual = federated(model, partitions[partition], strategy)
+    moved = max(np.abs(expected[name] - initial[name]).max() for name in initial)
+    assert moved > 1e-3
+    for name in expected:
+        np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=1e-6)
+
+
+def test_the_loss_falls_along_the_shared_directions(model, digits):
+    strategy = ZerothOrder(lr=0.05, tunable="head", num_z=8)
+    before = model.probe("head").loss(digits.x, digits.y)
+    model.load(federated(model, [digits], strategy))
+    assert model.probe("head").loss(digits.x, digits.y) < before
+
+
+def test_training_leaves_the_model_as_it_was(model, digits, run):
+    before = encode(model.weights)
+    ZerothOrder().train(model, digits, run())
+    assert encode(model.weights) == before
+
+
+def test_a_device_that_missed_rounds_replays_to_the_same_bits(bundle, round_model):
+    strategy = ZerothOrder(lr=0.02)
+    steps, weights = [], round_model.weights
+    for number in range(5):
+        state = strategy.start(round_model)
+        state = type(state)(np.array([0.7 * number, -0.3]), 1.0)
+        step = strategy.finish(state, round_model).steps[0]
+        steps.append(step)
+        weights = replay(weights, [step], bundle.manifest)  # the aggregator, round by round
+    late = replay(round_model.weights, steps[:2], bundle.manifest)  # a device that was there twice
+    late = replay(late, steps[2:], bundle.manifest)  # and catches up
+    joiner = replay(round_model.weights, steps, bundle.manifest)
+    digests = {hashlib.sha256(encode(w)).hexdigest() for w in (weights, late, joiner)}
+    assert len(digests) == 1
+
+
+def test_two_scalars_are_under_200_bytes_with_topic_and_all(model, digits, run):
+    sent = ZerothOrder().train(model, digits, run())
+    message = ContributionMessage(
+        task="digits",
+        run="0123456789abcdef",
+        round=1000,
+        boot=2**32 - 1,
+        seq=1000,
+        kind=sent.kind,
+        num_examples=65535,
+        metrics=Metrics(sent.train_loss, 100_000, 100_000, 500_000),
+        body=encode(sent.tensors),
+    )
+    topic = "fl/v1/d/buoy/up/contribution"
+    assert len(encode_message(message)) + len(topic) + 8 < 200
+
+
+def test_scalars_are_weighted_by_samples(round_model):
+    strategy = ZerothOrder()
+    sent = [np.array([1.0, 0.0], np.float32), np.array([4.0, 3.0], np.float32)]
+    state = strategy.start(round_model)
+    for g, n in zip(sent, (30, 10), strict=True):
+        state = strategy.fold(state, type("Sent", (), {"tensors": {"g": g}})(), n)
+    step = strategy.finish(state, round_model).steps[0]
+    assert step.scalars == (1.75, 0.75)  # (30*1 + 10*4)/40, (0 + 10*3)/40
+    assert (step.seed, step.round, step.share) == (77, 3, 1.0)
