@@ -1,4 +1,5 @@
 import io
+import tracemalloc
 import zipfile
 
 import pytest
@@ -38,6 +39,16 @@ def test_a_name_that_occurs_twice_is_refused():
 def test_bomb_is_refused_without_being_unpacked():
     with pytest.raises(BundleError, match="more than 1000 bytes"):
         read_zip(zipped(("a", b"\0" * 600), ("b", b"\0" * 10_000_000)), limit=1000)
+
+
+def test_bomb_takes_no_memory_to_refuse():
+    bomb = zipped(("a", b"\0" * 50_000_000))
+    tracemalloc.start()
+    with pytest.raises(BundleError, match="more than 1000 bytes"):
+        read_zip(bomb, limit=1000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
 
 
 def test_too_many_files_are_refused():

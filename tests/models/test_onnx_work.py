@@ -62,6 +62,25 @@ def test_peak_is_where_most_values_wait_at_once():
     assert work.flops == 10 + 2 * 200 + 2 * 200 + 10
 
 
+def test_reshaped_values_are_counted_once():
+    """b (20) and what is made of it (10); its reshape is the same memory."""
+    data = graph(
+        [
+            ("MatMul", ["x", "w"], ["b"], {}),
+            ("Reshape", ["b", "shape"], ["d"], {}),
+            ("MatMul", ["d", "v"], ["y"], {}),
+        ],
+        ["n", 10],
+        [("y", ["n", 10])],
+        [
+            ("w", "f", [10, 20], [0.0] * 200),
+            ("v", "f", [20, 10], [0.0] * 200),
+            ("shape", "i", [2], [-1, 20]),
+        ],
+    )
+    assert measure_work(data).bytes_per_sample == 4 * 30
+
+
 def test_what_does_not_grow_with_the_batch_is_fixed():
     data = graph(
         [("Relu", ["w"], ["big"], {}), ("MatMul", ["x", "big"], ["y"], {})],
