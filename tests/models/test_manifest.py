@@ -68,4 +68,6 @@ def test_prepare_leaves_the_raw_values_alone(digits):
 
 
 def test_activation_memory_grows_with_the_batch():
-    assert Graph("f", "", 0, (), 0, fixed_bytes=100, bytes_per_sample=7).activation_bytes(3) == 121
+    graph = Graph("f", "", 0, (), 0, fixed_bytes=100, bytes_per_sample=7)
+    assert graph.activation_bytes(3) == 121
+    assert graph.memory_bytes(3) == 242
