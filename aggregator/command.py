@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -112,16 +113,15 @@ def _serve(task: Task, folder: Path, url: BrokerUrl, how: tuple[threading.Event,
     options = LinkOptions(subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT)
     link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
     view = _view(str(url), quiet)
-    ports = Ports(link, inbox, (Records(folder), view), mqtt5=url.mqtt5)
-    service = Service(task, folder, ports)
     try:
-        link.connect()
-        service.run(stop)
-        link.close(service.farewell())
+        ports = Ports(link, inbox, (Records(folder), view), mqtt5=url.mqtt5)
+        with closing(Service(task, folder, ports)) as service:
+            link.connect()
+            service.run(stop)
+            link.close(service.farewell())
     finally:
-        service.close()
         view.close()
-    if not service.finished:
+    if service.state.phase != "done":
         print(f"stopped in round {service.state.round}; the same command goes on with it", flush=True)
     return 0
 

@@ -1,0 +1,319 @@
+"""A service on a bench: no sockets, a clock that the test moves; and devices that play from a script."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from aggregator.ports import Ports
+from aggregator.service import Service
+from aggregator.task import KindSettings, Task
+from broker import brokers, messages, topics
+from broker.blobs import Blobs
+from broker.link import Link, LinkOptions, Received, Will
+from broker.messages import INLINE_LIMIT, Contribution, Get, Hello, Metrics, Offer, Plan, Receipt, State
+from broker.transfer import answer
+from broker.url import BrokerUrl
+from models import tensors
+from models.bundle import Bundle, find
+
+BUNDLE = "digits-wrn-10-1"
+METRICS = Metrics(train_loss=0.5, train_time_ms=1500, energy_mj=2000, peak_memory_kib=1024)
+
+
+@pytest.fixture(scope="session")
+def bundle():
+    return Bundle.open(find(BUNDLE))
+
+
+@pytest.fixture(scope="session")
+def manifest(bundle):
+    return bundle.manifest
+
+
+@pytest.fixture
+def make_task():
+    def make(*kinds, **settings):
+        chosen = [k if isinstance(k, KindSettings) else KindSettings(name=k) for k in kinds]
+        extra = {"kinds": tuple(chosen)} if chosen else {}
+        return Task(**{"bundle": BUNDLE, "rounds": 3, "round_deadline_s": 10.0, **settings, **extra})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def update_of(bundle):
+    """A believable update of a kind, of random numbers: (tensors, num_examples)."""
+
+    def update(kind: str, seed: int = 0):
+        rng = np.random.default_rng(seed)
+        if kind == "class-means":
+            counts = rng.integers(1, 9, 10).astype(np.int32)
+            return {"sums": rng.normal(size=(10, 64)).astype(np.float32), "counts": counts}, int(counts.sum())
+        if kind == "zeroth-order":
+            return {"g": rng.normal(size=2).astype(np.float32)}, 10 + seed
+        level = {"few-shot": "head", "entropy-subset": "upper", "full": "all"}[kind]
+        weights = bundle.weights()
+        moved = {
+            n: weights[n] + rng.normal(size=weights[n].shape).astype(np.float32) * 0.01
+            for n in bundle.manifest.names(level)
+        }
+        return moved, 10 + seed
+
+    return update
+
+
+class FakeLink:
+    """Keeps what is published."""
+
+    def __init__(self):
+        self.sent = []
+        self.retained = {}
+
+    def publish(self, topic, payload, retain=False):
+        self.sent.append((topic, payload))
+        if retain:
+            self.retained[topic] = payload
+        return True
+
+
+@dataclass
+class Bench:
+    """A service that is spoken to directly; `now` is its clock."""
+
+    task: Task
+    folder: object
+    now: float = 100.0
+    told: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.link = FakeLink()
+        self.blobs = Blobs(self.folder.parent / "device-blobs")
+        ports = Ports(self.link, queue.SimpleQueue(), (self.told.append,), clock=lambda: self.now)
+        self.service = Service(self.task, self.folder, ports)
+        self.service.start()
+
+    @property
+    def store(self):
+        return self.service._rounds.store
+
+    def restart(self):
+        """As after a crash: the folder is all that is left. The old bench is of no use any more."""
+        self.service.close()
+        self.told.clear()
+        self.__post_init__()
+        return self
+
+    def raw(self, topic, payload, retain=False):
+        self.service.handle(Received(topic, payload, retain))
+        self.service.tick()
+
+    def say(self, device, leaf, message):
+        self.raw(topics.up(device, leaf), messages.encode(message))
+
+    def join(self, *devices, boot=1):
+        for device in devices:
+            self.say(device, "state", State(boot=boot, online=True))
+            hello = Hello(boot=boot, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx")
+            self.say(device, "hello", hello)
+
+    def sit_out(self, device, number):
+        plan = Plan(
+            task=self.task.name,
+            round=number,
+            kind="",
+            seconds=0,
+            memory_bytes=0,
+            energy_j=0,
+            reasons=("nothing fits",),
+        )
+        self.say(device, "plan", plan)
+
+    def wait(self, seconds):
+        self.now += seconds
+        self.service.tick()
+
+    def contribution(self, name, update, number=1, **changes):
+        content, examples = update
+        body = content if isinstance(content, bytes) else tensors.encode(content)
+        fields = {
+            "task": self.task.name,
+            "run": self.service.run_id,
+            "round": number,
+            "boot": 1,
+            "seq": 7,
+            "kind": name,
+            "num_examples": examples,
+            "metrics": METRICS,
+        }
+        where = {"body": body} if len(body) <= INLINE_LIMIT else {"blob": self.blobs.put(body)}
+        return Contribution(**{**fields, **where, **changes})
+
+    def contribute(self, device, message):
+        """Send it, and give every block that is asked for. Returns the receipts that came of it."""
+        before = len(self.receipts(device))
+        seen = len(self.link.sent)
+        self.say(device, "contribution", message)
+        while True:
+            asked = [p for t, p in self.link.sent[seen:] if t == topics.down(device, "get")]
+            seen = len(self.link.sent)
+            if not asked:
+                return self.receipts(device)[before:]
+            for payload in asked:
+                get = messages.decode(payload, Get)
+                for index, data in answer(self.blobs, get):
+                    self.raw(topics.up(device, topics.block(get.blob.sha, index)), data)
+
+    def receipts(self, device):
+        topic = topics.down(device, "receipt")
+        return [messages.decode(p, Receipt) for t, p in self.link.sent if t == topic]
+
+    @property
+    def offer(self):
+        return messages.decode(self.link.retained[topics.ROUND], Offer)
+
+    def heard(self, kind):
+        return [happening for happening in self.told if isinstance(happening, kind)]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    benches = []
+
+    def make(task):
+        benches.append(Bench(task, tmp_path / "run"))
+        return benches[-1]
+
+    yield make
+    for one in benches:
+        one.service.close()
+
+
+@pytest.fixture
+def broker() -> Iterator:
+    running = brokers.start()
+    yield running
+    running.stop()
+
+
+class Scripted:
+    """A device on a real link: sends what its script says for each round, again and again until receipted."""
+
+    def __init__(self, device: str, url: str, script: Callable, folder) -> None:
+        self.device, self.script = device, script
+        self.receipts: list[Receipt] = []
+        self.rounds: set[int] = set()
+        self.done = False
+        self.blobs = Blobs(folder / device)
+        self.inbox = queue.SimpleQueue()
+        self.pending: dict[int, Contribution] = {}
+        self.seq = 0
+        self.stop = threading.Event()
+        subscriptions = (topics.ROUND, topics.down(device, "#"))
+        will = Will(topics.up(device, "state"), messages.encode(State(boot=1, online=False)))
+        self.link = Link(BrokerUrl.parse(url), device, self.inbox, LinkOptions(will, subscriptions))
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self):
+        self.link.connect()
+        self._send("state", State(boot=1, online=True), retain=True)
+        hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx")
+        self._send("hello", hello)
+        self.thread.start()
+        return self
+
+    def leave(self):
+        self.stop.set()
+        self.thread.join(5)
+        self.link.close()
+
+    def _send(self, leaf, message, retain=False):
+        self.link.publish(topics.up(self.device, leaf), messages.encode(message), retain)
+
+    def _run(self):
+        again = time.monotonic() + 0.4
+        while not self.stop.is_set():
+            try:
+                event = self.inbox.get(timeout=0.05)
+                if isinstance(event, Received):
+                    self._hear(event.topic.split("/"), event.payload, event.retain)
+            except queue.Empty:
+                pass
+            if time.monotonic() > again:
+                again = time.monotonic() + 0.4
+                for message in list(self.pending.values()):
+                    self._send("contribution", message)
+
+    def _hear(self, parts, payload, retain):
+        if parts[-1] in ("round", "task") and payload:
+            offer = messages.decode(payload, Offer)
+            self.done = self.done or offer.done
+            if not retain and not offer.done and offer.round not in self.rounds:
+                self.rounds.add(offer.round)
+                self._contribute(offer)
+        elif parts[-1] == "get":
+            get = messages.decode(payload, Get)
+            for index, data in answer(self.blobs, get):
+                self.link.publish(topics.up(self.device, topics.block(get.blob.sha, index)), data)
+        elif parts[-1] == "receipt":
+            receipt = messages.decode(payload, Receipt)
+            self.receipts.append(receipt)
+            self.pending.pop(receipt.seq, None)
+
+    def _contribute(self, offer):
+        made = self.script(offer)
+        if made is None:
+            plan = Plan(
+                task=offer.task, round=offer.round, kind="", seconds=0, memory_bytes=0, energy_j=0, reasons=()
+            )
+            self._send("plan", plan)
+            return
+        kind, content, examples = made
+        self.seq += 1
+        body = tensors.encode(content)
+        where = {"body": body} if len(body) <= INLINE_LIMIT else {"blob": self.blobs.put(body)}
+        message = Contribution(
+            task=offer.task,
+            run=offer.run,
+            round=offer.round,
+            boot=1,
+            seq=self.seq,
+            kind=kind,
+            num_examples=examples,
+            metrics=METRICS,
+            **where,
+        )
+        self.pending[self.seq] = message
+        self._send("contribution", message)
+
+
+@pytest.fixture
+def scripted(tmp_path):
+    devices = []
+
+    def make(device, url, script):
+        devices.append(Scripted(device, url, script, tmp_path / "devices").start())
+        return devices[-1]
+
+    yield make
+    for one in devices:
+        one.leave()
+
+
+def until(condition, timeout_s=20.0):
+    """Wait for it; whether it came true."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.fixture
+def eventually():
+    return until

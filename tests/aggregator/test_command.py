@@ -1,0 +1,191 @@
+"""The real command: against a real broker, with scripted devices, killed and started again."""
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from aggregator import command
+from aggregator.errors import RunFolderError, TaskError
+from aggregator.store import Store
+
+SERVE = "import sys; from device_runtime.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
+KINDS = ("full", "few-shot", "zeroth-order", "class-means")
+
+
+def serve(*options):
+    """The command as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVE, *map(str, options)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def parsed(*options):
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args([str(option) for option in options])
+
+
+def fleet(scripted, url, update_of):
+    """Four devices, each with a kind of its own; the full update is over the inline limit."""
+
+    def script(kind):
+        return lambda offer: (kind, *update_of(kind, offer.round))
+
+    return [scripted(f"pi-{kind}", url, script(kind)) for kind in KINDS]
+
+
+def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once(
+    broker, scripted, update_of, eventually, tmp_path
+):
+    rounds, kills = 16, 10
+    draw = random.Random(7)
+    folder = tmp_path / "run"
+    options = (
+        "--bundle digits-wrn-10-1 --deadline 60 --min-devices 4 --min-contributions 4 --quiet "
+        f"--rounds {rounds} --kinds {','.join(KINDS)} --broker {broker.url} --run-dir {folder}"
+    ).split()
+    devices = fleet(scripted, broker.url, update_of)
+    for _ in range(kills):
+        process = serve(*options)
+        time.sleep(draw.uniform(0.8, 2.5))
+        assert process.poll() is None, process.stdout.read()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    last = serve(*options)
+    output, _ = last.communicate(timeout=60)
+    assert last.returncode == 0, output
+    assert eventually(lambda: all(device.done for device in devices))
+
+    store = Store(folder)
+    stored = Counter(
+        (s.round, s.device, s.kind) for n in range(1, rounds + 1) for s in store.contributions.of_round(n)
+    )
+    closed = store.closed()
+    store.close()
+    acknowledged = {
+        (receipt.round, device.device, kind)
+        for device, kind in zip(devices, KINDS, strict=True)
+        for receipt in device.receipts
+        if receipt.status in ("accepted", "duplicate")
+    }
+    assert acknowledged <= stored.keys()
+    assert stored == {(n, f"pi-{kind}", kind): 1 for n in range(1, rounds + 1) for kind in KINDS}
+    assert [c.record.round for c in closed] == list(range(1, rounds + 1))
+    assert {c.record.participants for c in closed} == {4}
+    assert all(receipt.status in ("accepted", "duplicate") for d in devices for receipt in d.receipts)
+    lines = [msgspec.json.decode(line) for line in (folder / "contributions.jsonl").read_bytes().splitlines()]
+    assert Counter((line["round"], line["device"], line["kind"]) for line in lines) == stored
+    assert len((folder / "rounds.csv").read_text().splitlines()) == rounds + 1
+
+
+def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
+    broker, scripted, update_of, eventually, tmp_path
+):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "test.npz", x=rng.normal(size=(40, 8, 8)), y=rng.integers(0, 10, 40))
+    process = serve(
+        *[
+            "--bundle",
+            "digits-wrn-10-1",
+            "--rounds",
+            "2",
+            "--deadline",
+            "30",
+            "--min-devices",
+            "4",
+            "--kinds",
+        ],
+        ",".join(KINDS),
+        "--broker",
+        broker.url,
+        "--run-dir",
+        tmp_path / "run",
+        "--eval-data",
+        tmp_path / "test.npz",
+    )
+    devices = fleet(scripted, broker.url, update_of)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert eventually(lambda: all(device.done for device in devices))
+    assert "round 2 of 2: accuracy" in output
+    assert "1 full" in output
+    line = msgspec.json.decode((tmp_path / "run" / "rounds.jsonl").read_bytes().splitlines()[0])
+    assert list(line) == [
+        "round",
+        "eval_acc",
+        "eval_loss",
+        "base_eval_acc",
+        "train_loss",
+        "participants",
+        "energy_j",
+        "train_time_s",
+        "bytes_up",
+        "bytes_down",
+        "duration_s",
+    ]
+    assert 0 <= line["eval_acc"] <= 1
+    assert (line["participants"], line["energy_j"], line["train_loss"]) == (4, 8.0, 0.5)
+    assert (tmp_path / "run" / "served.safetensors").exists()
+
+
+def test_a_stopped_run_says_how_to_go_on_and_leaves_with_0(tmp_path):
+    process = serve(*f"--bundle digits-wrn-10-1 --rounds 2 --run-dir {tmp_path / 'run'}".split())
+    for line in process.stdout:
+        if line.startswith("task "):
+            break
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, "stopped in round 0; the same command goes on with it\n")
+
+
+def test_a_run_folder_of_another_task_is_refused_with_what_differs(broker, tmp_path):
+    options = f"--bundle digits-wrn-10-1 --run-dir {tmp_path / 'run'} --broker {broker.url} --rounds".split()
+    from aggregator.rounds import Rounds
+
+    rounds = Rounds(command.task_of(parsed(*options, 2)), tmp_path / "run")
+    with pytest.raises(RunFolderError, match="another aggregator runs in"):
+        command.run(parsed(*options, 2))
+    rounds.store.close()
+    with pytest.raises(RunFolderError, match=r"belongs to another task \(rounds 2, now 3\)"):
+        command.run(parsed(*options, 3))
+
+
+def test_the_examples_arguments_are_a_task():
+    task = command.task_of(parsed(*command.EXAMPLE.split()[2:]))
+    assert (task.bundle, task.rounds, task.round_deadline_s) == ("digits-wrn-10-1", 15, 3.0)
+
+
+def test_kinds_are_named_in_order_on_the_command_line():
+    task = command.task_of(parsed("--bundle", "b", "--kinds", "few-shot, full"))
+    assert [kind.name for kind in task.kinds] == ["few-shot", "full"]
+    with pytest.raises(TaskError, match="no kind of update is called 'fu'"):
+        command.task_of(parsed("--bundle", "b", "--kinds", "fu"))
+
+
+def test_evaluation_data_that_does_not_fit_is_refused_in_one_line(tmp_path):
+    np.savez(tmp_path / "bad.npz", x=np.zeros((3, 5, 5)), y=np.zeros(3))
+    with pytest.raises(TaskError, match="evaluation data .*expected"):
+        command.run(
+            parsed(
+                "--bundle",
+                "digits-wrn-10-1",
+                "--eval-data",
+                Path(tmp_path / "bad.npz"),
+                "--quiet",
+                "--run-dir",
+                tmp_path / "run",
+            )
+        )

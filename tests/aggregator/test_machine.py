@@ -1,0 +1,227 @@
+"""The round machine, without a socket, a thread or a file."""
+
+from dataclasses import replace
+
+import pytest
+
+from aggregator import machine
+from aggregator.machine import SETTLE_S, Rules, Saved, State, step
+from aggregator.moves import (
+    Announce,
+    Announced,
+    Believed,
+    Disbelieved,
+    Extend,
+    Fetch,
+    Finish,
+    Keep,
+    Planned,
+    Present,
+    Reply,
+    Tick,
+    Update,
+    Work,
+    Worked,
+)
+
+RULES = Rules(rounds=2, round_deadline_s=10.0)
+
+
+def play(state, *events):
+    """The state after these events, and all commands in order."""
+    commands = []
+    for event in events:
+        state, more = step(state, event)
+        commands += more
+    return state, commands
+
+
+def online(*devices, now=0.0):
+    return [Present(now, device, 1, True) for device in devices]
+
+
+def update(device="a", number=1, kind="full", seq=1):
+    return Update(device, number, kind, 1, seq)
+
+
+def believed(device, now=1.0, number=1, kind="full", known=False):
+    return Believed(now, update(device, number, kind), known)
+
+
+def collecting(*devices, rules=RULES):
+    """Round 1 open since time 0 with these devices online."""
+    return play(State(rules), *online(*devices))[0]
+
+
+def statuses(commands):
+    return [command.status for command in commands if isinstance(command, Reply)]
+
+
+def test_round_one_waits_for_the_devices_asked_for():
+    state, commands = play(State(replace(RULES, min_devices=2)), *online("a"), Tick(100.0))
+    assert (state.phase, commands) == ("wait", [])
+    state, commands = play(state, *online("b", now=101.0))
+    assert (state.phase, state.round, state.closes_s) == ("collect", 1, 111.0)
+    assert commands == [Announce(1)]
+
+
+def test_a_round_goes_through_its_phases_and_the_next_one_opens():
+    state, commands = play(
+        collecting("a"), believed("a"), Worked(2, "merge"), Worked(3, "evaluate"), Worked(4, "publish")
+    )
+    assert commands == [
+        Keep(update("a"), 1),
+        Reply(update("a"), "accepted"),
+        Work("merge", 1),
+        Work("evaluate", 1),
+        Work("publish", 1),
+        Announce(2),
+    ]
+    assert (state.phase, state.round, state.closes_s, state.contributions) == ("collect", 2, 14.0, 0)
+
+
+def test_after_the_last_round_the_task_is_done():
+    last = replace(collecting("a"), round=2, phase="publish")
+    state, commands = play(last, Worked(5, "publish"))
+    assert (state.phase, commands) == ("done", [Finish()])
+
+
+def test_work_reported_for_another_phase_changes_nothing():
+    state = replace(collecting("a"), phase="evaluate")
+    assert play(state, Worked(5, "merge")) == (state, [])
+
+
+@pytest.mark.parametrize(
+    ("events", "closes"),
+    [
+        ([believed("a")], False),
+        ([believed("a"), believed("b")], True),
+        ([believed("a"), Planned(1, "b", 1, "")], True),
+        ([believed("a"), Planned(1, "b", 1, "few-shot")], False),
+        ([believed("a"), Planned(1, "b", 2, "")], False),
+        ([Planned(1, "b", 1, ""), Planned(1, "b", 1, "full"), believed("a")], False),
+        ([believed("a"), Present(1, "b", 1, False)], True),
+        ([believed("a"), Present(1, "b", 7, False)], False),
+        ([believed("a"), Disbelieved(1, update("b"), "nan")], True),
+        ([Planned(1, "a", 1, ""), Planned(1, "b", 1, "")], False),
+        ([Disbelieved(1, update("a"), "nan"), Disbelieved(1, update("b"), "nan")], False),
+        ([believed("a"), Tick(9.9)], False),
+        ([believed("a"), Tick(10.0)], True),
+        ([believed("a"), Present(1, "a", 1, False), Present(1, "b", 1, False)], False),
+    ],
+    ids=[
+        "one of two has answered",
+        "both have contributed",
+        "the other sits out",
+        "the other has plans",
+        "the other sits another round out",
+        "the other sat out and thought better of it",
+        "the other is gone",
+        "an earlier life of the other is gone",
+        "the other was refused",
+        "both sit out",
+        "both were refused",
+        "just before the deadline",
+        "at the deadline",
+        "both are gone and may come back",
+    ],
+)
+def test_a_round_closes_when_all_who_are_online_have_answered_or_at_its_deadline(events, closes):
+    state, commands = play(collecting("a", "b"), *events)
+    assert (Work("merge", 1) in commands) is closes
+    assert state.phase == ("merge" if closes else "collect")
+
+
+def test_a_deadline_with_too_few_contributions_is_extended_and_says_so():
+    rules = replace(RULES, min_contributions=2)
+    state, commands = play(collecting("a", "b", "c", rules=rules), believed("a"), Tick(10.0))
+    assert commands[-1] == Extend(1, 1)
+    assert (state.phase, state.closes_s) == ("collect", 20.0)
+    state, commands = play(state, believed("b", now=12.0), Tick(20.0))
+    assert commands[-1] == Work("merge", 1)
+
+
+def test_who_sat_out_is_asked_again_when_the_round_is_extended():
+    state, _ = play(collecting("a"), Planned(1, "a", 1, ""), Tick(10.0))
+    assert state.sat_out == frozenset()
+
+
+def test_a_contribution_that_is_stored_already_is_a_duplicate_in_whatever_round():
+    for number in (1, 2):
+        state = replace(collecting("a", "b"), round=2)
+        for event in (Announced(1, update(number=number), True), Believed(1, update(number=number), True)):
+            after, commands = play(state, event)
+            assert statuses(commands) == ["duplicate"]
+            assert after.contributions == 0
+
+
+def test_content_is_fetched_only_for_a_contribution_that_can_count():
+    state = replace(collecting("a", "b"), round=2)
+    assert play(state, Announced(1, update(number=2), False))[1] == [Fetch(update(number=2))]
+    assert statuses(play(state, Announced(1, update(number=1), False))[1]) == ["late"]
+    assert statuses(play(state, Announced(1, update(number=3), False))[1]) == ["refused"]
+    assert statuses(play(state, Announced(1, update(number=0), False))[1]) == ["refused"]
+
+
+def test_a_contribution_whose_content_comes_after_the_deadline_is_late_and_told_why():
+    state = replace(collecting("a", "b"), round=2)
+    _, commands = play(state, believed("a", number=1))
+    assert commands == [Reply(update("a", 1), "late", "round 1 is closed, round 2 is open")]
+
+
+def test_a_late_contribution_counts_in_the_open_round_where_the_task_says_so():
+    state = replace(collecting("a", "b", rules=replace(RULES, late="count")), round=2)
+    after, commands = play(state, believed("a", number=1))
+    assert commands[0] == Keep(update("a", 1), 2)
+    assert commands[1] == Reply(update("a", 1), "accepted", "round 1 is closed, counted in round 2")
+    assert (after.contributions, after.answered) == (1, frozenset())
+
+
+def test_a_kind_that_is_bound_to_its_round_is_late_even_where_late_ones_count():
+    rules = replace(RULES, late="count", bound=frozenset({"zeroth-order"}))
+    state = replace(collecting("a", "b", rules=rules), round=2)
+    assert statuses(play(state, believed("a", number=1, kind="zeroth-order"))[1]) == ["late"]
+
+
+def test_two_kinds_of_one_device_both_count():
+    state, _ = play(collecting("a", "b"), believed("a"), believed("a", kind="few-shot"))
+    assert state.contributions == 2
+
+
+def test_the_will_of_an_earlier_life_is_ignored():
+    state = collecting("a")
+    state, _ = play(state, Present(1, "a", 2, True), Present(2, "a", 1, False))
+    assert state.online == {"a"}
+    state, _ = play(state, Present(3, "a", 2, False))
+    assert state.online == frozenset()
+
+
+def test_a_crash_costs_no_device_its_round():
+    saved = Saved(1, "collect", contributions=1, answered=frozenset({"a"}))
+    state, commands = machine.resume(RULES, saved, 500.0)
+    assert commands == (Announce(1, again=True),)
+    assert (state.contributions, state.closes_s) == (1, 510.0)
+
+
+def test_after_a_restart_nobody_is_forgotten_because_another_is_heard_first():
+    saved = Saved(1, "collect", contributions=1, answered=frozenset({"a"}))
+    state, _ = machine.resume(RULES, saved, 500.0)
+    state, commands = play(state, *online("a", now=500.1), *online("b", now=500.2), Tick(500.0 + SETTLE_S))
+    assert (state.phase, commands) == ("collect", [])
+    state, commands = play(state, believed("b", now=502.0))
+    assert commands[-1] == Work("merge", 1)
+
+
+@pytest.mark.parametrize("phase", ["merge", "evaluate", "publish"])
+def test_work_that_a_crash_interrupted_is_done_again(phase):
+    state, commands = machine.resume(RULES, Saved(1, phase), 5.0)
+    assert (state.phase, commands) == (phase, (Work(phase, 1),))
+
+
+def test_after_a_closed_round_a_restart_opens_the_next_or_finishes():
+    assert machine.resume(RULES, Saved(1, "closed"), 5.0)[1] == (Announce(2),)
+    assert machine.resume(RULES, Saved(2, "closed"), 5.0)[1] == (Finish(),)
+
+
+def test_a_new_run_waits():
+    assert machine.resume(RULES, None, 5.0) == (State(RULES), ())

@@ -1,0 +1,311 @@
+"""The service on a bench: messages in, messages out, files in between."""
+
+import hashlib
+
+import msgspec
+import numpy as np
+import pytest
+
+from aggregator.observer import Contributed, DeviceSeen, Finished, Refused, RoundClosed, RoundExtended
+from broker import messages, topics
+from broker.blobs import block_count
+from broker.link import packet_bytes
+from broker.messages import Blob, Get, Offer, State
+from models import tensors
+from strategies.zeroth_order import replay
+
+
+def test_a_round_is_offered_kept_and_closed(bench, make_task, update_of):
+    b = bench(make_task("few-shot", "class-means", rounds=1))
+    b.join("pi-01", "pi-02")
+    offer = b.offer
+    assert (offer.round, offer.remaining_s, [kind.name for kind in offer.kinds]) == (
+        1,
+        10.0,
+        ["few-shot", "class-means"],
+    )
+    assert b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))[0].status == "accepted"
+    b.contribute("pi-02", b.contribution("class-means", update_of("class-means")))
+    assert b.offer.done
+    assert [c.record.participants for c in b.heard(RoundClosed)] == [2]
+    assert len(b.heard(Finished)) == 1
+    assert b.service.farewell().payload == b.link.retained[topics.ROUND]
+
+
+def test_an_offer_in_answer_to_a_hello_says_what_remains_now(bench, make_task):
+    b = bench(make_task("full"))
+    b.join("pi-01")
+    b.wait(4.0)
+    b.join("pi-02")
+    answers = [p for t, p in b.link.sent if t == topics.down("pi-02", "task")]
+    assert messages.decode(answers[-1], Offer).remaining_s == pytest.approx(6.0)
+
+
+def test_a_contribution_over_the_inline_limit_is_pulled_and_counts(bench, make_task, update_of):
+    b = bench(make_task("full"))
+    b.join("pi-01", "pi-02")
+    message = b.contribution("full", update_of("full"))
+    assert message.blob.size > 64 * 1024
+    receipts = b.contribute("pi-01", message)
+    assert [(r.status, r.boot, r.seq) for r in receipts] == [("accepted", 1, 7)]
+    stored = next(b.store.contributions.of_round(1))
+    assert b.store.contributions.content(stored) == b.blobs.get(message.blob)
+
+
+def test_a_pull_goes_on_after_a_restart_with_what_had_arrived(bench, make_task, update_of):
+    b = bench(make_task("full"))
+    b.join("pi-01", "pi-02")
+    message = b.contribution("full", update_of("full"))
+    b.say("pi-01", "contribution", message)
+    b.raw(topics.up("pi-01", topics.block(message.blob.sha, 0)), b.blobs.read_block(message.blob, 0))
+    b = b.restart()
+    b.say("pi-01", "contribution", message)
+    asked = [messages.decode(p, Get) for t, p in b.link.sent if t == topics.down("pi-01", "get")]
+    count = block_count(message.blob)
+    assert asked[0].blocks == tuple(range(1, count))
+    for index in asked[0].blocks:
+        b.raw(
+            topics.up("pi-01", topics.block(message.blob.sha, index)), b.blobs.read_block(message.blob, index)
+        )
+    assert [r.status for r in b.receipts("pi-01")] == ["accepted"]
+
+
+def test_a_contribution_sent_twice_counts_once(bench, make_task, update_of):
+    b = bench(make_task("few-shot"))
+    b.join("pi-01", "pi-02")
+    message = b.contribution("few-shot", update_of("few-shot"))
+    first = b.contribute("pi-01", message)
+    second = b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot", 5), seq=8))
+    assert [r.status for r in first + second] == ["accepted", "duplicate"]
+    assert second[0].seq == 8
+    assert b.service.state.contributions == 1
+    b.contribute("pi-02", message)
+    assert b.contribute("pi-01", message)[0].status == "duplicate"
+    assert b.heard(RoundClosed)[0].record.participants == 2
+
+
+def test_every_refusal_reaches_the_device_with_values(bench, make_task, update_of):
+    b = bench(make_task("few-shot", max_num_examples=100))
+    b.join("pi-07", "pi-08")
+    good, n = update_of("few-shot")
+    bad = {
+        "update from pi-07 refused: head.weight is (12, 64), expected (10, 64)": (
+            {**good, "head.weight": np.zeros((12, 64), np.float32)},
+            n,
+            {},
+        ),
+        "non-finite": ({**good, "head.bias": np.full(10, np.nan, np.float32)}, n, {}),
+        "head.bias missing": ({"head.weight": good["head.weight"]}, n, {}),
+        "does not accept kind 'full'": (good, n, {"kind": "full"}),
+        "num_examples is 0, expected 1 to 100": (good, 0, {}),
+        "num_examples is 101": (good, 101, {}),
+        "round 9 has not begun": (good, n, {"round": 9}),
+        "round -1": (good, n, {"round": -(2**63)}),
+        "it is for run 'other'": (good, n, {"run": "other"}),
+        "it is for task 'other'": (good, n, {"task": "other"}),
+        "not safetensors": (b"\xff" * 100, n, {}),
+        "no content": (good, n, {"body": b""}),
+    }
+    for text, (content, examples, changes) in bad.items():
+        receipts = b.contribute("pi-07", b.contribution("few-shot", (content, examples), **changes))
+        assert [r.status for r in receipts] == ["refused"], text
+        if not text.startswith("round -1"):
+            assert text in receipts[0].reason
+    assert b.service.state.contributions == 0
+    assert len(b.heard(Refused)) == len(bad)
+
+
+def test_a_content_that_is_too_large_is_refused_before_it_is_fetched(bench, make_task, update_of):
+    b = bench(make_task("few-shot"))
+    b.join("pi-01")
+    huge = b.contribution("few-shot", update_of("few-shot"), body=b"", blob=Blob(bytes(32), 10**9))
+    receipts = b.contribute("pi-01", huge)
+    assert receipts[0].status == "refused"
+    assert "1000000000 bytes" in receipts[0].reason
+    assert not [t for t, _ in b.link.sent if t.endswith("/get")]
+
+
+def test_a_blob_that_is_not_what_it_is_named_is_refused(bench, make_task, update_of):
+    b = bench(make_task("full"))
+    b.join("pi-01", "pi-02")
+    message = b.contribution("full", update_of("full"))
+    b.say("pi-01", "contribution", message)
+    seen = 0
+    for _ in range(5):
+        asked = [p for t, p in b.link.sent[seen:] if t == topics.down("pi-01", "get")]
+        seen = len(b.link.sent)
+        for payload in asked:
+            for index in messages.decode(payload, Get).blocks:
+                data = bytes(len(b.blobs.read_block(message.blob, index)))
+                b.raw(topics.up("pi-01", topics.block(message.blob.sha, index)), data)
+        b.wait(0.1)
+    assert b.receipts("pi-01")[0].status == "refused"
+    assert "another hash" in b.receipts("pi-01")[0].reason
+
+
+def test_late_contributions_are_discarded_or_counted_as_the_task_says(bench, make_task, update_of):
+    b = bench(make_task("few-shot", late="count"))
+    b.join("pi-01", "pi-02", "pi-03")
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+    b.wait(10.0)
+    assert b.service.state.round == 2
+    late = b.contribute("pi-02", b.contribution("few-shot", update_of("few-shot", 2)))
+    assert (late[0].status, late[0].reason) == ("accepted", "round 1 is closed, counted in round 2")
+    assert [(s.round, s.into) for s in b.store.contributions.of_round(2)] == [(1, 2)]
+
+
+def test_a_round_with_too_few_contributions_is_extended_in_sight_of_all(bench, make_task):
+    b = bench(make_task("few-shot", min_contributions=2))
+    b.join("pi-01")
+    b.sit_out("pi-01", 1)
+    sent = len(b.link.sent)
+    b.wait(10.0)
+    assert b.heard(RoundExtended) == [RoundExtended(1, 10.0, 0, 2)]
+    assert [t for t, _ in b.link.sent[sent:]] == [topics.ROUND]
+    assert b.offer.round == 1
+
+
+def test_devices_may_fetch_models_but_not_the_updates_of_others(bench, make_task, update_of):
+    b = bench(make_task("full"))
+    b.join("pi-01", "pi-02")
+    message = b.contribution("full", update_of("full"))
+    b.contribute("pi-01", message)
+
+    def fetch(blob):
+        sent = len(b.link.sent)
+        b.say("pi-02", "get", Get(blob=blob, blocks=(0,)))
+        return b.link.sent[sent:][-1]
+
+    assert fetch(b.offer.bundle)[0] == topics.down("pi-02", topics.block(b.offer.bundle.sha, 0))
+    assert fetch(b.offer.base.checkpoint)[0].endswith("/0")
+    topic, data = fetch(message.blob)
+    assert topic.endswith("/-1") and data == b""
+
+
+def test_bytes_are_those_of_the_packets_of_each_device(bench, make_task, update_of):
+    b = bench(make_task("few-shot", rounds=1))
+    b.join("pi-01", "pi-02")
+    sent = len(b.link.sent)
+    counted = b.service._run.traffic.of("pi-02")
+    message = b.contribution("few-shot", update_of("few-shot"))
+    b.contribute("pi-02", message)
+    up = packet_bytes(topics.up("pi-02", "contribution"), messages.encode(message))
+    down = sum(packet_bytes(t, p) for t, p in b.link.sent[sent:])
+    b.contribute("pi-01", message)
+    record = {c.device: c for c in b.heard(RoundClosed)[0].contributions}["pi-02"]
+    assert record.bytes_up == counted.up + up
+    assert record.bytes_down == counted.down + down
+
+
+def test_a_zeroth_order_round_is_offered_as_steps_on_its_checkpoint(bench, make_task, update_of, manifest):
+    b = bench(make_task("zeroth-order", rounds=6))
+    b.join("pi-01")
+    first = b.offer.base
+    assert (first.steps, first.sha) == (0, first.checkpoint.sha)
+    start = tensors.decode(b.store.models.get(first.checkpoint))
+    for number in range(1, 6):
+        b.contribute("pi-01", b.contribution("zeroth-order", update_of("zeroth-order", number), number))
+        base = b.offer.base
+        assert (base.checkpoint, base.steps) == (first.checkpoint, number)
+        assert [step.round for step in base.tail] == list(range(max(1, number - 3), number + 1))
+        assert (base.log is not None) == (number > 4)
+    log = msgspec.msgpack.decode(b.store.models.get(base.log), type=list[messages.Step])
+    assert log[-4:] == list(base.tail)
+    assert hashlib.sha256(tensors.encode(replay(start, log, manifest))).digest() == base.sha
+
+
+def test_a_round_that_changes_tensors_gives_a_new_checkpoint(bench, make_task, update_of):
+    b = bench(make_task("full", "zeroth-order"))
+    b.join("pi-01", "pi-02")
+    first = b.offer.base
+    b.contribute("pi-01", b.contribution("full", update_of("full")))
+    b.contribute("pi-02", b.contribution("zeroth-order", update_of("zeroth-order")))
+    base = b.offer.base
+    assert (base.steps, base.tail, base.log) == (0, (), None)
+    assert base.checkpoint != first.checkpoint
+    assert base.sha == base.checkpoint.sha
+
+
+def test_a_restart_goes_on_in_the_same_round_with_what_was_acknowledged(bench, make_task, update_of):
+    b = bench(make_task("few-shot"))
+    b.join("pi-01", "pi-02")
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+    before = b.offer
+    b = b.restart()
+    after = b.offer
+    assert (after.run, after.round, after.seed, after.base) == (before.run, 1, before.seed, before.base)
+    assert after.remaining_s == 10.0
+    b.join("pi-01", "pi-02")
+    assert b.service.state.answered == {"pi-01"}
+    assert b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))[0].status == "duplicate"
+    b.wait(2.0)
+    b.contribute("pi-02", b.contribution("few-shot", update_of("few-shot")))
+    assert b.heard(RoundClosed)[0].record.participants == 2
+
+
+def test_garbage_on_every_topic_stops_nothing(bench, make_task, update_of):
+    b = bench(make_task("few-shot", rounds=1))
+    b.join("pi-01")
+    leaves = [
+        "state",
+        "hello",
+        "plan",
+        "contribution",
+        "get",
+        "nonsense",
+        "block/zz/1",
+        f"block/{'0' * 64}/-1",
+        f"block/{'0' * 64}/99999999",
+        "block",
+        "",
+        "x/y/z",
+    ]
+    payloads = [
+        b"",
+        b"\x00",
+        b"\xff" * 300,
+        b"\x91\x01",
+        b"\xc1",
+        bytes(300_000),
+        b"\x95\x01\x01\x01\x01\x01",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 5000,
+    ]
+    for leaf in leaves:
+        for payload in payloads:
+            for device in ("pi-01", "pi 01", ".", "x" * 99):
+                b.raw(f"fl/v1/d/{device}/up/{leaf}", payload)
+    b.raw("fl/v1/all/round", b"x")
+    b.raw("", b"x")
+    nasty = b.contribution("few-shot", update_of("few-shot"), kind="\x1b[2Jfull\n", num_examples=2**63)
+    assert b.contribute("pi-01", nasty)[0].status == "refused"
+    assert all("\x1b" not in refused.kind for refused in b.heard(Refused))
+    assert b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))[0].status == "accepted"
+    assert b.offer.done
+
+
+def test_presence_of_devices_that_are_gone_is_cleared_from_the_broker(bench, make_task):
+    b = bench(make_task("few-shot"))
+    b.join("pi-01", boot=5)
+    b.say("pi-01", "state", State(boot=4, online=False))
+    assert topics.up("pi-01", "state") not in b.link.retained
+    b.say("pi-01", "state", State(boot=5, online=False))
+    assert b.link.retained[topics.up("pi-01", "state")] == b""
+    assert [seen.online for seen in b.heard(DeviceSeen)][-1] is False
+
+
+def test_what_cannot_be_kept_is_not_acknowledged(bench, make_task, update_of, monkeypatch):
+    from aggregator.errors import RunFolderError
+
+    b = bench(make_task("few-shot"))
+    b.join("pi-01")
+    message = b.contribution("few-shot", update_of("few-shot"))
+
+    def full(*_):
+        raise RunFolderError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(b.store.contributions), "keep", full)
+        assert b.contribute("pi-01", message) == []
+    assert not b.heard(Contributed)
+    assert b.contribute("pi-01", message)[0].status == "accepted"

@@ -1,0 +1,98 @@
+import msgspec
+import pytest
+
+from aggregator import task as tasks
+from aggregator.errors import TaskError
+from aggregator.task import KindSettings, Task, kinds_named
+from strategies import registry
+from strategies.full import Full
+
+
+def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_base():
+    kinds = Task(bundle="b").kinds
+    assert [kind.name for kind in kinds] == list(registry.KINDS)
+    assert {kind.name: dict(kind.settings) for kind in kinds if kind.settings} == {
+        "few-shot": {"join_base": True},
+        "class-means": {"head": "trained"},
+    }
+
+
+def test_a_kind_that_is_alone_keeps_its_papers_settings():
+    assert kinds_named(["few-shot"])[0].strategy == registry.make("few-shot")
+
+
+def test_every_hyperparameter_stands_in_the_offer():
+    offered = Task(bundle="b", kinds=(KindSettings(name="full", settings={"epochs": 3}),)).offer_kinds(1)
+    fields = msgspec.msgpack.decode(offered[0].settings)
+    assert fields == {**msgspec.to_builtins(Full()), "epochs": 3}
+
+
+def test_equal_tasks_are_equal_bytes_however_they_are_written():
+    short = Task(bundle="b", kinds=(KindSettings(name="full"),))
+    long = Task(bundle="b", kinds=(KindSettings(name="full", settings=msgspec.to_builtins(Full())),))
+    assert short.json() == long.json()
+    assert tasks.decode(short.json()).json() == short.json()
+
+
+def test_kinds_are_offered_from_their_round_on():
+    late = Task(bundle="b", kinds=(KindSettings(name="full"), KindSettings(name="few-shot", from_round=3)))
+    assert [len(late.offered(number)) for number in (1, 2, 3, 4)] == [1, 1, 2, 2]
+
+
+def test_round_seeds_differ_are_repeatable_and_fit_a_double():
+    task, other = Task(bundle="b", seed=1), Task(bundle="b", seed=2)
+    seeds = [t.round_seed(n) for t in (task, other) for n in range(1, 100)]
+    assert len(set(seeds)) == len(seeds)
+    assert max(seeds) < 2**53
+    assert task.round_seed(5) == Task(bundle="c", seed=1).round_seed(5)
+
+
+def test_a_task_file_is_read_and_flags_stand_over_it(tmp_path):
+    (tmp_path / "test.npz").write_bytes(b"")
+    file = tmp_path / "digits.toml"
+    file.write_text(
+        'bundle = "digits-wrn-10-1"\nrounds = 7\neval_data = "test.npz"\n'
+        '[[kinds]]\nname = "full"\nsettings = { epochs = 2 }\nweight = 0.5\n'
+    )
+    task = tasks.load(file, {"rounds": 3})
+    assert (task.name, task.rounds, task.eval_data) == ("digits", 3, str(tmp_path / "test.npz"))
+    assert task.kinds == (KindSettings(name="full", settings={"epochs": 2}, weight=0.5),)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({}, "which model is to be learnt"),
+        ({"bundle": "b", "rounds": 0}, "rounds is 0, expected 1 or more"),
+        (
+            {"bundle": "b", "round_deadline_s": 0.0},
+            "round_deadline_s is 0.0, expected a finite",
+        ),
+        ({"bundle": "b", "round_deadline_s": float("nan")}, "round_deadline_s is nan"),
+        ({"bundle": "b", "kinds": []}, "round 1 offers no kind"),
+        ({"bundle": "b", "kinds": [{"name": "ful"}]}, "no kind of update is called 'ful'"),
+        ({"bundle": "b", "kinds": [{"name": "full", "settings": {"epochs": "x"}}]}, "settings of full"),
+        (
+            {"bundle": "b", "kinds": [{"name": "full", "settings": {"epoch": 3}}]},
+            "full has no setting 'epoch'",
+        ),
+        ({"bundle": "b", "kinds": [{"name": "full", "weight": 0}]}, "weight of full is 0"),
+        ({"bundle": "b", "kinds": [{"name": "full"}, {"name": "full"}]}, "each can be offered once"),
+        ({"bundle": "b", "round": 3}, "unknown field `round`"),
+        ({"bundle": "b", "late": "never"}, "'never'"),
+        ({"bundle": "b", "name": "a/b"}, "task name 'a/b'"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused_in_one_line(settings, text):
+    with pytest.raises(TaskError) as error:
+        tasks.load(None, settings)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_no_toml_or_not_there_is_named(tmp_path):
+    (tmp_path / "bad.toml").write_text("a = = b")
+    with pytest.raises(TaskError, match=r"bad\.toml is not TOML"):
+        tasks.load(tmp_path / "bad.toml", {})
+    with pytest.raises(TaskError, match=r"cannot read .*none\.toml: no such file"):
+        tasks.load(tmp_path / "none.toml", {})
