@@ -57,10 +57,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Presence:
-    """What is known of a device: the life that it spoke from last, and whether that is online."""
+    """What is known of a device: the life that it spoke from last, whether that is online, and ready."""
 
     boot: int
     online: bool
+    ready: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,11 @@ class State:
     @property
     def online(self) -> frozenset[str]:
         return frozenset(name for name, presence in self.devices.items() if presence.online)
+
+    @property
+    def ready(self) -> frozenset[str]:
+        """The devices that a round waits for."""
+        return frozenset(name for name in self.online if self.devices[name].ready)
 
     def remaining_s(self, now: float) -> float:
         """Seconds until the deadline of the open round."""
@@ -146,7 +152,7 @@ def _present(state: State, event: Present) -> State:
     known = state.devices.get(event.device)
     if not event.online and (known is None or known.boot != event.boot):
         return state
-    devices = {**state.devices, event.device: Presence(event.boot, event.online)}
+    devices = {**state.devices, event.device: Presence(event.boot, event.online, event.ready)}
     return replace(state, devices=MappingProxyType(devices))
 
 
@@ -232,7 +238,7 @@ def _opened(state: State, number: int, now: float) -> State:
 
 def _advance(state: State, now: float) -> Result:
     """What time and presence alone bring about."""
-    if state.phase == "wait" and len(state.online) >= state.rules.min_devices:
+    if state.phase == "wait" and len(state.ready) >= state.rules.min_devices:
         return _next(state, now)
     if state.phase != "collect":
         return state, ()
@@ -247,4 +253,4 @@ def _advance(state: State, now: float) -> Result:
 
 
 def _all_answered(state: State) -> bool:
-    return bool(state.online) and state.online <= state.answered | state.sat_out
+    return bool(state.ready) and state.ready <= state.answered | state.sat_out

@@ -28,12 +28,16 @@ class Tick:
 
 @dataclass(frozen=True)
 class Present:
-    """A device came, went, or was said to have gone by the last will of its life `boot`."""
+    """A device came, went, or was said to have gone by the last will of its life `boot`.
+
+    `ready`: it has the task and its data; rounds do not wait for one that still fetches them.
+    """
 
     now: float
     device: str
     boot: int
     online: bool
+    ready: bool = True
 
 
 @dataclass(frozen=True)

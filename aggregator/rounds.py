@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from broker.blobs import sync_folder
-from broker.messages import Blob, Offer
+from broker.messages import Base, Blob, Offer
 from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
@@ -83,11 +83,25 @@ class Rounds:
 
     def open(self, number: int, now: float) -> None:
         """Keep that a round is open. The first one distributes the bundle's own weights."""
-        if number == 1:
-            base = merging.checkpoint(self.bundle.weights(), self.store.models)
-        else:
-            base = self.store.base(number)
+        base = self._first_base() if number == 1 else self.store.base(number)
         self.store.open_round(number, self.task.round_seed(number), now, base)
+
+    def lobby(self) -> Offer:
+        """Round 0: what to get ready with, before there is a round."""
+        return Offer(
+            task=self.task.name,
+            run=self.run,
+            round=0,
+            seed=0,
+            deadline_s=self.task.round_deadline_s,
+            remaining_s=self.task.round_deadline_s,
+            bundle=self._packed,
+            base=self._first_base(),
+            kinds=(),
+        )
+
+    def _first_base(self) -> Base:
+        return merging.checkpoint(self.bundle.weights(), self.store.models)
 
     def offer(self, number: int, remaining_s: float) -> Offer:
         """An open round as devices are told of it."""

@@ -137,7 +137,8 @@ class Service:
 
     def _on_state(self, device: str, state: wire.State) -> None:
         before = self.state.devices.get(device)
-        self._run.feed(moves.Present(self._ports.clock(), device, state.boot, state.online))
+        ready = before is not None and before.boot == state.boot and before.ready
+        self._run.feed(moves.Present(self._ports.clock(), device, state.boot, state.online, ready))
         if self.state.devices.get(device) != before:
             self._tell(DeviceSeen(device, state.online))
         now = self.state.devices.get(device)
@@ -145,12 +146,17 @@ class Service:
             self._run.out.clear_state(device)
 
     def _on_hello(self, device: str, hello: wire.Hello) -> None:
-        """Answered with the round that is open: clocks are not compared, so what remains is said now."""
+        """Answered with the round that is open (clocks are not compared: what remains is said now).
+
+        Before the first one that is round 0, the lobby: fetch the bundle, measure, say hello again.
+        """
         profile, engine = printable(hello.profile), printable(hello.engine)
         self._tell(DeviceSeen(device, True, profile, hello.num_examples, engine))
-        self._run.feed(moves.Present(self._ports.clock(), device, hello.boot, True))
+        self._run.feed(moves.Present(self._ports.clock(), device, hello.boot, True, hello.num_examples > 0))
         state = self.state
-        if state.phase == "collect":
+        if state.phase == "wait":
+            self._run.out.send(device, "task", self._rounds.lobby())
+        elif state.phase == "collect":
             offer = self._rounds.offer(state.round, state.remaining_s(self._ports.clock()))
             self._run.out.send(device, "task", offer)
         elif state.phase == "done":

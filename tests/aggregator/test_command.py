@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
+from math import ceil
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 
 from aggregator import command
 from aggregator.errors import RunFolderError, TaskError
+from aggregator.machine import SETTLE_S
 from aggregator.store import Store
 
 SERVE = "import sys; from device_runtime.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
@@ -41,7 +42,11 @@ def fleet(scripted, url, update_of):
     """Four devices, each with a kind of its own; the full update is over the inline limit."""
 
     def script(kind):
-        return lambda offer: (kind, *update_of(kind, offer.round))
+        def contribute(offer):
+            time.sleep(0.03)
+            return kind, *update_of(kind, offer.round)
+
+        return contribute
 
     return [scripted(f"pi-{kind}", url, script(kind)) for kind in KINDS]
 
@@ -49,17 +54,19 @@ def fleet(scripted, url, update_of):
 def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once(
     broker, scripted, update_of, eventually, tmp_path
 ):
-    rounds, kills = 16, 10
     draw = random.Random(7)
+    lives_s = [draw.uniform(0.3, 1.6) for _ in range(10)]
+    rounds = 10 + ceil(sum(max(0.0, life_s - SETTLE_S) for life_s in lives_s) / 0.03)  # more than can be done
     folder = tmp_path / "run"
     options = (
-        "--bundle digits-wrn-10-1 --deadline 60 --min-devices 4 --min-contributions 4 --quiet "
+        "--bundle digits-wrn-10-1 --deadline 60 --min-devices 4 --min-contributions 4 "
         f"--rounds {rounds} --kinds {','.join(KINDS)} --broker {broker.url} --run-dir {folder}"
     ).split()
     devices = fleet(scripted, broker.url, update_of)
-    for _ in range(kills):
+    for life_s in lives_s:
         process = serve(*options)
-        time.sleep(draw.uniform(0.8, 2.5))
+        assert process.stdout.readline().startswith("task ")
+        time.sleep(life_s)
         assert process.poll() is None, process.stdout.read()
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -70,9 +77,8 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once
     assert eventually(lambda: all(device.done for device in devices))
 
     store = Store(folder)
-    stored = Counter(
-        (s.round, s.device, s.kind) for n in range(1, rounds + 1) for s in store.contributions.of_round(n)
-    )
+    kept = [stored for n in range(1, rounds + 1) for stored in store.contributions.of_round(n)]
+    stored = Counter((one.round, one.device, one.kind) for one in kept)
     closed = store.closed()
     store.close()
     acknowledged = {
@@ -96,26 +102,19 @@ def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
 ):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "test.npz", x=rng.normal(size=(40, 8, 8)), y=rng.integers(0, 10, 40))
-    process = serve(
-        *[
-            "--bundle",
-            "digits-wrn-10-1",
-            "--rounds",
-            "2",
-            "--deadline",
-            "30",
-            "--min-devices",
-            "4",
-            "--kinds",
-        ],
-        ",".join(KINDS),
-        "--broker",
-        broker.url,
-        "--run-dir",
-        tmp_path / "run",
-        "--eval-data",
-        tmp_path / "test.npz",
-    )
+    plain = [
+        "--bundle",
+        "digits-wrn-10-1",
+        "--rounds",
+        "2",
+        "--deadline",
+        "30",
+        "--min-devices",
+        "4",
+        "--kinds",
+    ]
+    where = ["--broker", broker.url, "--run-dir", tmp_path / "run", "--eval-data", tmp_path / "test.npz"]
+    process = serve(*plain, ",".join(KINDS), *where)
     devices = fleet(scripted, broker.url, update_of)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
@@ -177,15 +176,7 @@ def test_kinds_are_named_in_order_on_the_command_line():
 
 def test_evaluation_data_that_does_not_fit_is_refused_in_one_line(tmp_path):
     np.savez(tmp_path / "bad.npz", x=np.zeros((3, 5, 5)), y=np.zeros(3))
+    run, bad = tmp_path / "run", tmp_path / "bad.npz"
+    options = f"--bundle digits-wrn-10-1 --quiet --run-dir {run} --eval-data {bad}".split()
     with pytest.raises(TaskError, match="evaluation data .*expected"):
-        command.run(
-            parsed(
-                "--bundle",
-                "digits-wrn-10-1",
-                "--eval-data",
-                Path(tmp_path / "bad.npz"),
-                "--quiet",
-                "--run-dir",
-                tmp_path / "run",
-            )
-        )
+        command.run(parsed(*options))

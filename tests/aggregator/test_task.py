@@ -74,7 +74,7 @@ def test_a_task_file_is_read_and_flags_stand_over_it(tmp_path):
         ({"bundle": "b", "kinds": [{"name": "full", "settings": {"epochs": "x"}}]}, "settings of full"),
         (
             {"bundle": "b", "kinds": [{"name": "full", "settings": {"epoch": 3}}]},
-            "full has no setting 'epoch'",
+            "no setting 'epoch'",
         ),
         ({"bundle": "b", "kinds": [{"name": "full", "weight": 0}]}, "weight of full is 0"),
         ({"bundle": "b", "kinds": [{"name": "full"}, {"name": "full"}]}, "each can be offered once"),

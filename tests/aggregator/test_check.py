@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+
+from aggregator import check
+from aggregator.check import Offered, check_content, check_message, norm
+from aggregator.errors import UpdateRefused
+from aggregator.task import KindSettings, Task
+from broker.blobs import name as blob_of
+from broker.messages import Blob, Contribution, Metrics
+from models import tensors
+
+METRICS = Metrics(0.5, 1, 1, 1)
+
+
+def message(name, content, examples=10, **changes):
+    body = tensors.encode(content)
+    fields = {
+        "task": "task",
+        "run": "r1",
+        "round": 1,
+        "boot": 1,
+        "seq": 1,
+        "kind": name,
+        "metrics": METRICS,
+        "num_examples": examples,
+        "body": body,
+    }
+    return Contribution(**{**fields, **changes}), body
+
+
+def offered(manifest, *kinds, base=None):
+    chosen = tuple(k if isinstance(k, KindSettings) else KindSettings(name=k) for k in kinds)
+    return Offered(Task(bundle="b", kinds=chosen), "r1", manifest, base or {})
+
+
+def refusal(function, *arguments):
+    with pytest.raises(UpdateRefused) as error:
+        function(*arguments)
+    return str(error.value)
+
+
+def test_a_sound_update_is_believed_and_decoded(manifest, update_of):
+    content, examples = update_of("class-means")
+    sent, body = message("class-means", content, examples)
+    against = offered(manifest, "class-means")
+    check_message(sent, against)
+    believed = check_content(sent, body, against)
+    np.testing.assert_array_equal(believed["sums"], content["sums"])
+
+
+def test_counts_must_be_counts_and_sum_to_num_examples(manifest, update_of):
+    content, examples = update_of("class-means")
+    against = offered(manifest, "class-means")
+    negative = {**content, "counts": content["counts"] * np.array([-1] + [1] * 9, np.int32)}
+    assert "count of class 0 is -" in refusal(check_content, *message("class-means", negative), against)
+    sent = message("class-means", content, examples + 1)
+    assert refusal(check_content, *sent, against) == (
+        f"counts sum to {examples}, num_examples is {examples + 1}"
+    )
+
+
+def test_counts_that_overflow_do_not_pass_for_few(manifest, update_of):
+    content, _ = update_of("class-means")
+    huge = {**content, "counts": np.full(10, 2**31 - 1, np.int32)}
+    assert f"counts sum to {10 * (2**31 - 1)}" in refusal(
+        check_content, *message("class-means", huge, 10), offered(manifest, "class-means")
+    )
+
+
+def test_sums_of_a_class_that_nobody_counted_are_refused(manifest, update_of):
+    content, _ = update_of("class-means")
+    counts = content["counts"].copy()
+    counts[3] = 0
+    sent = message("class-means", {**content, "counts": counts}, int(counts.sum()))
+    assert "sums of class 3" in refusal(check_content, *sent, offered(manifest, "class-means"))
+
+
+def test_the_norm_is_the_distance_from_the_base():
+    base = {"w": np.array([1.0, 1.0], np.float32)}
+    update = {"w": np.array([4.0, 5.0], np.float32), "new": np.array([12.0], np.float32)}
+    assert norm(update, base) == pytest.approx(13.0)  # sqrt(3^2 + 4^2 + 12^2)
+
+
+def test_an_update_too_far_from_the_base_is_refused_with_both_numbers(manifest, bundle):
+    base = bundle.weights()
+    head = {n: base[n] for n in manifest.names("head")}
+    bias = head["head.bias"].copy()
+    bias[0] += 3.0
+    against = offered(manifest, KindSettings(name="few-shot", max_norm=2.0), base=base)
+    far, body = message("few-shot", {**head, "head.bias": bias})
+    assert refusal(check_content, far, body, against) == ("it is 3 away from the base, at most 2 is believed")
+    check_content(*message("few-shot", head), against)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"body": b""}, "it has no content"),
+        ({"blob": Blob(bytes(32), 10)}, "it has both a body and a blob"),
+        ({"body": bytes(70_000)}, "over 65536 it must be a blob"),
+        ({"body": b"", "blob": Blob(bytes(32), 2**39)}, f"its content has {2**39} bytes, expected at most"),
+        ({"num_examples": -1}, "num_examples is -1, expected 1 to 1000000"),
+        ({"num_examples": 10**12}, "num_examples is 1000000000000"),
+        ({"kind": "class-means"}, "round 1 does not accept kind 'class-means'; it accepts few-shot"),
+        ({"metrics": Metrics(0.5, -1, 1, 1)}, "metrics are negative"),
+    ],
+)
+def test_what_a_message_says_is_checked_before_anything_is_fetched(manifest, update_of, changes, text):
+    sent, _ = message("few-shot", update_of("few-shot")[0], **changes)
+    assert text in refusal(check_message, sent, offered(manifest, "few-shot"))
+
+
+def test_a_kind_that_is_offered_later_is_not_accepted_now(manifest, update_of):
+    against = offered(manifest, "full", KindSettings(name="few-shot", from_round=2))
+    sent, _ = message("few-shot", update_of("few-shot")[0])
+    assert "it accepts full" in refusal(check_message, sent, against)
+
+
+def test_content_that_is_not_the_named_blob_is_refused(manifest, update_of):
+    content, _ = update_of("few-shot")
+    blob = blob_of(b"something else")
+    sent, body = message("few-shot", content, blob=blob)
+    assert blob.hex[:12] in refusal(check_content, sent, body, offered(manifest, "few-shot"))
+
+
+@pytest.mark.parametrize("kind", ["full", "entropy-subset", "few-shot", "zeroth-order", "class-means"])
+def test_every_kinds_own_update_fits_in_the_bytes_that_are_allowed(manifest, update_of, kind):
+    content, examples = update_of(kind)
+    body = tensors.encode(content)
+    sent, _ = message(kind, content, examples, body=b"", blob=blob_of(body))
+    check_message(sent, offered(manifest, kind))
+    assert check.HEADER_BYTES < 65536
