@@ -57,7 +57,10 @@ class State(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, array_like=True, kw_only=True):
-    """`up/hello`: who joins, and with what. The aggregator answers with the offer on `dn/task`."""
+    """`up/hello`: who joins, and with what. The aggregator answers with the offer on `dn/task`.
+
+    `num_examples` is 0 until the device has the task and knows its data: rounds do not wait for it yet.
+    """
 
     boot: int
     num_examples: int
@@ -107,6 +110,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
 class Offer(Message, frozen=True, array_like=True, kw_only=True):
     """`all/round`, retained, and `dn/task` in answer to a hello: a round that is open.
 
+    Round 0 is the lobby, before the first round: fetch the bundle and the base, measure, say hello again.
     `run` names one life of the task on the aggregator. `remaining_s` is counted from the moment of sending:
     clocks of devices need not agree with anyone's. A retained copy is therefore only a sign that there is
     a task; the device says hello and is told what remains. `kinds` stand in the order of preference.

@@ -21,7 +21,6 @@ from broker.messages import (
     Message,
     MessageError,
     Offer,
-    Plan,
     Receipt,
     State,
     decode,
@@ -75,7 +74,7 @@ class Agent:
         self._open: Open | None = None
         self._answered = ("", 0)
         self._plan_said: tuple[str, tuple[str, ...]] | None = None
-        self._sat_out: Plan | None = None
+        self._sat_out = False
         self._sent_at: dict[int, float] = {}
 
     def will(self) -> Will:
@@ -183,18 +182,17 @@ class Agent:
             self._hello()
         base = self._holdings.base(offer.base, self._task.manifest)
         self._holdings.prune(offer, [message.blob for message in self._outbox])
-        if offer.round > 0 and (offer.run, offer.round) != self._answered:
+        answered = (offer.run, offer.round) == self._answered and not self._sat_out
+        if offer.round > 0 and not answered:
             outcome = self._task.perform(offer, base, current.closes)
             self._report(offer, outcome)
             self._answered = (offer.run, offer.round)
-        elif offer.round > 0 and self._sat_out:
-            self._publish("plan", self._sat_out)
         self._open = None
 
     def _report(self, offer: Offer, outcome: Outcome) -> None:
         """Tell what was decided, when that is new; keep and send what was trained."""
         plan = reports.plan_message(offer, outcome)
-        self._sat_out = None if plan.kind else plan
+        self._sat_out = not plan.kind
         said = (plan.kind, tuple(reason.split(" needs")[0] for reason in plan.reasons))
         if said != self._plan_said or not plan.kind:
             self._publish("plan", plan)

@@ -17,6 +17,7 @@ from strategies.registry import KindError
 from .errors import DeviceError
 
 GROUP = "device_runtime.commands"
+OURS = ("device_runtime", "broker", "strategies", "models", "profiles", "aggregator", "simulation")
 EXPECTED = (BrokerError, ModelError, ProfileError, KindError, DeviceError)
 """Errors with a text for people; a command's module may add its own as `ERRORS`."""
 EXTRAS = {
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             expected = (*expected, *getattr(module, "ERRORS", ()))
             _add(subparsers, point.name, module)
         options = parser.parse_args(given)
-        logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+        _log_to_stderr()
         return int(options.run(options))
     except expected as error:
         return _fail(str(error))
@@ -61,6 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{name} needs {error.name}: pip install 'device-runtime[{extra}]'")
     except KeyboardInterrupt:
         return 130
+
+
+def _log_to_stderr() -> None:
+    """What our own packages have to say, and the warnings of others."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
+    for package in OURS:
+        logging.getLogger(package).setLevel(logging.INFO)
 
 
 def _add(

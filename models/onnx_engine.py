@@ -132,32 +132,36 @@ class _Bound:
     def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
         self.params = params
         self._manifest, self._batch, self._loaded = model.manifest, model.batch, loaded
-        self._loss = np.zeros((), np.float32)
         with engine_errors(f"graph {loaded.name}"):
             self._binding: Any = loaded.session.io_binding()
             for name, view in params.views.items():
                 self._binding.bind_ortvalue_input(name, _ortvalue(view))
-            self._binding.bind_ortvalue_output("loss", _ortvalue(self._loss))
 
-    def _losses(self, x: Inputs, y: Labels) -> Iterator[tuple[float, float]]:
-        """Runs batch by batch; gives each one's share of the samples and mean loss."""
+    def _bind_output(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
+        with engine_errors(f"graph {self._loaded.name}"):
+            self._binding.bind_ortvalue_output(name, _ortvalue(buffer))
+
+    def _batches_of(self, x: Inputs, y: Labels) -> Iterator[slice]:
+        """Binds the samples batch by batch; the caller runs each before it goes on."""
         x = checked_inputs(self._manifest, x)
         labels = checked_labels(self._manifest, x, y)
         for part in _batches(len(x), self._batch):
             with engine_errors(f"graph {self._loaded.name}"):
                 self._binding.bind_ortvalue_input("x", _ortvalue(x[part]))
                 self._binding.bind_ortvalue_input("y", _ortvalue(labels[part]))
-            samples = len(labels[part])
-            self._loaded.run_bound(self._binding, samples)
-            yield samples / len(x), float(self._loss)
+            yield part
 
 
 class OnnxProbe(_Bound):
     """See `engine.LossProbe`."""
 
     def loss(self, x: Inputs, y: Labels) -> float:
-        """Mean cross-entropy in nats over all samples, batch by batch, summed in float64."""
-        return sum(share * loss for share, loss in self._losses(x, y))
+        """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
+        losses = np.empty(len(x), np.float32)
+        for part in self._batches_of(x, y):
+            self._bind_output("losses", losses[part])
+            self._loaded.run_bound(self._binding, part.stop - part.start)
+        return float(losses.mean(dtype=np.float64)) if len(losses) else 0.0
 
 
 class OnnxGradients(_Bound):
@@ -166,10 +170,11 @@ class OnnxGradients(_Bound):
     def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
         super().__init__(model, loaded, params)
         self.grads = Flat(params.specs)
+        self._loss = np.zeros((), np.float32)
         self._sum: np.ndarray[Any, np.dtype[np.float32]] | None = None
-        with engine_errors(f"graph {loaded.name}"):
-            for name, view in self.grads.views.items():
-                self._binding.bind_ortvalue_output(f"grad.{name}", _ortvalue(view))
+        self._bind_output("loss", self._loss)
+        for name, view in self.grads.views.items():
+            self._bind_output(f"grad.{name}", view)
 
     def loss_and_grads(self, x: Inputs, y: Labels) -> float:
         """Mean cross-entropy in nats; its gradient is left in `grads`."""
@@ -185,6 +190,13 @@ class OnnxGradients(_Bound):
             self._sum += self.grads.vector
         np.copyto(self.grads.vector, self._sum)
         return total
+
+    def _losses(self, x: Inputs, y: Labels) -> Iterator[tuple[float, float]]:
+        """Runs batch by batch; gives each one's share of the samples and mean loss."""
+        for part in self._batches_of(x, y):
+            samples = part.stop - part.start
+            self._loaded.run_bound(self._binding, samples)
+            yield samples / len(x), float(self._loss)
 
 
 def _ortvalue(array: np.ndarray[Any, Any]) -> Any:

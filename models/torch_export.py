@@ -36,7 +36,7 @@ from .torch_trace import (
     stored_tensors,
     trace_forward,
     trace_gradients,
-    trace_loss,
+    trace_losses,
 )
 
 
@@ -135,7 +135,7 @@ def _candidates(subject: Subject, parameters: tuple[Parameter, ...]) -> Iterator
         forward = to_onnx(trace_forward(subject), ())
     yield Candidate("forward", forward, ())
     with _export_errors("loss"):
-        loss = trace_loss(subject)
+        loss = trace_losses(subject)
         converted = convert(loss)
     for tunable in TUNABLE_SETS:
         names = tuple(parameter.name for parameter in parameters if tunable in parameter.sets)

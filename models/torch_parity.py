@@ -14,7 +14,7 @@ from .errors import ParityError
 from .manifest import Graph
 from .onnx_session import Loaded, SessionSettings, load_session
 from .torch_graph import external_names
-from .torch_trace import Subject, forward_with_features, loss_and_gradients, loss_of, stored_tensors
+from .torch_trace import Subject, forward_with_features, loss_and_gradients, losses_of, stored_tensors
 
 BATCHES = (1, 3, 8)  # none of them the batch that was traced
 SEEDS = (0, 1, 2)
@@ -95,7 +95,7 @@ def _torch_outputs(
             values = forward_with_features(subject, x, tensors)
             return dict(zip(("logits", "features"), (v.numpy() for v in values), strict=True))
         if candidate.name.startswith("loss."):
-            return {"loss": loss_of(subject, x, y, tensors).numpy()}
+            return {"losses": losses_of(subject, x, y, tensors).numpy()}
         loss, grads = loss_and_gradients(subject, x, y, candidate.trainable, tensors)
     named = {f"grad.{name}": g.numpy() for name, g in zip(candidate.trainable, grads, strict=True)}
     return {"loss": loss.numpy(), **named}

@@ -76,15 +76,15 @@ def trace_forward(subject: Subject) -> Traced:
     return _trace(subject, run, labels=False, outputs=("logits", "features"))
 
 
-def trace_loss(subject: Subject) -> Traced:
-    """x, y, every tensor -> mean cross-entropy."""
+def trace_losses(subject: Subject) -> Traced:
+    """x, y, every tensor -> cross-entropy of each sample."""
 
     def run(x: Tensor, y: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return (loss_of(subject, x, y, dict(zip(names, tensors, strict=True))),)
+            return (losses_of(subject, x, y, dict(zip(names, tensors, strict=True))),)
 
     names = tuple(stored_tensors(subject.module))
-    return _trace(subject, run, labels=True, outputs=("loss",))
+    return _trace(subject, run, labels=True, outputs=("losses",))
 
 
 def trace_gradients(subject: Subject, trainable: Sequence[str]) -> Traced:
@@ -113,6 +113,12 @@ def forward_with_features(subject: Subject, x: Tensor, tensors: Mapping[str, Ten
 def loss_of(subject: Subject, x: Tensor, y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     """Mean cross-entropy in nats, shape ()."""
     return functional.cross_entropy(functional_call(subject.module, dict(tensors), (x,)), y)
+
+
+def losses_of(subject: Subject, x: Tensor, y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Cross-entropy of each sample in nats, shape (n,): its mean does not depend on how they were batched."""
+    logits = functional_call(subject.module, dict(tensors), (x,))
+    return -functional.log_softmax(logits, 1).gather(1, y.unsqueeze(1)).squeeze(1)
 
 
 def loss_and_gradients(

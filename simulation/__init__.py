@@ -1,1 +1,1 @@
-"""TODO"""
+"""Fleets on one machine: so far the demo, whose devices are processes that pretend to be others."""

@@ -13,7 +13,7 @@ import models  # noqa: E402
 from models.bundle import Bundle  # noqa: E402
 from models.commands import export  # noqa: E402
 from models.torch_graph import to_onnx  # noqa: E402
-from models.torch_trace import Subject, trace_forward, trace_gradients, trace_loss  # noqa: E402
+from models.torch_trace import Subject, trace_forward, trace_gradients, trace_losses  # noqa: E402
 
 
 def arguments(out: Path) -> argparse.Namespace:
@@ -39,7 +39,7 @@ def test_graphs_of_forward_and_head_are_the_same_bytes(digits, module):
     subject = Subject(module, "head", torch.zeros(4, 1, 8, 8))
     head = digits.manifest.names("head")
     assert to_onnx(trace_forward(subject), ()) == digits.graph("forward")
-    assert to_onnx(trace_loss(subject), head) == digits.graph("loss.head")
+    assert to_onnx(trace_losses(subject), head) == digits.graph("loss.head")
     assert to_onnx(trace_gradients(subject, head), head) == digits.graph("train.head")
 
 

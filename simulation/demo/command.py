@@ -1,0 +1,127 @@
+"""`device-runtime demo`: the main job, end to end, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from tabulate import tabulate
+
+from aggregator.errors import AggregatorError
+from aggregator.plain import Plain, View, percent, size
+from strategies.registry import KINDS
+
+from .figures import Summary, kind_costs, parts, summarise
+from .fleet import DEADLINE_S, DROPPED, FLEET, MIXED, SLOW
+from .plot import draw
+from .runs import ALPHA, Policy, Run, Setting, perform, save
+
+HELP = "Run eight pretended devices, a real broker and an aggregator here, on handwritten digits."
+EXAMPLE = "device-runtime demo --seeds 3 --run-dir runs/three-seeds"
+ERRORS = (AggregatorError,)
+
+POLICIES = (Policy("mixed", MIXED), Policy("dropped", DROPPED))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs with seeds 0 to N-1")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--deadline", type=float, default=DEADLINE_S, metavar="S", help="seconds of a round")
+    parser.add_argument("--broker", choices=("auto", "mosquitto", "amqtt"), default="auto")
+    parser.add_argument("--run-dir", type=Path, help="where it is kept (default: runs/demo-TIME)")
+
+
+def run(options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    folder = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    if folder.exists():
+        raise AggregatorError(f"{folder} is there already: give another --run-dir, or remove it")
+    _say_what_is_run(options, folder)
+    runs = []
+    for seed in range(options.seeds):
+        setting = Setting(seed, options.rounds, options.deadline, options.broker)
+        for policy in POLICIES:
+            print(f"\n== {policy.name}, seed {seed}", flush=True)
+            runs.append(perform(policy, setting, folder / f"{policy.name}-{seed}", _view))
+    save(runs, folder / "runs.jsonl")
+    draw(runs, folder / "demo.png")
+    _report(runs, folder)
+    print(f"took {time.monotonic() - began:.0f} s; kept in {folder}/, picture in {folder}/demo.png")
+    return 0
+
+
+def _say_what_is_run(options: argparse.Namespace, folder: Path) -> None:
+    print(
+        f"{len(FLEET)} device processes, handwritten digits divided by Dirichlet({ALPHA}), "
+        f"{options.rounds} rounds of at most {options.deadline:g} s.\n"
+        f"Each pretends to be a board or phone and is slowed to its speed, {SLOW:g} times over, so that the "
+        "digits weigh as a real task would.\n"
+        "First every device sends the richest update that it can afford; then the same fleet at the same "
+        "deadline with stragglers dropped."
+    )
+
+
+def _view(broker: str) -> View:
+    if not sys.stdout.isatty():
+        print(f"broker: {broker}", flush=True)
+        return Plain(sys.stdout)
+    from aggregator.view import Live
+
+    return Live(broker)
+
+
+def _report(runs: list[Run], folder: Path) -> None:
+    mixed = [run for run in runs if run.policy == "mixed"]
+    print("\nWho took part, and how (mixed, seed 0)")
+    rows = [
+        (part.device, member.profile, f"{part.rounds:.0%}", _kinds(part.kinds), _short(part.why))
+        for member, part in zip(FLEET, parts(mixed[0]), strict=True)
+    ]
+    print(tabulate(rows, ("device", "as", "rounds", "sent", "because"), disable_numparse=True))
+    print("\nWhat each kind costs, per device and round (medians; bytes are whole MQTT packets)")
+    costs = kind_costs([c for run in mixed for c in run.contributions], KINDS)
+    table = [
+        (
+            c.kind,
+            c.count,
+            f"{c.bytes_up:.0f} B",
+            size(int(c.bytes_down)),
+            f"{c.train_time_s:.2f} s",
+            f"{c.energy_j:.1f} J",
+        )
+        for c in costs
+    ]
+    print(tabulate(table, ("kind", "sent", "up", "down", "time", "energy (modelled)"), disable_numparse=True))
+    print("\nThe same fleet, data and deadline")
+    summaries = [summarise(policy.name, runs) for policy in POLICIES]
+    headers = ("policy", "seeds", "accuracy", "rounds to 90%", "took part", "up", "down", "energy (modelled)")
+    print(tabulate([_cells(summary) for summary in summaries], headers, disable_numparse=True))
+    for seed in sorted({run.seed for run in runs}):
+        both = [next(r for r in runs if (r.policy, r.seed) == (p.name, seed)) for p in POLICIES]
+        print(f"  seed {seed}: " + ", ".join(f"{r.policy} {percent(r.rounds[-1].eval_acc)}" for r in both))
+    gain = 100 * (summaries[0].eval_acc - summaries[1].eval_acc)
+    print(f"Leaving no device behind is worth {gain:+.1f} points of accuracy.")
+
+
+def _cells(summary: Summary) -> tuple[str, ...]:
+    spread = f" ± {100 * summary.spread:.1f}" if summary.seeds > 1 else ""
+    return (
+        summary.policy,
+        str(summary.seeds),
+        percent(summary.eval_acc) + spread,
+        f"{summary.rounds_to_90:.1f}",
+        f"{summary.participation:.0%}",
+        size(int(summary.bytes_up)),
+        size(int(summary.bytes_down)),
+        f"{summary.energy_j:.0f} J",
+    )
+
+
+def _kinds(kinds: tuple[tuple[str, int], ...]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in kinds) or "nothing"
+
+
+def _short(why: str, most: int = 60) -> str:
+    return why if len(why) <= most else why[: most - 3] + "..."

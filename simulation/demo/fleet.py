@@ -1,0 +1,61 @@
+"""The demo's eight devices, and what its rounds offer them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from aggregator.task import KindSettings
+from strategies.class_means import ClassMeans
+from strategies.entropy_subset import EntropySubset
+from strategies.few_shot import FewShot
+from strategies.full import Full
+from strategies.kind import AnyStrategy
+from strategies.zeroth_order import ZerothOrder
+
+SLOW = 20.0
+"""Every board is slowed this much further: a digit weighs 1.6 MFLOP a pass, WRN-16-1 on CIFAR-10 about 50,
+and a full update there has 6 times the samples. So the digits weigh on the boards as a real task would."""
+DEADLINE_S = 3.0
+EPOCHS = 5
+
+
+@dataclass(frozen=True)
+class Member:
+    """A device of the fleet: its name, the shipped profile it pretends to be, its uplink if it is narrow."""
+
+    name: str
+    profile: str
+    uplink: float | None = None
+
+
+FLEET = (
+    Member("phone-a", "phone-high"),
+    Member("phone-b", "phone-high"),
+    Member("board-a", "pi-5"),
+    Member("board-b", "pi-5"),
+    Member("phone-c", "phone-mid"),
+    Member("jetson", "jetson-nano"),
+    Member("buoy", "jetson-nano", uplink=300.0),
+    Member("pi-zero", "pi-zero-2w"),
+)
+"""Two strong, three middling, three that a plain round would drop: too slow for a full update (jetson,
+pi-zero), too slow and behind a satellite modem of 300 bytes per second (buoy)."""
+
+
+def offered(strategy: AnyStrategy, from_round: int = 1) -> KindSettings:
+    """A kind with all of its hyperparameters, for the offer of every round from `from_round` on."""
+    return KindSettings(name=strategy.name, settings=msgspec.to_builtins(strategy), from_round=from_round)
+
+
+MIXED = (
+    offered(Full(epochs=EPOCHS, batch=32)),
+    offered(EntropySubset(shares=(0.5, 0.25, 0.1), epochs=EPOCHS, batch=32)),
+    offered(FewShot(join_base=True), from_round=2),
+    offered(ZerothOrder(lr=1e-3)),
+    offered(ClassMeans(head="trained")),
+)
+"""FedFSC's first round is of full updates only: until then few-shot devices send class means."""
+DROPPED = MIXED[:1]
+"""A plain federated round: whoever cannot send a full update in time is dropped."""

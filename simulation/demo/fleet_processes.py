@@ -1,0 +1,84 @@
+"""Device processes: the same command that people run on their boards, started eight times."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from simulation.digits import Labelled
+
+from .fleet import SLOW, Member
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A member of the fleet with its samples."""
+
+    member: Member
+    samples: Labelled
+
+
+def command() -> str:
+    """The installed `device-runtime`, beside the Python that runs this."""
+    return str(Path(sys.executable).with_name("device-runtime"))
+
+
+class FleetProcesses(AbstractContextManager["FleetProcesses"]):
+    """One `device-runtime join` for each member; all end with the `with` block.
+
+    Each has a folder of its own below `folder`: its data, its state and its log.
+    """
+
+    def __init__(self, fleet: Sequence[Placed], broker_url: str, folder: Path) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for placed in fleet:
+            home = folder / placed.member.name
+            home.mkdir(parents=True)
+            np.savez_compressed(home / "samples.npz", x=placed.samples.x, y=placed.samples.y)
+            with (home / "device.log").open("wb") as log:
+                self._processes.append(
+                    subprocess.Popen(
+                        _arguments(placed.member, broker_url, home),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+
+    def wait(self, timeout_s: float) -> None:
+        """Until all have left by themselves. Raises subprocess.TimeoutExpired."""
+        for process in self._processes:
+            process.wait(timeout_s)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _arguments(member: Member, broker_url: str, home: Path) -> list[str]:
+    narrow = [] if member.uplink is None else ["--uplink", str(member.uplink)]
+    return [
+        command(),
+        "join",
+        broker_url,
+        *("--name", member.name),
+        *("--data", str(home / "samples.npz")),
+        *("--state", str(home / "state")),
+        *("--as", member.profile, "--slow", str(SLOW), *narrow),
+        "--until-done",
+    ]

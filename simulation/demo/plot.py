@@ -1,0 +1,109 @@
+"""The demo in one picture: accuracy, who did what, what it cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strategies.registry import KINDS
+
+from .figures import kind_costs
+from .fleet import FLEET
+from .runs import Run
+
+COLOURS = {
+    "full": "#1b4f72",
+    "entropy-subset": "#2e86c1",
+    "few-shot": "#28b463",
+    "zeroth-order": "#f39c12",
+    "class-means": "#a569bd",
+}
+DROPPED = "#b03a2e"
+
+
+def draw(runs: list[Run], path: Path) -> None:
+    """Write the picture as PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(12, 7.5), layout="constrained")
+    _accuracy(axes[0, 0], runs)
+    _participation(axes[0, 1], next(run for run in runs if run.policy == "mixed"))
+    _bytes(axes[1, 0], runs)
+    _energy(axes[1, 1], runs)
+    seeds = sorted({run.seed for run in runs})
+    figure.suptitle(
+        "Eight devices, handwritten digits, Dirichlet(0.3), one deadline: every device takes part, "
+        f"or stragglers are dropped ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
+    )
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _accuracy(axes: Any, runs: list[Run]) -> None:
+    for policy, colour, label in (
+        ("mixed", COLOURS["full"], "every device, five kinds of update"),
+        ("dropped", DROPPED, "stragglers dropped"),
+    ):
+        curves = np.array([[r.eval_acc for r in run.rounds] for run in runs if run.policy == policy])
+        rounds = np.arange(1, curves.shape[1] + 1)
+        axes.plot(rounds, 100 * curves.mean(0), color=colour, label=label, linewidth=2)
+        if len(curves) > 1:
+            axes.fill_between(
+                rounds, 100 * curves.min(0), 100 * curves.max(0), color=colour, alpha=0.15, linewidth=0
+            )
+    axes.set(xlabel="round", ylabel="accuracy of the served model, %", title="Accuracy (band: all seeds)")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+
+
+def _participation(axes: Any, run: Run) -> None:
+    names = [member.name for member in FLEET]
+    for kind, colour in COLOURS.items():
+        mine = [c for c in run.contributions if c.kind == kind]
+        axes.scatter(
+            [c.round for c in mine],
+            [names.index(c.device) for c in mine],
+            color=colour,
+            marker="s",
+            s=90,
+            label=kind,
+        )
+    axes.set(
+        xlabel="round", title=f"Who sent which kind (seed {run.seed})", xlim=(0.3, len(run.rounds) + 0.7)
+    )
+    axes.set_yticks(range(len(names)), [f"{m.name} ({m.profile})" for m in FLEET])
+    axes.invert_yaxis()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=5, fontsize=8, columnspacing=1.0)
+
+
+def _bytes(axes: Any, runs: list[Run]) -> None:
+    rows = kind_costs([c for run in runs if run.policy == "mixed" for c in run.contributions], KINDS)
+    bars = axes.barh(
+        [r.kind for r in rows], [r.bytes_up for r in rows], color=[COLOURS[r.kind] for r in rows]
+    )
+    axes.bar_label(bars, [f"{r.bytes_up:,.0f}" for r in rows], padding=3)
+    axes.set_xscale("log")
+    axes.set(xlabel="bytes up per device and round, on the wire (median, log)", title="What a kind sends")
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+
+
+def _energy(axes: Any, runs: list[Run]) -> None:
+    names = [member.name for member in FLEET]
+    height = 0.4
+    for offset, (policy, colour) in enumerate((("mixed", COLOURS["full"]), ("dropped", DROPPED))):
+        mine = [run for run in runs if run.policy == policy]
+        joules = [
+            sum(c.energy_j for run in mine for c in run.contributions if c.device == name) / len(mine)
+            for name in names
+        ]
+        axes.barh(np.arange(len(names)) + offset * height, joules, height, color=colour, label=policy)
+    axes.set_yticks(np.arange(len(names)) + height / 2, names)
+    axes.set(xlabel="joule in the whole run, modelled from each profile's load power", title="Energy")
+    axes.invert_yaxis()
+    axes.legend()

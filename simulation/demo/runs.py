@@ -1,0 +1,123 @@
+"""One run of the demo: a broker, an aggregator in this process, eight devices in theirs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from aggregator.observer import ContributionRecord, Observer, RoundClosed, RoundRecord
+from aggregator.plain import View
+from aggregator.ports import Ports
+from aggregator.records import Records
+from aggregator.service import Service
+from aggregator.task import KindSettings, Task
+from broker import brokers, topics
+from broker.brokers import Choice
+from broker.link import Event, Link, LinkOptions
+from broker.url import BrokerUrl
+from simulation import digits, partition
+
+from .fleet import FLEET
+from .fleet_processes import FleetProcesses, Placed
+
+BUNDLE = "digits-wrn-10-1"
+ALPHA = 0.3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the runs to be compared have in common, but for the kinds that are offered.
+
+    `broker`: "auto", "mosquitto" or "amqtt".
+    """
+
+    seed: int
+    rounds: int
+    deadline_s: float
+    broker: Choice = "auto"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the rounds offer, under a name: "mixed" or "dropped"."""
+
+    name: str
+    kinds: tuple[KindSettings, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of it."""
+
+    policy: str
+    seed: int
+    rounds: tuple[RoundRecord, ...]
+    contributions: tuple[ContributionRecord, ...]
+
+
+class Collected:
+    """An observer that keeps what was closed."""
+
+    def __init__(self) -> None:
+        self.closed: list[RoundClosed] = []
+
+    def __call__(self, happening: object) -> None:
+        if isinstance(happening, RoundClosed):
+            self.closed.append(happening)
+
+
+def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str], View]) -> Run:
+    """All rounds of one policy. `folder` is made; `view` is given the broker's name and address."""
+    folder.mkdir(parents=True)
+    split = digits.load(np.random.default_rng(setting.seed))
+    evaluation = folder / "evaluation.npz"
+    np.savez_compressed(evaluation, x=split.test.x, y=split.test.y)
+    parts = partition.dirichlet(split.train.y, len(FLEET), ALPHA, np.random.default_rng([setting.seed, 1]))
+    placed = [Placed(m, split.train.at(part)) for m, part in zip(FLEET, parts, strict=True)]
+    task = Task(
+        bundle=BUNDLE,
+        name=policy.name,
+        rounds=setting.rounds,
+        round_deadline_s=setting.deadline_s,
+        min_devices=len(FLEET),
+        seed=setting.seed,
+        kinds=policy.kinds,
+        eval_data=str(evaluation),
+    )
+    broker = brokers.start(setting.broker)
+    try:
+        collected = Collected()
+        screen = view(f"{broker.name} at {broker.url}")
+        with FleetProcesses(placed, broker.url, folder / "devices") as fleet:
+            _serve(task, folder, broker.url, (collected, screen))
+            fleet.wait(timeout_s=10)
+    finally:
+        broker.stop()
+    rounds = tuple(closed.record for closed in collected.closed)
+    contributions = tuple(c for closed in collected.closed for c in closed.contributions)
+    return Run(policy.name, setting.seed, rounds, contributions)
+
+
+def _serve(task: Task, folder: Path, url: str, screens: tuple[Observer, View]) -> None:
+    collected, view = screens
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    link = Link(BrokerUrl.parse(url), "aggregator", inbox, LinkOptions(subscriptions=(topics.FROM_DEVICES,)))
+    service = Service(task, folder, Ports(link, inbox, (Records(folder), collected, view)))
+    try:
+        link.connect()
+        service.run(threading.Event())
+        link.close(service.farewell())
+    finally:
+        service.close()
+        view.close()
+
+
+def save(runs: list[Run], path: Path) -> None:
+    """Everything that was measured, one line for each run."""
+    path.write_bytes(b"".join(msgspec.json.encode(run) + b"\n" for run in runs))
