@@ -56,7 +56,7 @@ class Board:
                 self.round, self.closes_s = happening.round, now + happening.deadline_s
                 self.note = "resumed" if happening.again else ""
                 for name, row in self.devices.items():
-                    self.devices[name] = replace(row, doing="", why="", sent=False)
+                    self.devices[name] = replace(row, sent=False)
             case RoundExtended():
                 self.closes_s = now + happening.deadline_s
                 self.note = f"extended: {happening.contributions} of {happening.needed} contributions"

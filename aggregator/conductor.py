@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from broker.messages import Offer, Plan, Receipt
+from broker.transfer import opening
 
 from . import machine, moves
 from .contributions import Stored, record_of
@@ -47,6 +48,8 @@ class Conductor:
         state, commands = machine.resume(self.rounds.rules, saved, self._clock())
         self._do(state, commands)
         self._drain()
+        if self.state.phase == "wait":
+            self.offer()
 
     def feed(self, event: moves.Event) -> None:
         """Take an event; what it leads to is done when this returns, unless it came of a command itself."""
@@ -56,7 +59,9 @@ class Conductor:
 
     def offer(self) -> None:
         """Publish where things are: a broker may have forgotten it."""
-        if self.state.phase == "done":
+        if self.state.phase == "wait":
+            self.out.broadcast(self.rounds.lobby(), self.state.online)
+        elif self.state.phase == "done":
             self.out.broadcast(self.rounds.farewell(), self.state.online)
         elif self.state.phase == "collect":
             offer = self.rounds.offer(self.state.round, self.state.remaining_s(self._clock()))
@@ -139,6 +144,14 @@ class Conductor:
         deadline_s, count = task.round_deadline_s, self.state.contributions
         self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
         self.offer()
+        self._open_downloads(number)
+
+    def _open_downloads(self, number: int) -> None:
+        """Begin to send a base that is new to everyone; who lacks more of it asks."""
+        checkpoint = self.rounds.store.base(number).checkpoint
+        if number > 1 and checkpoint != self.rounds.store.base(number - 1).checkpoint:
+            for device in self.state.ready:
+                self.out.blocks(device, opening(checkpoint), self.rounds.store.models)
 
     def _extend(self, command: moves.Extend) -> None:
         task = self.rounds.task
@@ -168,8 +181,9 @@ class Conductor:
         self._tell(Contributed(record_of(stored, moved)))
 
     def _why(self, update: moves.Update) -> str:
+        """The reasons of the device's latest plan (sent when it changes), if this is what came of it."""
         plan = self.plans.get(update.device)
-        if plan is None or (plan.round, plan.kind) != (update.round, update.kind):
+        if plan is None or plan.kind.split(" ")[0] != update.kind:
             return ""
         return printable("; ".join(plan.reasons))
 

@@ -2,8 +2,9 @@
 
 The receiver asks (`Pull.wanted` -> a Get on `up/get` or `dn/get`), the sender answers each Get with `answer`,
 and the receiver hands what comes in to `Pull.received`. The receiver alone decides what is sent and when: it
-never has more than `window` blocks on the way, nothing is sent that was not asked for, and a sender keeps no
-state. So either side may restart at any time, and blocks may be lost, doubled or reordered.
+never has more than `window` blocks on the way, and a sender keeps no state. Only the `opening` may be sent
+unasked, to a receiver that is known to need it: it saves a Get, and the way there and back. So either side
+may restart at any time, and blocks may be lost, doubled or reordered.
 
 Patience adapts: a block that takes long to arrive is not asked for again sooner, or a slow link would be
 filled with copies. Silence doubles the wait and halves the window; blocks that arrive widen it again.
@@ -72,6 +73,11 @@ class Pull:
             self._last_s = now
         return tuple(asked)
 
+    def expect(self, now: float) -> None:
+        """The sender has begun unasked, with the first WINDOW blocks: ask for what does not come."""
+        self._outstanding.update(self._partial.missing()[: self._limit])
+        self._last_s = now
+
     def received(self, index: int, data: bytes, now: float) -> bool:
         """Take one block. Returns whether it was good and new; a bad one is dropped and asked for again.
 
@@ -109,6 +115,11 @@ class Pull:
         self._outstanding.clear()
         self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
         self._window = max(1, self._window // 2)
+
+
+def opening(blob: Blob) -> Get:
+    """What a sender may send unasked, to whoever is sure to need it: the first WINDOW blocks."""
+    return Get(blob=blob, blocks=tuple(range(min(WINDOW, block_count(blob)))))
 
 
 def answer(blobs: Blobs, get: Get, limit: int = MAX_WINDOW) -> Iterator[tuple[int, bytes]]:

@@ -72,6 +72,7 @@ class Agent:
         self._downloads = Downloads(self._holdings.blobs, self._ask, self._arrived)
         self._task: DeviceTask | None = None
         self._open: Open | None = None
+        self._heard = ("", 0)
         self._answered = ("", 0)
         self._plan_said: tuple[str, tuple[str, ...]] | None = None
         self._sat_out = False
@@ -117,9 +118,7 @@ class Agent:
 
     def _receive(self, message: Received) -> None:
         if message.topic == topics.ROUND:
-            offer = decode(message.payload, Offer)
-            if not message.retain or offer.done:
-                self._take(offer)
+            self._hear(decode(message.payload, Offer), message.retain)
             return
         address = topics.parse(message.topic)
         if address.leaf == "task":
@@ -131,6 +130,20 @@ class Agent:
         elif address.leaf == "block":
             self._downloads.received(address.sha, address.index, message.payload, self._clock())
             self._tick()
+
+    def _hear(self, offer: Offer, retained: bool) -> None:
+        """The offer to all. A retained one only says that there is a task: what remains is told after hello.
+
+        One that was heard before comes from an aggregator that has restarted, and does not know who is here.
+        """
+        if retained and not offer.done:
+            return
+        again = offer.round == 0 or (offer.run, offer.round) == self._heard
+        self._heard = (offer.run, offer.round)
+        if again and self._task is not None and not offer.done:
+            self._hello()
+        self._downloads.expect(offer.base.checkpoint, self._clock())
+        self._take(offer)
 
     def _take(self, offer: Offer) -> None:
         """Note the round; the newest replaces any other. Round 0 is the lobby: get ready."""

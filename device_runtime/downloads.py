@@ -40,6 +40,12 @@ class Downloads:
                 self._ask(Get(blob=pull.blob, blocks=blocks))
         return True
 
+    def expect(self, blob: Blob, now: float) -> None:
+        """The sender has begun with this blob unasked."""
+        if not self._blobs.has(blob):
+            self._pulls[blob.sha] = Pull(blob, self._blobs.partial(blob))
+            self._pulls[blob.sha].expect(now)
+
     def received(self, sha: bytes, index: int, data: bytes, now: float) -> None:
         """A block came; one that nobody waits for is dropped."""
         if pull := self._pulls.get(sha):

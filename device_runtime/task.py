@@ -17,7 +17,7 @@ from strategies.workload import workload
 
 from . import data as local_data
 from .measuring import SpeedCache, cache_key, measure, profile
-from .watching import Pretence, Watcher, limit_bytes, own_memory
+from .watching import Pretence, Watcher, limit_bytes, own_memory, rest
 from .work import Assignment, Equipment, Outcome, corrected, perform
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class DeviceTask:
         speeds = SpeedCache(settings.folder / "speed.json")
         key = cache_key(bundle.sha256, settings.pretence)
         speed = speeds.get(key, lambda: measure(self.model, clock))
-        self.model.unload()
+        self._rest()
         self.profile: DeviceProfile = own_memory(profile(speed, settings.pretence), settings.memory_bytes)
         counts = data.class_counts(len(bundle.manifest.labels))
         self._equipment = Equipment(
@@ -82,5 +82,10 @@ class DeviceTask:
             Assignment(registry.known(offer.kinds), offer.seed, deadline),
         )
         self.profile = replace(self.profile, corrections=corrected(self.profile, outcome))
-        self.model.unload()
+        self._rest()
         return outcome
+
+    def _rest(self) -> None:
+        """Between rounds: no sessions, and their memory given back."""
+        self.model.unload()
+        rest()

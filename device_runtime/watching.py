@@ -5,8 +5,12 @@ Both hang on the same hook, `models.engine.Watch`: it is told before a session i
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import psutil
@@ -69,7 +73,7 @@ class Watcher:
 
     def will_load(self, name: str, graph: Graph) -> None:
         """Raises OutOfMemory when the session and one batch through it would not fit."""
-        needed = self._resident() + SESSION_BYTES + graph.activation_bytes(self._batch)
+        needed = self._resident() + SESSION_BYTES + graph.memory_bytes(self._batch)
         if needed > self.limit_bytes:
             raise OutOfMemory(
                 f"{name} needs {needed / 1e6:.0f} MB in all, "
@@ -133,3 +137,14 @@ def limit_bytes(pretence: Pretence | None, memory_bytes: int | None) -> int:
     if pretence is not None:
         return pretence.profile.memory.limit_bytes
     return int(psutil.virtual_memory().available) + int(psutil.Process().memory_info().rss)
+
+
+def rest() -> None:
+    """Give memory that was freed back to the system: between rounds a device should be small.
+
+    Only glibc keeps it otherwise (9 of 88 MB after measuring a small network).
+    """
+    gc.collect()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)

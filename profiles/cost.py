@@ -13,7 +13,7 @@ SESSION_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class GraphWork:
-    """One graph of a bundle: operations per sample, and the peak of live activations."""
+    """One graph of a bundle: operations per sample, and what a run holds beside the weights, in bytes."""
 
     flops: float
     fixed_bytes: int

@@ -19,7 +19,7 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
     """What training this bundle on data with these class counts takes."""
     return Workload(
         graphs={
-            name: GraphWork(graph.flops, graph.fixed_bytes, graph.bytes_per_sample)
+            name: GraphWork(graph.flops, graph.memory_bytes(0), graph.memory_bytes(1) - graph.memory_bytes(0))
             for name, graph in manifest.graphs.items()
         },
         parameters={name: manifest.num_parameters(name) for name in TUNABLE_SETS},

@@ -56,6 +56,7 @@ def _accuracy(axes: Any, runs: list[Run]) -> None:
             axes.fill_between(
                 rounds, 100 * curves.min(0), 100 * curves.max(0), color=colour, alpha=0.15, linewidth=0
             )
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="round", ylabel="accuracy of the served model, %", title="Accuracy (band: all seeds)")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
@@ -89,7 +90,7 @@ def _bytes(axes: Any, runs: list[Run]) -> None:
     axes.bar_label(bars, [f"{r.bytes_up:,.0f}" for r in rows], padding=3)
     axes.set_xscale("log")
     axes.set(xlabel="bytes up per device and round, on the wire (median, log)", title="What a kind sends")
-    axes.margins(x=0.15)
+    axes.margins(x=0.25)
     axes.invert_yaxis()
 
 
