@@ -18,6 +18,10 @@ Labels = NDArray[np.integer[Any]]  # (n,), 0 <= y < len(manifest.labels)
 Matrix = NDArray[np.float32]
 
 
+DISTRIBUTIONS = ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime-gpu")
+"""Who may bring the import name `onnxruntime`; they cannot live side by side."""
+
+
 @dataclass(frozen=True)
 class Forward:
     """One pass: logits (n, classes) and the features the head takes (n, width)."""
@@ -125,9 +129,9 @@ def open_model(
 
 
 def _version() -> str:
-    """Whichever distribution brings the import name; several do, and cannot live side by side."""
-    owners = metadata.packages_distributions().get("onnxruntime", []) or ["onnxruntime"]
-    try:
-        return metadata.version(owners[0])
-    except metadata.PackageNotFoundError:
-        return ""
+    for name in DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""

@@ -120,6 +120,7 @@ def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
     assert process.returncode == 0, output
     assert eventually(lambda: all(device.done for device in devices))
     assert "round 2 of 2: accuracy" in output
+    print(output, [(d.device, d.receipts, d.rounds) for d in devices])
     assert "1 full" in output
     line = msgspec.json.decode((tmp_path / "run" / "rounds.jsonl").read_bytes().splitlines()[0])
     assert list(line) == [
