@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_DEVICES = 20
 MOST_ROUNDS = 8
-WHY_WIDTH = 36
+WHY_WIDTH = 40
 """Characters of a reason."""
 
 

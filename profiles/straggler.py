@@ -27,10 +27,10 @@ def misfits(cost: Cost, memory: Memory, deadline_s: float) -> tuple[str, ...]:
     reasons = []
     if cost.seconds > deadline_s:
         transfer = cost.seconds - cost.compute_s
-        where = "mostly its link" if transfer > cost.compute_s else "compute"
-        reasons.append(f"needs {cost.seconds:.1f} s ({where}), has {deadline_s:.1f} s")
+        where = "link" if transfer > cost.compute_s else "compute"
+        reasons.append(f"needs {cost.seconds:.1f} s of {deadline_s:.1f} s ({where})")
     if cost.peak_memory_bytes > memory.limit_bytes:
-        reasons.append(f"needs {_mb(cost.peak_memory_bytes)} MB, has {_mb(memory.limit_bytes)} MB")
+        reasons.append(f"needs {_mb(cost.peak_memory_bytes)} MB of {_mb(memory.limit_bytes)} MB")
     return tuple(reasons)
 
 

@@ -26,7 +26,7 @@ def modules_after(statement):
         "import device_runtime",
         "import device_runtime.cli",
         "import device_runtime.commands.join",
-        "import device_runtime.commands.join, device_runtime.commands.profile, device_runtime.commands.explain",
+        "from device_runtime.commands import explain, join, profile",
     ],
 )
 def test_the_device_imports_neither_torch_nor_aggregator_nor_simulation(statement):

@@ -108,7 +108,7 @@ def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
         "--rounds",
         "2",
         "--deadline",
-        "30",
+        "3",
         "--min-devices",
         "4",
         "--kinds",

@@ -58,7 +58,7 @@ def test_profile_of_a_pretended_board_is_as_slow_as_the_board():
 def test_explain_shows_every_candidate_its_cost_and_the_reason():
     shown = run("explain", "--as", "pi-zero-2w", "--slow", "25", "--samples", "180", "--deadline", "3").stdout
     assert re.search(r"^->\s+few-shot .*the richest that fits", shown, re.M)
-    assert re.search(r"^\s+full\s+[\d.]+ .*needs [\d.]+ s \(compute\), has 2.7 s", shown, re.M)
+    assert re.search(r"^\s+full\s+[\d.]+ .*needs [\d.]+ s of 2.7 s \(compute\)", shown, re.M)
     assert "A straggler for this task" in shown
     assert "fits, but poorer than the chosen one" in shown
 
@@ -72,7 +72,7 @@ def test_explain_as_json_holds_the_same_decision():
 
 def test_a_memory_cap_makes_a_straggler_and_is_named():
     shown = run("explain", "--memory", "100", "--deadline", "60", "--samples", "100").stdout
-    assert re.search(r"full .*needs \d+ MB, has 100 MB", shown)
+    assert re.search(r"full .*needs \d+ MB of 100 MB", shown)
 
 
 @pytest.mark.parametrize(

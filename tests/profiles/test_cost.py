@@ -46,8 +46,8 @@ def test_corrections_hold_for_their_kind_only_and_for_compute_only():
     "deadline_s, limit, straggler, reasons",
     [
         (9.0, 400, False, ()),
-        (8.9, 400, True, ("needs 9.0 s (mostly its link), has 8.9 s",)),
-        (9.0, 399, True, ("needs 0 MB, has 0 MB",)),
+        (8.9, 400, True, ("needs 9.0 s of 8.9 s (link)",)),
+        (9.0, 399, True, ("needs 0 MB of 0 MB",)),
     ],
 )
 def test_a_straggler_exceeds_the_deadline_or_the_memory(deadline_s, limit, straggler, reasons):
