@@ -121,7 +121,7 @@ class Service:
         match address.leaf:
             case "state":
                 if payload:  # else it is cleared, by us
-                    self._on_state(device, wire.decode(payload, wire.State))
+                    self._on_state(device, wire.decode(payload, wire.State), event.retain)
             case "hello":
                 self._on_hello(device, wire.decode(payload, wire.Hello))
             case "plan":
@@ -135,9 +135,11 @@ class Service:
             case leaf:
                 log.warning("message from %s dropped: no topic ends in %s", device, printable(leaf))
 
-    def _on_state(self, device: str, state: wire.State) -> None:
+    def _on_state(self, device: str, state: wire.State, retain: bool) -> None:
+        """Presence that the broker kept is of a device that came before we did: we were away, it was not."""
         before = self.state.devices.get(device)
-        ready = before is not None and before.boot == state.boot and before.ready
+        known = before is not None and before.boot == state.boot
+        ready = before.ready if before and known else retain and self.state.round > 0
         self._run.feed(moves.Present(self._ports.clock(), device, state.boot, state.online, ready))
         if self.state.devices.get(device) != before:
             self._tell(DeviceSeen(device, state.online))

@@ -221,10 +221,13 @@ class Scripted:
     def start(self):
         self.link.connect()
         self._send("state", State(boot=1, online=True), retain=True)
-        hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx")
-        self._send("hello", hello)
+        self._hello()
         self.thread.start()
         return self
+
+    def _hello(self):
+        hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx")
+        self._send("hello", hello)
 
     def leave(self):
         self.stop.set()
@@ -252,7 +255,10 @@ class Scripted:
         if parts[-1] in ("round", "task") and payload:
             offer = messages.decode(payload, Offer)
             self.done = self.done or offer.done
-            if not retain and not offer.done and offer.round not in self.rounds:
+            if offer.round == 0:
+                if parts[-1] == "round" and not retain:
+                    self._hello()
+            elif not retain and not offer.done and offer.round not in self.rounds:
                 self.rounds.add(offer.round)
                 self._contribute(offer)
         elif parts[-1] == "get":

@@ -10,7 +10,7 @@ from aggregator.observer import Contributed, DeviceSeen, Finished, Refused, Roun
 from broker import messages, topics
 from broker.blobs import block_count
 from broker.link import packet_bytes
-from broker.messages import Blob, Get, Offer, State
+from broker.messages import Blob, Get, Hello, Offer, State
 from models import tensors
 from strategies.zeroth_order import replay
 
@@ -239,6 +239,33 @@ def test_a_restart_goes_on_in_the_same_round_with_what_was_acknowledged(bench, m
     assert b.service.state.answered == {"pi-01"}
     assert b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))[0].status == "duplicate"
     b.wait(2.0)
+    b.contribute("pi-02", b.contribution("few-shot", update_of("few-shot")))
+    assert b.heard(RoundClosed)[0].record.participants == 2
+
+
+def test_before_the_first_round_a_device_gets_ready_in_the_lobby(bench, make_task):
+    b = bench(make_task("few-shot", min_devices=1))
+    assert (b.offer.round, b.offer.kinds) == (0, ())
+    b.say("pi-01", "hello", Hello(boot=1, num_examples=0, profile="pi", memory_bytes=1, engine="onnx"))
+    lobby = messages.decode(b.link.sent[-1][1], Offer)
+    assert (b.link.sent[-1][0], lobby.round) == (topics.down("pi-01", "task"), 0)
+    assert b.service.state.phase == "wait"
+    b.join("pi-01")
+    assert (b.service.state.phase, b.offer.round) == ("collect", 1)
+
+
+def test_after_a_restart_the_round_waits_for_devices_that_only_the_broker_remembers(
+    bench, make_task, update_of
+):
+    b = bench(make_task("few-shot"))
+    b.join("pi-01", "pi-02")
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+    b = b.restart()
+    for device in ("pi-01", "pi-02"):
+        state = messages.encode(State(boot=1, online=True))
+        b.raw(topics.up(device, "state"), state, retain=True)
+    b.wait(5.0)
+    assert b.service.state.phase == "collect"
     b.contribute("pi-02", b.contribution("few-shot", update_of("few-shot")))
     assert b.heard(RoundClosed)[0].record.participants == 2
 
