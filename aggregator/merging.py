@@ -58,8 +58,8 @@ def merge_round(store: Store, task: Task, manifest: Manifest, number: int) -> Me
     """What the contributions of a round make; its blobs are durable, nothing is committed yet."""
     weights = base_weights(store, number, manifest)
     model = RoundModel(manifest, weights, number, task.round_seed(number))
-    effects, lost = _effects(store, task, model)
     with np.errstate(over="ignore", invalid="ignore"):
+        effects, lost = _effects(store, task, model)
         merged = merge(model, effects)
     notes = [f"content of {name} was damaged on disk and is left out" for name in lost]
     if not (_finite(merged.base) and _finite(merged.served)):

@@ -195,12 +195,17 @@ class Agent:
             self._hello()
         base = self._holdings.base(offer.base, self._task.manifest)
         self._holdings.prune(offer, [message.blob for message in self._outbox])
-        answered = (offer.run, offer.round) == self._answered and not self._sat_out
-        if offer.round > 0 and not answered:
+        if offer.round > 0 and not self._has_answered(offer):
             outcome = self._task.perform(offer, base, current.closes)
             self._report(offer, outcome)
             self._answered = (offer.run, offer.round)
         self._open = None
+
+    def _has_answered(self, offer: Offer) -> bool:
+        """Whether this round was worked on already, in this life or in one whose contribution still waits."""
+        this = (offer.run, offer.round)
+        waiting = any((message.run, message.round) == this for message in self._outbox)
+        return waiting or (this == self._answered and not self._sat_out)
 
     def _report(self, offer: Offer, outcome: Outcome) -> None:
         """Tell what was decided, when that is new; keep and send what was trained."""

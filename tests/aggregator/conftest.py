@@ -185,7 +185,7 @@ def bench(tmp_path):
     benches = []
 
     def make(task):
-        benches.append(Bench(task, tmp_path / "run"))
+        benches.append(Bench(task, tmp_path / f"bench-{len(benches)}" / "run"))
         return benches[-1]
 
     yield make

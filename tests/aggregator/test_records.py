@@ -1,0 +1,123 @@
+"""What people and files are told."""
+
+import csv
+import io
+from math import nan
+
+import msgspec
+import pytest
+
+from aggregator.board import Board, sparkline
+from aggregator.observer import (
+    Contributed,
+    ContributionRecord,
+    DeviceSeen,
+    Finished,
+    PlanMade,
+    Refused,
+    RoundClosed,
+    RoundExtended,
+    RoundOpened,
+    RoundRecord,
+    Started,
+)
+from aggregator.plain import Plain, size
+from aggregator.records import Records
+from aggregator.task import Task
+
+TASK = Task(bundle="b", name="digits", rounds=2)
+
+
+def closed(number, accuracy=0.5):
+    record = RoundRecord(number, accuracy, 1.25, accuracy, nan, 1, 2.0, 1.5, 12_345, 950, 3.0)
+    contribution = ContributionRecord(
+        number, "pi-01", "full", 10, nan, 1.5, 2.0, 1024, 100, 50, 'fits, "well"'
+    )
+    return RoundClosed(record, (contribution,))
+
+
+def test_records_are_the_same_after_a_restart_that_lost_a_line(tmp_path):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    for folder in (whole, resumed):
+        folder.mkdir()
+    records = Records(whole)
+    for happening in (Started(TASK, "r", False, ()), closed(1), closed(2)):
+        records(happening)
+    Records(resumed)(Started(TASK, "r", False, ()))
+    again = Records(resumed)
+    again(Started(TASK, "r", True, (closed(1),)))
+    again(closed(2))
+    for name in ("rounds.jsonl", "rounds.csv", "contributions.jsonl", "contributions.csv"):
+        assert (whole / name).read_bytes() == (resumed / name).read_bytes()
+    rows = list(csv.DictReader((whole / "contributions.csv").open(newline="")))
+    assert [row["why"] for row in rows] == ['fits, "well"'] * 2
+    assert rows[0]["train_loss"] == ""
+    line = msgspec.json.decode((whole / "rounds.jsonl").read_bytes().splitlines()[1])
+    assert (line["round"], line["train_loss"]) == (2, None)
+
+
+def test_without_a_terminal_there_is_one_line_a_round_and_a_table_at_the_end():
+    out = io.StringIO()
+    view = Plain(out)
+    for happening in (
+        Started(TASK, "r1", False, ()),
+        RoundOpened(1, ("full",), 3.0),
+        RoundExtended(1, 3.0, 0, 2),
+        closed(1),
+        Finished("r1", 2),
+    ):
+        view(happening)
+    lines = out.getvalue().splitlines()
+    assert lines[:3] == [
+        "task digits, run r1: 2 rounds of 60 s",
+        "round 1 extended by 3 s: 0 of 2 contributions",
+        "round 1 of 2: accuracy 50.0%, loss 1.250, 1 full, 12.3 kB up, 950 B down, 2 J, 3.0 s",
+    ]
+    assert lines[3].split()[:3] == ["round", "accuracy", "loss"]
+
+
+@pytest.mark.parametrize(("count", "text"), [(999, "999 B"), (1000, "1.0 kB"), (4_500_000, "4.5 MB")])
+def test_sizes_are_in_the_unit_that_fits(count, text):
+    assert size(count) == text
+
+
+def test_a_sparkline_goes_from_the_lowest_to_the_highest():
+    assert sparkline([0.0, 7.0, nan, 3.0]) == "▁█ ▄"
+    assert sparkline([]) == ""
+    assert sparkline([2.0]) == "▁"
+
+
+def test_the_board_counts_the_rounds_of_a_device_once_each():
+    board = Board()
+    board.take(Started(TASK, "r", True, (closed(1),)), 0.0)
+    board.take(RoundOpened(2, ("full",), 60.0), 5.0)
+    board.take(DeviceSeen("pi-01", True, "pi-zero", 10, "onnx"), 5.0)
+    board.take(PlanMade("pi-01", 2, "full", 1.0, 1, 1.0, ("it fits", "so")), 6.0)
+    assert (board.devices["pi-01"].doing, board.devices["pi-01"].why) == ("full", "it fits")
+    board.take(Contributed(closed(2).contributions[0]), 7.0)
+    board.take(Contributed(closed(2).contributions[0]), 7.0)
+    row = board.devices["pi-01"]
+    assert (row.rounds, row.sent, row.profile, board.closes_s) == (2, True, "pi-zero", 65.0)
+    board.take(Refused("pi-02", 2, "full", "refused", "nan"), 8.0)
+    assert (board.devices["pi-02"].doing, board.devices["pi-02"].why) == ("refused", "nan")
+
+
+def test_the_live_view_shows_devices_and_rounds_and_takes_their_texts_for_text():
+    console = pytest.importorskip("rich.console")
+    from aggregator.view import Live
+
+    out = io.StringIO()
+    view = Live("mqtt://x", console.Console(file=out, width=160, force_terminal=False))
+    view(Started(TASK, "r1", False, ()))
+    view(RoundOpened(1, ("full",), 60.0))
+    view(DeviceSeen("pi-01", True, "[red]pi[/red]", 10, "onnx"))
+    view(closed(1))
+    screen = console.Console(file=io.StringIO(), width=160, record=True)
+    screen.print(view.draw())
+    text = screen.export_text()
+    assert "digits (run r1) · round 1 of 2" in text
+    assert "[red]pi[/red]" in text
+    assert "50.0%" in text
+    view(Finished("r1", 2))
+    view.close()
+    assert "1 full" in out.getvalue()

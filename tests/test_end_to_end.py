@@ -1,0 +1,285 @@
+"""Real processes over a real broker: devices, aggregator, demo; killed, restarted, fed with rubbish."""
+
+import csv
+import json
+import queue
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from broker import brokers, topics
+from broker.link import Link, LinkOptions, Received
+from broker.messages import Base, Contribution, Offer, Receipt, decode, encode
+from broker.running import BrokerOptions
+from broker.url import BrokerUrl
+from models import tensors
+from strategies import registry
+
+COMMAND = str(Path(sys.executable).with_name("device-runtime"))
+
+
+@pytest.fixture
+def broker():
+    running = brokers.start("auto")
+    yield running
+    running.stop()
+
+
+def samples(folder, name, labels=range(10), n=60):
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    mine = np.flatnonzero(np.isin(digits.target, list(labels)))[:n]
+    path = folder / f"{name}.npz"
+    np.savez(path, x=digits.images[mine].astype(np.uint8), y=digits.target[mine])
+    return path
+
+
+@contextmanager
+def started(*arguments, log=None):
+    """A `device-runtime` process; killed at the end if it is still there."""
+    with (log or Path("/dev/null")).open("ab") as out:
+        process = subprocess.Popen(
+            [COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def serve(broker, folder, rounds=3, **flags):
+    options = {"deadline": 4, "min-devices": 2, **flags}
+    extra = [part for name, value in options.items() for part in (f"--{name}", value)]
+    return started(
+        "serve",
+        "--bundle",
+        "digits-wrn-10-1",
+        *("--rounds", rounds, "--broker", broker.url, "--run-dir", folder / "run", *extra),
+        log=folder / "serve.log",
+    )
+
+
+def join(broker, folder, name, *extra, data=None):
+    return started(
+        "join",
+        broker.url,
+        *("--data", data or samples(folder, name), "--name", name, "--state", folder / name, *extra),
+        log=folder / f"{name}.log",
+    )
+
+
+def eventually(condition, timeout_s=30.0):
+    """Wait for a condition. Fails when it does not come true in time."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    pytest.fail(f"not within {timeout_s} s: {condition}")
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_the_demo_runs_every_kind_on_every_device_and_keeps_its_figures(tmp_path):
+    folder = tmp_path / "demo"
+    ended = subprocess.run(
+        [COMMAND, "demo", "--rounds", "4", "--run-dir", folder],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "Leaving no device behind is worth" in ended.stdout
+    sent = lines(folder / "mixed-0" / "contributions.jsonl")
+    by_device = Counter(contribution["device"] for contribution in sent)
+    assert len(by_device) == 8
+    assert sum(by_device.values()) >= 0.9 * 8 * 4
+    assert {contribution["kind"] for contribution in sent} == set(registry.KINDS)
+    settled = [c for c in sent if c["round"] > 2 and c["kind"] == "zeroth-order"]
+    assert settled
+    assert all(contribution["bytes_up"] < 200 for contribution in settled)
+    dropped = lines(folder / "dropped-0" / "contributions.jsonl")
+    assert {contribution["kind"] for contribution in dropped} == {"full"}
+    assert len({contribution["device"] for contribution in dropped}) == 5
+    with (folder / "mixed-0" / "rounds.csv").open() as table:
+        rounds = list(csv.DictReader(table))
+    assert len(rounds) == 4
+    assert float(rounds[-1]["eval_acc"]) > 0.7
+    assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_aggregator_killed_in_a_round_goes_on_with_what_it_had_acknowledged(broker, tmp_path):
+    stored = tmp_path / "run" / "contributions.jsonl"
+    slow = ("--as", "pi-5", "--slow", "20")
+    with join(broker, tmp_path, "a", *slow) as a, join(broker, tmp_path, "b", *slow) as b:
+        for kill_after_s in (4.0, 2.5):
+            with serve(broker, tmp_path, rounds=4) as service:
+                time.sleep(kill_after_s)
+                assert service.poll() is None
+                service.kill()
+        accepted = {
+            name: (tmp_path / f"{name}.log").read_text().count("full accepted") for name in ("a", "b")
+        }
+        with serve(broker, tmp_path, rounds=4) as service:
+            assert service.wait(60) == 0
+        assert (a.poll(), b.poll()) == (None, None)
+    counted = Counter((c["round"], c["device"]) for c in lines(stored))
+    assert set(counted.values()) == {1}
+    assert {number for number, _ in counted} == {1, 2, 3, 4}
+    for name, told in accepted.items():
+        assert sum(device == name for _, device in counted) >= told
+
+
+def test_bad_data_ends_the_device_in_one_line_and_the_others_go_on(broker, tmp_path):
+    wrong = tmp_path / "wrong.npz"
+    np.savez(wrong, x=np.zeros((3, 8, 8)), y=np.array([1, 2, 99]))
+    unreadable = tmp_path / "unreadable"
+    unreadable.mkdir()
+    (unreadable / "a.npz").write_bytes(b"nothing of the kind")
+    with serve(broker, tmp_path, rounds=2) as service:
+        for name, data, message in (
+            ("bad-labels", wrong, "label 99 is not of the task, whose labels are 0 to 9"),
+            ("bad-files", unreadable, "no readable samples in"),
+        ):
+            with join(broker, tmp_path, name, data=data) as device:
+                assert device.wait(30) == 2
+            last = (tmp_path / f"{name}.log").read_text().splitlines()[-1]
+            assert last.startswith("device-runtime: ")
+            assert message in last
+        with (
+            join(broker, tmp_path, "a", "--until-done") as a,
+            join(broker, tmp_path, "b", "--until-done") as b,
+        ):
+            assert (service.wait(60), a.wait(20), b.wait(20)) == (0, 0, 0)
+    assert {c["device"] for c in lines(tmp_path / "run" / "contributions.jsonl")} == {"a", "b"}
+
+
+def test_a_wrong_password_is_said_in_one_line(tmp_path):
+    running = brokers.start("auto", BrokerOptions(users={"pi": "secret", "aggregator": "other"}))
+    try:
+        with_password = running.url.replace("mqtt://", "mqtt://pi:wrong@")
+        ended = subprocess.run(
+            [COMMAND, "join", with_password, "--data", str(samples(tmp_path, "pi")), "--state", tmp_path],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        running.stop()
+    assert ended.returncode == 2
+    [line] = ended.stderr.splitlines()
+    assert "refused user 'pi': wrong user name or password" in line
+    assert "wrong@" not in line
+
+
+def test_a_device_idle_after_joining_holds_less_than_90_mb(broker, tmp_path):
+    with serve(broker, tmp_path), join(broker, tmp_path, "a") as device:
+        eventually(lambda: "samples of" in (tmp_path / "a.log").read_text())
+        time.sleep(1.0)
+        assert psutil.Process(device.pid).memory_info().rss < 90e6
+
+
+class ScriptedAggregator:
+    """Just enough of an aggregator to withhold what the tests want withheld."""
+
+    def __init__(self, broker, bundle):
+        self.inbox = queue.SimpleQueue()
+        options = LinkOptions(subscriptions=(topics.FROM_DEVICES,))
+        self.link = Link(BrokerUrl.parse(broker.url), "aggregator", self.inbox, options)
+        self.link.connect()
+        packed = bundle.packed()
+        weights = tensors.encode(bundle.weights())
+        from broker.blobs import name
+
+        self.contents = {name(packed).sha: packed, name(weights).sha: weights}
+        self.base = Base(checkpoint=name(weights), sha=name(weights).sha)
+        self.bundle = name(packed)
+
+    def offer(self, number, kinds):
+        return Offer(
+            task="t",
+            run="r",
+            round=number,
+            seed=5,
+            deadline_s=20.0,
+            remaining_s=20.0,
+            bundle=self.bundle,
+            base=self.base,
+            kinds=tuple(registry.write(registry.make(kind)) for kind in kinds),
+        )
+
+    def answer(self, kinds, timeout_s=30.0):
+        """Serve hellos and blocks until a contribution comes, and return it."""
+        from broker.blobs import BLOCK
+        from broker.messages import Get
+
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            try:
+                event = self.inbox.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            if not isinstance(event, Received):
+                continue
+            address = topics.parse(event.topic)
+            if address.leaf == "hello":
+                offer = encode(self.offer(1, kinds))
+                self.link.publish(topics.down(address.device, "task"), offer)
+            elif address.leaf == "get":
+                get = decode(event.payload, Get)
+                for index in get.blocks:
+                    data = self.contents[get.blob.sha][index * BLOCK : (index + 1) * BLOCK]
+                    leaf = topics.block(get.blob.sha, index)
+                    self.link.publish(topics.down(address.device, leaf), data)
+            elif address.leaf == "contribution":
+                return decode(event.payload, Contribution)
+        pytest.fail("no contribution came")
+
+    def receipt(self, device, message, status="accepted"):
+        receipt = Receipt(boot=message.boot, seq=message.seq, round=message.round, status=status)
+        self.link.publish(topics.down(device, "receipt"), encode(receipt))
+
+
+@pytest.mark.parametrize("kind", ["zeroth-order", "full"])
+def test_a_contribution_without_receipt_survives_kill_9_of_the_device(broker, bundle, tmp_path, kind):
+    aggregator = ScriptedAggregator(broker, bundle)
+    data = samples(tmp_path, "a")
+    with join(broker, tmp_path, "a", data=data) as device:
+        first = aggregator.answer([kind])
+        device.kill()
+    assert list((tmp_path / "a" / "outbox").glob("*.msg"))
+    with join(broker, tmp_path, "a", data=data) as device:
+        again = aggregator.answer([kind])
+        assert (again.run, again.round, again.kind) == (first.run, first.round, first.kind)
+        assert (again.body, again.blob) == (first.body, first.blob)
+        assert again.boot != first.boot
+        aggregator.receipt("a", again)
+        eventually(lambda: not list((tmp_path / "a" / "outbox").glob("*.msg")))
+        assert device.poll() is None
+
+
+def test_rubbish_from_the_aggregator_s_side_does_not_end_a_device(broker, bundle, tmp_path):
+    aggregator = ScriptedAggregator(broker, bundle)
+    with join(broker, tmp_path, "a") as device:
+        eventually(lambda: "connected" in (tmp_path / "a.log").read_text())
+        for leaf in ("task", "receipt", "get", "block/00/0", "what/is/this"):
+            for rubbish in (b"", b"\x00", b"\xc1" * 50, b"\x99" + bytes(20)):
+                aggregator.link.publish(topics.down("a", leaf), rubbish)
+        aggregator.link.publish(topics.ROUND, b"\x9f rubbish")
+        aggregator.link.publish(topics.down("a", "task"), encode(aggregator.offer(1, ["zeroth-order"])))
+        assert aggregator.answer(["zeroth-order"]).kind == "zeroth-order"
+        assert device.poll() is None
