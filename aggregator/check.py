@@ -14,7 +14,6 @@ from models import tensors
 from models.errors import ModelError
 from models.manifest import Manifest
 from models.tensors import Tensors, TensorSpec
-from strategies.class_means import ClassMeans
 
 from .errors import UpdateRefused
 from .task import KindSettings, Task
@@ -89,8 +88,8 @@ def check_content(message: Contribution, content: bytes, offered: Offered) -> Te
         tensors.check(update, strategy.expected(offered.manifest))
     except ModelError as error:
         raise UpdateRefused(str(error)) from None
-    if isinstance(strategy, ClassMeans):
-        _check_counts(update, message.num_examples)
+    if doubt := strategy.doubt(update, message.num_examples):
+        raise UpdateRefused(doubt)
     if kind.max_norm is not None:
         distance = norm(update, offered.base)
         if not distance <= kind.max_norm:
@@ -98,19 +97,6 @@ def check_content(message: Contribution, content: bytes, offered: Offered) -> Te
                 f"it is {distance:.4g} away from the base, at most {kind.max_norm:g} is believed"
             )
     return update
-
-
-def _check_counts(update: Tensors, num_examples: int) -> None:
-    counts = update["counts"].astype(np.int64)
-    if counts.min(initial=0) < 0:
-        raise UpdateRefused(
-            f"count of class {int(counts.argmin())} is {int(counts.min())}, expected 0 or more"
-        )
-    if int(counts.sum()) != num_examples:
-        raise UpdateRefused(f"counts sum to {int(counts.sum())}, num_examples is {num_examples}")
-    stray = np.flatnonzero((counts == 0) & np.abs(update["sums"]).any(axis=1))
-    if len(stray):
-        raise UpdateRefused(f"sums of class {int(stray[0])} are not 0, its count is")
 
 
 def norm(update: Tensors, base: Tensors) -> float:

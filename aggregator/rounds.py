@@ -13,7 +13,6 @@ from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
 from models.tensors import Tensors
-from strategies.zeroth_order import ZerothOrder
 
 from . import merging
 from .contributions import Bytes
@@ -70,7 +69,7 @@ class Rounds:
 
     @property
     def rules(self) -> Rules:
-        """Zeroth-order scalars are along the directions of their own round: they count in no other."""
+        """Kinds that are bound to their own round (zeroth-order scalars) count in no other."""
         task = self.task
         return Rules(
             rounds=task.rounds,
@@ -78,7 +77,7 @@ class Rounds:
             min_contributions=task.min_contributions,
             min_devices=task.min_devices,
             late=task.late,
-            bound=frozenset(kind.name for kind in task.kinds if isinstance(kind.strategy, ZerothOrder)),
+            bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
         )
 
     def open(self, number: int, now: float) -> None:

@@ -12,10 +12,10 @@ from models.engine import DeviceModel
 from models.head import SoftmaxHead
 from models.manifest import Manifest
 from models.sgd import Sgd
-from models.tensors import TensorSpec
+from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
-from .kind import Contribution, Effect, LocalData, RoundModel, Run
+from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
 from .workload import forward_work
 
@@ -42,7 +42,7 @@ class ClassSums:
 
 
 @dataclass(frozen=True)
-class ClassMeans:
+class ClassMeans(Usual):
     """One forward pass; per class, the sum of the features and the count. Exact for any partition.
 
     `head="normalised-means"` is FedNCM: rows l_c / ||l_c||, bias 0, served on the distributed extractor and
@@ -55,12 +55,6 @@ class ClassMeans:
     head: Literal["normalised-means", "trained"] = "normalised-means"
     steps: int = 20
     lr: float = 0.1
-
-    def variants(self) -> tuple[ClassMeans, ...]:
-        return (self,)
-
-    def unfit(self, workload: Workload) -> str:
-        return "" if workload.samples else "there is no local data"
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         values = (workload.feature_width + 1) * workload.labels
@@ -79,6 +73,16 @@ class ClassMeans:
             TensorSpec("sums", (labels, manifest.head.features)),
             TensorSpec("counts", (labels,), "int32"),
         )
+
+    def doubt(self, update: Tensors, num_examples: int) -> str:
+        """Counts are of samples: none negative, together those sent, and no count means no sum."""
+        counts = update["counts"].astype(np.int64)
+        if counts.min(initial=0) < 0:
+            return f"count of class {int(counts.argmin())} is {int(counts.min())}, expected 0 or more"
+        if int(counts.sum()) != num_examples:
+            return f"counts sum to {int(counts.sum())}, num_examples is {num_examples}"
+        stray = np.flatnonzero((counts == 0) & np.abs(update["sums"]).any(axis=1))
+        return f"sums of class {int(stray[0])} are not 0, its count is" if len(stray) else ""
 
     def start(self, model: RoundModel) -> ClassSums:
         labels, width = len(model.manifest.labels), model.manifest.head.features

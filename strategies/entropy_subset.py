@@ -17,13 +17,13 @@ from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
 from . import local_training
-from .kind import Contribution, Effect, LocalData, RoundModel, Run
+from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
 from .workload import training_work
 
 
 @dataclass(frozen=True)
-class EntropySubset:
+class EntropySubset(Usual):
     """The upper part, on the share of local samples that the model is least sure of.
 
     `shares` are tried from the largest down; a device takes the first that it can afford. `rho` is the
@@ -52,9 +52,6 @@ class EntropySubset:
 
     def variants(self) -> tuple[EntropySubset, ...]:
         return tuple(replace(self, shares=(share,)) for share in sorted(self.shares, reverse=True))
-
-    def unfit(self, workload: Workload) -> str:
-        return "" if workload.samples else "there is no local data"
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         n = workload.samples

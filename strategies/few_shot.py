@@ -16,7 +16,7 @@ from models.sgd import Sgd
 from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
-from .kind import Contribution, Effect, LocalData, RoundModel, Run
+from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
 from .workload import forward_work, head_specs
 
@@ -30,7 +30,7 @@ class HeadMeans:
 
 
 @dataclass(frozen=True)
-class FewShot:
+class FewShot(Usual):
     """Train the classifier alone: each epoch draws anew `shots` samples of each class that is here.
 
     The served model is {theta_fs, phi^t}: the plain mean of the classifiers on the extractor that was
@@ -48,9 +48,6 @@ class FewShot:
     weight_decay: float = 1e-3
     batch: int = 4
     join_base: bool = False
-
-    def variants(self) -> tuple[FewShot, ...]:
-        return (self,)
 
     def unfit(self, workload: Workload) -> str:
         present = sum(count > 0 for count in workload.class_counts)

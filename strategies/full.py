@@ -14,13 +14,13 @@ from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
 from . import local_training
-from .kind import Contribution, Effect, LocalData, RoundModel, Run
+from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
 from .workload import training_work
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(Usual):
     """Every parameter, trained for `epochs` local epochs. `mu > 0` adds FedProx's mu/2 * ||w - w_g||^2.
 
     Defaults: thesis 002, section 4.4 (SGD lr 0.1, momentum 0.5, weight decay 1e-5, batch 64, E = 10).
@@ -33,12 +33,6 @@ class Full:
     weight_decay: float = 1e-5
     batch: int = 64
     mu: float = 0.0
-
-    def variants(self) -> tuple[Full, ...]:
-        return (self,)
-
-    def unfit(self, workload: Workload) -> str:
-        return "" if workload.samples else "there is no local data"
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         trained = workload.samples * self.epochs

@@ -111,9 +111,11 @@ class Strategy(Protocol[S]):
     """
 
     name: ClassVar[str]
+    own_round: ClassVar[bool]
+    """Whether a contribution means nothing outside the round that it was made for."""
 
     def variants(self) -> tuple[Strategy[S], ...]:
-        """The forms a device may choose from, the richest first; mostly the strategy itself."""
+        """The forms a device may choose from, the richest first."""
 
     def unfit(self, workload: Workload) -> str:
         """Why this kind makes no sense for the device's data; empty when it does."""
@@ -127,6 +129,9 @@ class Strategy(Protocol[S]):
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         """What a contribution must consist of, to be believed."""
 
+    def doubt(self, update: Tensors, num_examples: int) -> str:
+        """What is wrong with an update whose tensors are as expected; empty when nothing is."""
+
     def start(self, model: RoundModel) -> S:
         """On the aggregator: an empty state of one round."""
 
@@ -135,6 +140,24 @@ class Strategy(Protocol[S]):
 
     def finish(self, state: S, model: RoundModel) -> Effect:
         """What the folded contributions do to the model."""
+
+
+K = TypeVar("K")
+
+
+class Usual:
+    """What most kinds do: one form, sensible for any data, nothing to doubt, bound to no round."""
+
+    own_round: ClassVar[bool] = False
+
+    def variants(self: K) -> tuple[K, ...]:
+        return (self,)
+
+    def unfit(self, workload: Workload) -> str:
+        return "" if workload.samples else "there is no local data"
+
+    def doubt(self, update: Tensors, num_examples: int) -> str:
+        return ""
 
 
 AnyStrategy = Strategy[Any]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -32,7 +34,11 @@ def make(name: str, settings: Settings | None = None) -> AnyStrategy:
 
 def read(kind: Kind) -> AnyStrategy:
     """The strategy of an offer. Raises KindError."""
-    return _convert(kind.name, msgspec.msgpack.decode(kind.settings))
+    try:
+        settings = msgspec.msgpack.decode(kind.settings, type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise KindError(f"settings of {kind.name}: {error}") from None
+    return _convert(kind.name, settings)
 
 
 def write(strategy: AnyStrategy) -> Kind:
@@ -45,10 +51,16 @@ def known(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
     return tuple(read(kind) for kind in kinds if kind.name in KINDS)
 
 
-def _convert(name: str, settings: object) -> AnyStrategy:
+def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
     if name not in KINDS:
         raise KindError(f"no kind of update is called {name!r}; there are {', '.join(KINDS)}")
+    kind: Any = KINDS[name]
+    known = [field.name for field in dataclasses.fields(kind)]
+    if unknown := sorted(settings.keys() - set(known)):
+        raise KindError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(known)}")
     try:
-        return msgspec.convert(settings, KINDS[name])
+        made: Any = msgspec.convert(settings, kind)
     except (msgspec.ValidationError, TypeError) as error:
         raise KindError(f"settings of {name}: {error}") from None
+    strategy: AnyStrategy = dataclasses.replace(made)  # with every default set, so that all of them travel
+    return strategy

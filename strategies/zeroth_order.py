@@ -17,7 +17,7 @@ from profiles import Cost, DeviceProfile, Work, Workload, predict
 from profiles.cost import activation_bytes
 
 from . import directions
-from .kind import Contribution, Effect, LocalData, RoundModel, Run
+from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .workload import passes
 
 WIRE_BYTES = 190
@@ -33,7 +33,7 @@ class MeanScalars:
 
 
 @dataclass(frozen=True)
-class ZerothOrder:
+class ZerothOrder(Usual):
     """Projected gradients along `num_z` directions that all devices of the round share.
 
     g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps), each loss the mean over the *whole* local data; the
@@ -42,17 +42,12 @@ class ZerothOrder:
     """
 
     name: ClassVar[str] = "zeroth-order"
+    own_round: ClassVar[bool] = True
     num_z: int = 2
     eps: float = 1e-3
     lr: float = 1e-2
     tunable: str = "all"
     generator: str = directions.GENERATOR
-
-    def variants(self) -> tuple[ZerothOrder, ...]:
-        return (self,)
-
-    def unfit(self, workload: Workload) -> str:
-        return "" if workload.samples else "there is no local data"
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         """2 num_z forward passes over all samples; the memory of inference and two copies of the set."""
@@ -91,7 +86,8 @@ class ZerothOrder:
         return MeanScalars(np.zeros(self.num_z))
 
     def fold(self, state: MeanScalars, contribution: Contribution, weight: float) -> MeanScalars:
-        return MeanScalars(state.sums + weight * contribution.tensors["g"], state.weight + weight)
+        projected = contribution.tensors["g"].astype(np.float64)
+        return MeanScalars(state.sums + weight * projected, state.weight + weight)
 
     def finish(self, state: MeanScalars, model: RoundModel) -> Effect:
         if not state.weight:
