@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from broker import brokers, topics
+from broker.errors import BrokerStartError
 from broker.link import Event, Link, LinkOptions
 from broker.running import BrokerOptions, RunningBroker
 from broker.url import TLS, BrokerUrl
@@ -33,6 +34,9 @@ ERRORS = (AggregatorError,)
 
 QUEUE_LIMIT = 65_536
 """Messages to devices that may wait to be sent."""
+
+PORT = "port"
+"""In the run folder: the broker's latest port, for the next life to start its own at the same."""
 
 _FLAGS = {
     "bundle": "bundle",
@@ -63,7 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, help="of the task (default: 0)")
     add("--run-dir", type=Path, help="where the run is kept; an existing one goes on (default: runs/NAME)")
     add("--broker", default="auto", metavar="URL", help="mqtt:// or mqtts://; auto starts one here (default)")
-    add("--port", type=int, default=0, help="of the broker that auto starts (default: a free one)")
+    add(
+        "--port",
+        type=int,
+        default=0,
+        help="of the broker that auto starts (default: as before, or a free one)",
+    )
     add(
         "--ca", type=Path, metavar="PEM", help="authority of the broker's certificate (default: the system's)"
     )
@@ -78,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    broker, url = _broker(args)
+    broker, url = _broker(args, folder)
     try:
         return _serve(task, folder, url, (stop, args.quiet))
     finally:
@@ -96,15 +105,30 @@ def task_of(args: argparse.Namespace) -> Task:
     return tasks.load(args.task, flags)
 
 
-def _broker(args: argparse.Namespace) -> tuple[RunningBroker | None, BrokerUrl]:
-    """The broker to use, and the one that was started for it."""
+def _broker(args: argparse.Namespace, folder: Path) -> tuple[RunningBroker | None, BrokerUrl]:
+    """The broker to use, and the one started for it: at the port that the run had before, if that is free."""
     if args.broker != "auto":
         return None, BrokerUrl.parse(args.broker, TLS(ca=args.ca), args.insecure)
-    broker = brokers.start("auto", BrokerOptions(port=args.port))
+    before = 0 if args.port else _port_before(folder)
+    try:
+        broker = brokers.start("auto", BrokerOptions(port=args.port or before))
+    except BrokerStartError:
+        if not before:
+            raise
+        broker = brokers.start("auto", BrokerOptions())
     if not args.quiet:
         print(f"broker: {broker.name} at {broker.url} ({broker.why})")
         print(f"devices join with: device-runtime join {broker.url} --data FOLDER", flush=True)
     return broker, BrokerUrl.parse(broker.url)
+
+
+def _port_before(folder: Path) -> int:
+    """The port of the broker that an earlier life of the run started; 0 when there was none."""
+    try:
+        port = int((folder / PORT).read_text())
+    except (OSError, ValueError):
+        return 0
+    return port if 0 < port < 65536 else 0
 
 
 def _serve(task: Task, folder: Path, url: BrokerUrl, how: tuple[threading.Event, bool]) -> int:
@@ -116,6 +140,7 @@ def _serve(task: Task, folder: Path, url: BrokerUrl, how: tuple[threading.Event,
     try:
         ports = Ports(link, inbox, (Records(folder), view), mqtt5=url.mqtt5)
         with closing(Service(task, folder, ports)) as service:
+            (folder / PORT).write_text(f"{url.port}\n")
             link.connect()
             service.run(stop)
             link.close(service.farewell())

@@ -86,8 +86,8 @@ class Conductor:
             ),
         )
         if reply.status != "accepted":
-            text = printable(reply.reason)
-            self._tell(Refused(update.device, update.round, printable(update.kind), reply.status, text))
+            kind, reason = printable(update.kind), printable(reply.reason)
+            self._tell(Refused(update.device, update.round, kind, reply.status, reason))
         self.reception.release(update)
 
     def _drain(self) -> None:
@@ -162,12 +162,8 @@ class Conductor:
 
     def _keep(self, command: moves.Keep) -> None:
         """Content is durable already, then the commit; the receipt is the next command."""
-        device, store = command.update.device, self.rounds.store.contributions
-        message = self.reception.message(command.update)
-        why = self._why(command.update)
-        store.keep(message, device, command.into, why)
-        moved = self.traffic.of(device)
-        store.save_traffic(command.into, {device: moved})
+        device = command.update.device
+        message, moved = self.reception.message(command.update), self.traffic.of(device)
         stored = Stored(
             device=device,
             round=message.round,
@@ -175,9 +171,11 @@ class Conductor:
             kind=message.kind,
             num_examples=message.num_examples,
             metrics=message.metrics,
-            why=why,
+            why=self._why(command.update),
             blob=message.blob,
+            body=message.body,
         )
+        self.rounds.store.contributions.keep(stored, moved)
         self._tell(Contributed(record_of(stored, moved)))
 
     def _why(self, update: moves.Update) -> str:
@@ -208,7 +206,8 @@ def _stuck(command: moves.Command, error: Exception) -> RunFolderError:
 
 
 def _addressed(reply: moves.Reply) -> str:
-    """The reason as a whole sentence, where the update is not simply accepted."""
+    """The reason as one short line, whatever the device's own names in it; a sentence where it is refused."""
+    reason = printable(reply.reason)
     if reply.status == "refused":
-        return f"update from {reply.update.device} refused: {reply.reason}"
-    return reply.reason
+        return f"update from {reply.update.device} refused: {reason}"
+    return reason

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from broker.blobs import Blobs
-from broker.messages import Blob, Contribution, Metrics
+from broker.messages import Blob, Metrics
 
 from .database import Database
 from .observer import ContributionRecord
@@ -49,23 +50,27 @@ class Contributions:
         sql = "SELECT 1 FROM contributions WHERE round = ? AND device = ? AND kind = ?"
         return bool(self._db.rows(sql, number, device, kind))
 
-    def keep(self, message: Contribution, device: str, into: int, why: str) -> None:
-        """Store a contribution; its blob, if it has one, is in `updates` already. Again: nothing."""
+    def keep(self, stored: Stored, moved: Bytes) -> None:
+        """Store a contribution, and what its device has moved in the round that it counts in, at once.
+
+        Its blob, if it has one, is in `updates` already. Again: only the bytes are new.
+        """
         with self._db.commit() as db:
             db.execute(
                 "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
-                    message.round,
-                    device,
-                    message.kind,
-                    into,
-                    message.num_examples,
-                    msgspec.msgpack.encode(message.metrics),
-                    why,
-                    msgspec.msgpack.encode(message.blob) if message.blob else None,
-                    message.body or None,
+                    stored.round,
+                    stored.device,
+                    stored.kind,
+                    stored.into,
+                    stored.num_examples,
+                    msgspec.msgpack.encode(stored.metrics),
+                    stored.why,
+                    msgspec.msgpack.encode(stored.blob) if stored.blob else None,
+                    stored.body or None,
                 ),
             )
+            _save_traffic(db, stored.into, {stored.device: moved})
 
     def of_round(self, number: int) -> Iterator[Stored]:
         """Those that count in a round, by kind, device, and the round they were made for; one at a time."""
@@ -115,8 +120,12 @@ class Contributions:
 
     def save_traffic(self, number: int, traffic: Mapping[str, Bytes]) -> None:
         with self._db.commit() as db:
-            rows = [(number, device, moved.up, moved.down) for device, moved in traffic.items()]
-            db.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?, ?)", rows)
+            _save_traffic(db, number, traffic)
+
+
+def _save_traffic(db: sqlite3.Connection, number: int, traffic: Mapping[str, Bytes]) -> None:
+    rows = [(number, device, moved.up, moved.down) for device, moved in traffic.items()]
+    db.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?, ?)", rows)
 
 
 def record_of(stored: Stored, moved: Bytes) -> ContributionRecord:

@@ -100,14 +100,26 @@ class Intake:
             self._drop(key, "the device does not have it any more")
         elif pull.unanswered >= MAX_SILENCES:
             self._drop(key, f"no answer to {MAX_SILENCES} requests")
-        elif wanted := pull.wanted(now):
-            self._ask(key[0], Get(blob=waiting.blob, blocks=wanted))
+        else:
+            self._go_on(key, pull, now)
         return None
+
+    def _go_on(self, key: Key, pull: Pull, now: float) -> None:
+        """Ask for what is missing; who has fallen silent lets those who wait go first."""
+        silences = pull.unanswered
+        wanted = pull.wanted(now)
+        if pull.unanswered > silences:
+            self._waiting[key] = self._waiting.pop(key)
+        if wanted:
+            self._ask(key[0], Get(blob=pull.blob, blocks=wanted))
 
     def _finish(self, key: Key, waiting: _Waiting, pull: Pull) -> Arrival | None:
         try:
             pull.finish()
         except BlobError as error:
+            if pull.done:  # the content is right, our disk is not
+                self._drop(key, str(error))
+                return None
             damages = waiting.damages + 1
             if damages < MAX_DAMAGES:
                 self._waiting[key] = replace(waiting, damages=damages)

@@ -114,7 +114,7 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
     """
     if saved is None:
         return State(rules), ()
-    state = State(rules, round=saved.round, settles_s=now + SETTLE_S)
+    state = State(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S)
     if saved.phase == "closed":
         return _next(state, now)
     if saved.phase == "collect":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.errors import BrokerError
+from broker.errors import BlobError
 from broker.messages import Contribution, Get
 from models.tensors import Tensors
 
@@ -14,6 +15,8 @@ from .errors import UpdateRefused
 from .intake import Arrival, Intake
 from .moves import Announced, Believed, Disbelieved, Event, Update
 from .rounds import Rounds
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,12 @@ class Reception:
         if not refusal:
             try:
                 check.check_content(message, self._content(message), self._offered(number))
-            except (UpdateRefused, BrokerError) as error:
+            except UpdateRefused as error:
                 refusal = str(error)
+            except BlobError as error:  # our disk, not the device's fault: it will send again
+                log.warning("update from %s dropped: %s", update.device, error)
+                self.release(update)
+                return
         now = self._desk.clock()
         if refusal:
             self._desk.feed(Disbelieved(now, update, refusal))

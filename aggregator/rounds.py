@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from broker.blobs import sync_folder
-from broker.messages import Base, Blob, Offer
+from broker.messages import Blob, Offer
 from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
@@ -42,6 +42,7 @@ class Rounds:
         self.store = Store(folder)
         try:
             self._packed = self.store.models.put(self.bundle.packed())
+            self._first_base = merging.checkpoint(self.bundle.weights(), self.store.models)
             self.run, self.resumed = self._identify(folder)
         except BaseException:
             self.store.close()
@@ -82,7 +83,7 @@ class Rounds:
 
     def open(self, number: int, now: float) -> None:
         """Keep that a round is open. The first one distributes the bundle's own weights."""
-        base = self._first_base() if number == 1 else self.store.base(number)
+        base = self._first_base if number == 1 else self.store.base(number)
         self.store.open_round(number, self.task.round_seed(number), now, base)
 
     def lobby(self) -> Offer:
@@ -95,12 +96,9 @@ class Rounds:
             deadline_s=self.task.round_deadline_s,
             remaining_s=self.task.round_deadline_s,
             bundle=self._packed,
-            base=self._first_base(),
+            base=self._first_base,
             kinds=(),
         )
-
-    def _first_base(self) -> Base:
-        return merging.checkpoint(self.bundle.weights(), self.store.models)
 
     def offer(self, number: int, remaining_s: float) -> Offer:
         """An open round as devices are told of it."""
@@ -151,7 +149,14 @@ class Rounds:
         contributions = self.store.contributions.records(number)
         figures = self.store.figures(number)
         self.store.close_round(summarise(figures, contributions, traffic, (number, duration_s)))
+        self._prune(number)
         return self.store.closed(number)[0]
+
+    def _prune(self, number: int) -> None:
+        """Keep what is offered, what was until now (some may still fetch it), and the served model."""
+        bases = (self._first_base, self.store.base(number), self.store.base(number + 1))
+        blobs = [blob for base in bases for blob in (base.checkpoint, base.log) if blob]
+        self.store.models.prune([self._packed, self.store.served(number), *blobs])
 
     def _deploy(self, served: Blob) -> None:
         folder = self.store.folder

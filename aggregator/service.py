@@ -116,6 +116,9 @@ class Service:
     def _hear(self, event: link.Received) -> None:
         address = topics.parse(event.topic)
         device, payload = address.device, event.payload
+        if event.retain and address.leaf != "state":
+            log.warning("message from %s dropped: only presence is kept, not %s", device, address.leaf)
+            return
         if payload and not event.retain:
             self._run.traffic.up(device, event.topic, payload)
         match address.leaf:

@@ -3,6 +3,7 @@
 import argparse
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -181,3 +182,49 @@ def test_evaluation_data_that_does_not_fit_is_refused_in_one_line(tmp_path):
     options = f"--bundle digits-wrn-10-1 --quiet --run-dir {run} --eval-data {bad}".split()
     with pytest.raises(TaskError, match="evaluation data .*expected"):
         command.run(parsed(*options))
+
+
+def test_a_run_goes_on_at_the_broker_address_that_its_devices_know(tmp_path):
+    options = f"--bundle digits-wrn-10-1 --rounds 2 --run-dir {tmp_path / 'run'}".split()
+    first_lines = []
+    for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM):
+        process = serve(*options)
+        first_lines.append(process.stdout.readline())
+        assert any(line.startswith("task ") for line in process.stdout)
+        process.send_signal(number)
+        process.communicate(timeout=20)
+        assert process.returncode == (-number if number == signal.SIGKILL else 0)
+    assert first_lines[0].startswith("broker: ")
+    assert len(set(first_lines)) == 1
+
+
+def test_where_the_old_address_is_taken_the_broker_starts_at_another(tmp_path):
+    (tmp_path / "run").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (tmp_path / "run" / "port").write_text(str(taken.getsockname()[1]))
+        options = parsed("--bundle", "digits-wrn-10-1", "--quiet")
+        broker, url = command._broker(options, tmp_path / "run")
+        broker.stop()
+        assert url.port not in (0, taken.getsockname()[1])
+    for rubbish in (b"", b"\xff", b"x", b"99999999", b"-1"):
+        (tmp_path / "run" / "port").write_bytes(rubbish)
+        assert command._port_before(tmp_path / "run") == 0
+
+
+def test_a_finished_run_started_again_says_so_and_leaves_with_0(broker, scripted, update_of, tmp_path):
+    options = (
+        f"--bundle digits-wrn-10-1 --rounds 2 --kinds few-shot --broker {broker.url} "
+        f"--run-dir {tmp_path / 'run'}"
+    ).split()
+    process = serve(*options)
+    scripted("pi", broker.url, lambda offer: ("few-shot", *update_of("few-shot", offer.round)))
+    first, _ = process.communicate(timeout=30)
+    written = (tmp_path / "run" / "contributions.jsonl").read_bytes()
+    served = (tmp_path / "run" / "served.safetensors").read_bytes()
+    again = serve(*options)
+    output, _ = again.communicate(timeout=30)
+    assert (process.returncode, again.returncode) == (0, 0)
+    assert output.splitlines()[0].endswith("2 rounds of 60 s; resumed after 2 closed")
+    assert output.splitlines()[1:] == first.splitlines()[-4:]  # the same table
+    assert (tmp_path / "run" / "contributions.jsonl").read_bytes() == written
+    assert (tmp_path / "run" / "served.safetensors").read_bytes() == served

@@ -225,3 +225,9 @@ def test_after_a_closed_round_a_restart_opens_the_next_or_finishes():
 
 def test_a_new_run_waits():
     assert machine.resume(RULES, None, 5.0) == (State(RULES), ())
+
+
+@pytest.mark.parametrize("phase", ["merge", "evaluate", "publish"])
+def test_a_round_that_was_closing_when_the_aggregator_ended_lasted_since_the_restart(phase):
+    state, _ = machine.resume(RULES, Saved(2, phase), 5000.0)
+    assert state.opened_s == 5000.0

@@ -1,14 +1,17 @@
 """The service on a bench: messages in, messages out, files in between."""
 
+import errno
 import hashlib
 
 import msgspec
 import numpy as np
 import pytest
 
+from aggregator.intake import MAX_PULLS
 from aggregator.observer import Contributed, DeviceSeen, Finished, Refused, RoundClosed, RoundExtended
 from broker import messages, topics
 from broker.blobs import block_count
+from broker.errors import BlobError
 from broker.link import packet_bytes
 from broker.messages import Blob, Get, Hello, Offer, State
 from models import tensors
@@ -336,3 +339,95 @@ def test_what_cannot_be_kept_is_not_acknowledged(bench, make_task, update_of, mo
         assert b.contribute("pi-01", message) == []
     assert not b.heard(Contributed)
     assert b.contribute("pi-01", message)[0].status == "accepted"
+
+
+def test_a_reason_is_one_short_line_whatever_a_device_names_things(bench, make_task, update_of):
+    b = bench(make_task("few-shot"))
+    b.join("pi-01")
+    good, n = update_of("few-shot")
+    extra = {**good, "a\nb\x1b[2J" * 400: np.zeros(1, np.float32)}
+    for message in (
+        b.contribution("few-shot", (good, n), kind="k\n" * 90_000),
+        b.contribution("few-shot", (good, n), task="t\n" * 90_000),
+        b.contribution("few-shot", (extra, n)),
+    ):
+        [receipt] = b.contribute("pi-01", message)
+        assert receipt.status == "refused"
+        assert receipt.reason.isprintable()
+        assert len(receipt.reason) < 250
+
+
+def test_a_disk_that_cannot_be_read_costs_no_device_its_contribution(
+    bench, make_task, update_of, monkeypatch
+):
+    b = bench(make_task("full"))
+    b.join("pi-01", "pi-02")
+    message = b.contribution("full", update_of("full"))
+
+    def broken(*_):
+        raise BlobError("input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(b.store.updates, "get", broken)
+        assert b.contribute("pi-01", message) == []
+    assert b.contribute("pi-01", message)[0].status == "accepted"
+
+
+def test_a_full_disk_while_blocks_come_in_loses_nothing(bench, make_task, update_of, monkeypatch):
+    from broker import partial
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    b = bench(make_task("full"))
+    b.join("pi-01", "pi-02")
+    message = b.contribution("full", update_of("full"))
+    for function in ("reserve", "write_at", "admit"):
+        with monkeypatch.context() as patch:
+            patch.setattr(partial, function, full)
+            assert b.contribute("pi-01", message) == []
+    assert b.contribute("pi-01", message)[0].status == "accepted"
+
+
+def test_devices_that_fall_silent_in_an_upload_do_not_hold_up_the_others(bench, make_task, update_of):
+    b = bench(make_task("full", round_deadline_s=60.0))
+    frozen = [f"frozen-{i}" for i in range(MAX_PULLS)]
+    b.join(*frozen, "pi-01")
+    for i, device in enumerate(frozen):
+        b.say(device, "contribution", b.contribution("full", update_of("full", i)))
+    message = b.contribution("full", update_of("full", 99))
+    assert b.contribute("pi-01", message) == []
+    sent = len(b.link.sent)
+    b.wait(2.5)
+    b.wait(0.1)
+    assert topics.down("pi-01", "get") in [topic for topic, _ in b.link.sent[sent:]]
+
+
+def test_only_presence_is_believed_when_it_is_retained(bench, make_task, update_of):
+    b = bench(make_task("few-shot"))
+    b.join("pi-01")
+    hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=1, engine="onnx")
+    b.raw(topics.up("ghost", "hello"), messages.encode(hello), retain=True)
+    message = b.contribution("few-shot", update_of("few-shot"))
+    b.raw(topics.up("ghost", "contribution"), messages.encode(message), retain=True)
+    assert "ghost" not in b.service.state.devices
+    assert b.receipts("ghost") == []
+
+
+def test_models_are_kept_while_they_are_offered_or_still_fetched_and_no_longer(bench, make_task, update_of):
+    b = bench(make_task("full", rounds=6))
+    b.join("pi-01")
+    for number in range(1, 6):
+        before = b.offer.base.checkpoint
+        b.contribute("pi-01", b.contribution("full", update_of("full", number), number))
+        assert b.store.models.has(before)
+        assert b.store.models.has(b.offer.base.checkpoint)
+        assert b.store.models.has(b.offer.bundle)
+        assert b.store.models.has(b.store.served(number))
+    kept = [path for path in b.store.models.folder.iterdir() if path.is_file()]
+    assert len(kept) == 4  # the bundle and its weights, the last base, the open one (which is served too)
+    b = b.restart()
+    b.join("pi-01")
+    assert b.contribute("pi-01", b.contribution("full", update_of("full"), 6))[0].status == "accepted"
+    b.wait(2.0)
+    assert b.offer.done
