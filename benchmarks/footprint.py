@@ -1,0 +1,126 @@
+"""What a device costs to have: megabytes installed, milliseconds to import, megabytes held while idle.
+
+    .venv/bin/python benchmarks/footprint.py             # import and memory, about 20 s
+    .venv/bin/python benchmarks/footprint.py --install   # and a fresh device install from this checkout
+
+Medians of several processes. Memory is the resident set as the system counts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import psutil
+from tabulate import tabulate
+
+from broker import brokers
+
+ROOT = Path(__file__).parent.parent
+COMMAND = str(Path(sys.executable).with_name("device-runtime"))
+REPEATS = 5
+
+
+def import_ms(statement: str) -> float:
+    """Milliseconds that a statement takes in a new process, beyond starting Python."""
+    program = f"import time; t = time.perf_counter(); {statement}; print(1e3 * (time.perf_counter() - t))"
+    return median(
+        float(subprocess.check_output([sys.executable, "-c", program], text=True)) for _ in range(REPEATS)
+    )
+
+
+def rss_mb(statement: str) -> float:
+    """Megabytes (1e6 bytes) resident after a statement, in a new process."""
+    program = f"{statement}; import psutil; print(psutil.Process().memory_info().rss / 1e6)"
+    return median(
+        float(subprocess.check_output([sys.executable, "-c", program], text=True)) for _ in range(REPEATS)
+    )
+
+
+def joined_mb(folder: Path) -> tuple[float, float]:
+    """Megabytes of a real device process, idle after joining, and the seconds from start to joined."""
+    data = folder / "samples.npz"
+    rng = np.random.default_rng(0)
+    np.savez(data, x=rng.integers(0, 17, (180, 8, 8)).astype(np.uint8), y=rng.integers(0, 10, 180))
+    broker = brokers.start()
+    aggregator = [COMMAND, "serve", "--bundle", "digits-wrn-10-1", "--min-devices", "2", "--quiet"]
+    aggregator += ["--broker", broker.url, "--run-dir", str(folder / "run")]
+    device = [
+        COMMAND,
+        "join",
+        broker.url,
+        "--data",
+        str(data),
+        "--name",
+        "idle",
+        "--state",
+        str(folder / "s"),
+    ]
+    processes = [subprocess.Popen(aggregator)]
+    try:
+        time.sleep(2)
+        began = time.perf_counter()
+        with (folder / "log").open("w") as log:
+            processes.append(subprocess.Popen(device, stderr=log))
+        while "samples of" not in (folder / "log").read_text():
+            time.sleep(0.02)
+        seconds = time.perf_counter() - began
+        time.sleep(2)
+        return psutil.Process(processes[1].pid).memory_info().rss / 1e6, seconds
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        broker.stop()
+
+
+def installed_mb(folder: Path) -> list[tuple[str, float]]:
+    """Megabytes of a fresh `pip install` of this checkout, by package; the largest first."""
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    before = _size(folder / "venv")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-compile", str(ROOT)], check=True)
+    [site] = (folder / "venv" / "lib").glob("python*/site-packages")
+    parts = [(path.name, _size(path) / 1e6) for path in site.iterdir() if path.is_dir()]
+    shown = [part for part in parts if part[1] > 1 and part[0] not in ("pip", "setuptools", "pkg_resources")]
+    total = (_size(folder / "venv") - before) / 1e6
+    return [("device-runtime and all it needs", total), *sorted(shown, key=lambda part: -part[1])]
+
+
+def _size(path: Path) -> int:
+    return sum(f.stat().st_size for f in path.rglob("*") if f.is_file() and not f.is_symlink())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--install", action="store_true", help="also install into a fresh environment")
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    rows = [
+        ("import numpy", import_ms("import numpy"), rss_mb("import numpy")),
+        ("import the device", *(f("import device_runtime.commands.join") for f in (import_ms, rss_mb))),
+        (
+            "and ONNX Runtime",
+            *(f("import device_runtime.commands.join, onnxruntime") for f in (import_ms, rss_mb)),
+        ),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        idle, seconds = joined_mb(Path(folder))
+    rows.append(("a device process, idle after joining", 1e3 * seconds, idle))
+    print(tabulate(rows, ("", "ms", "resident MB"), floatfmt=".0f"))
+    if options.install:
+        with tempfile.TemporaryDirectory() as folder:
+            print()
+            print(tabulate(installed_mb(Path(folder)), ("installed", "MB"), floatfmt=".1f"))
+
+
+if __name__ == "__main__":
+    main()
