@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -16,7 +14,6 @@ from broker.link import Connected, Disconnected, Event, Link, Received, Will
 from broker.messages import (
     INLINE_LIMIT,
     Blob,
-    Contribution,
     Get,
     Message,
     MessageError,
@@ -29,32 +26,28 @@ from broker.messages import (
 from broker.topics import TopicError
 from broker.transfer import answer
 from models import tensors
-from models.errors import TensorError
+from models.errors import BundleError, TensorError
+from strategies.directions import UnknownGenerator
 from strategies.registry import KindError
 from strategies.workload import ENVELOPE_BYTES
 
 from . import reports
 from .downloads import Downloads
-from .errors import StaleBase
+from .errors import StaleBase, UnusableBase
 from .holdings import Holdings
+from .inbox import Inbox
+from .offers import Open, opened
 from .outbox import Outbox
+from .sending import Sending
 from .task import DeviceTask, Settings
 from .work import Outcome
 
 log = logging.getLogger(__name__)
 
-RESEND_S = 10.0
-"""Seconds after which a contribution without receipt is sent again."""
+LEFT_OUT = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
+"""What is wrong with one round or its bundle, and does not concern the next."""
 TICK_S = 0.1
 """Seconds between looks at what is due, while nothing comes in."""
-
-
-@dataclass(frozen=True)
-class Open:
-    """A round that is open, and when it closes on the device's own clock, in seconds."""
-
-    offer: Offer
-    closes: float
 
 
 class Agent:
@@ -63,20 +56,21 @@ class Agent:
     def __init__(self, settings: Settings, boot: int, clock: Callable[[], float]) -> None:
         """`boot` is drawn anew in each life of the process, so that the will of an earlier one is known."""
         self.settings = settings
-        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.inbox = Inbox(clock)
         self.done = False
         self._boot = boot
         self._clock = clock
         self._holdings = Holdings(settings.folder)
         self._outbox = Outbox(settings.folder / "outbox")
+        self._sending = Sending(self._outbox, boot, lambda message: self._publish("contribution", message))
         self._downloads = Downloads(self._holdings.blobs, self._ask, self._arrived)
         self._task: DeviceTask | None = None
+        self._bundle: Blob | None = None
         self._open: Open | None = None
         self._heard = ("", 0)
         self._answered = ("", 0)
         self._plan_said: tuple[str, tuple[str, ...]] | None = None
-        self._sat_out = False
-        self._sent_at: dict[int, float] = {}
+        self._warned = ""
 
     def will(self) -> Will:
         """What the broker says for us when we vanish, and what we say when we leave."""
@@ -93,49 +87,52 @@ class Agent:
         self._link = link
         while not stop.is_set() and not (until_done and self.done and not len(self._outbox)):
             try:
-                self._handle(self.inbox.get(timeout=TICK_S))
-            except queue.Empty:
-                self._tick()
+                if event := self.inbox.next(TICK_S):
+                    self._handle(*event)
+                if self.inbox.empty():  # work on the newest offer, not on one that is overtaken
+                    self._tick()
             except (MessageError, TopicError) as error:
                 log.warning("ignored: %s", error)
+            except BlobError as error:
+                self._warn(str(error))
 
     def _topic(self, leaf: str) -> str:
         return topics.up(self.settings.name, leaf)
 
     # What comes in.
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event, came: float) -> None:
         if isinstance(event, Connected):
             log.info("connected to %s%s", self._link.url, "" if event.first else " again")
             self._link.publish(self._topic("state"), encode(State(boot=self._boot, online=True)), True)
             self._downloads.restart()
-            self._sent_at.clear()
+            self._sending.restart()
             self._hello()
         elif isinstance(event, Disconnected):
             log.warning("disconnected: %s", event.reason)
         else:
-            self._receive(event)
+            self._receive(event, came)
 
-    def _receive(self, message: Received) -> None:
+    def _receive(self, message: Received, came: float) -> None:
         if message.topic == topics.ROUND:
-            self._hear(decode(message.payload, Offer), message.retain)
+            self._hear(opened(decode(message.payload, Offer), came), message.retain)
             return
         address = topics.parse(message.topic)
         if address.leaf == "task":
-            self._take(decode(message.payload, Offer))
+            self._take(opened(decode(message.payload, Offer), came))
         elif address.leaf == "receipt":
-            self._settle(decode(message.payload, Receipt))
+            self._sending.settle(decode(message.payload, Receipt))
         elif address.leaf == "get":
             self._answer(decode(message.payload, Get))
         elif address.leaf == "block":
             self._downloads.received(address.sha, address.index, message.payload, self._clock())
-            self._tick()
 
-    def _hear(self, offer: Offer, retained: bool) -> None:
+    def _hear(self, heard: Open, retained: bool) -> None:
         """The offer to all. A retained one only says that there is a task: what remains is told after hello.
 
         One that was heard before comes from an aggregator that has restarted, and does not know who is here.
         """
+        offer = heard.offer
         if retained and not offer.done:
             return
         again = offer.round == 0 or (offer.run, offer.round) == self._heard
@@ -143,41 +140,31 @@ class Agent:
         if again and self._task is not None and not offer.done:
             self._hello()
         self._downloads.expect(offer.base.checkpoint, self._clock())
-        self._take(offer)
+        self._take(heard)
 
-    def _take(self, offer: Offer) -> None:
+    def _take(self, taken: Open) -> None:
         """Note the round; the newest replaces any other. Round 0 is the lobby: get ready."""
+        offer = taken.offer
         self.done = offer.done
-        self._open = None if offer.done else Open(offer, self._clock() + offer.remaining_s)
+        self._open = None if offer.done else taken
         if offer.done:
             log.info("task %s is done after round %d", offer.task, offer.round)
-        self._tick()
 
     def _answer(self, get: Get) -> None:
         for index, data in answer(self._holdings.blobs, get):
             self._link.publish(self._topic(topics.block(get.blob.sha, index)), data)
 
-    def _settle(self, receipt: Receipt) -> None:
-        message = self._outbox.settle(receipt)
-        if message is None:
-            return
-        self._sent_at.pop(receipt.seq, None)
-        level = logging.INFO if receipt.status in ("accepted", "duplicate") else logging.WARNING
-        log.log(level, "round %d: %s %s %s", receipt.round, message.kind, receipt.status, receipt.reason)
-
     # What is due.
 
     def _tick(self) -> None:
         now = self._clock()
-        for message in self._outbox:
-            if now - self._sent_at.get(message.seq, -RESEND_S) >= RESEND_S:
-                self._send(message)
+        self._sending.due(now)
         if self._open is not None:
             try:
                 self._advance(self._open, now)
             except (BlobError, StaleBase) as error:
-                log.warning("round %d: %s", self._open.offer.round, error)
-            except (KindError, TensorError) as error:
+                self._warn(f"round {self._open.offer.round}: {error}")
+            except LEFT_OUT as error:
                 log.warning("round %d left out: %s", self._open.offer.round, error)
                 self._open = None
 
@@ -190,27 +177,29 @@ class Agent:
 
     def _work(self, current: Open) -> None:
         offer = current.offer
-        if self._task is None:
-            self._task = DeviceTask(self.settings, self._holdings.bundle(offer.bundle), self._clock)
-            self._hello()
-        base = self._holdings.base(offer.base, self._task.manifest)
+        task = self._task_of(offer)
+        base = self._holdings.base(offer.base, task.manifest)
         self._holdings.prune(offer, [message.blob for message in self._outbox])
         if offer.round > 0 and not self._has_answered(offer):
-            outcome = self._task.perform(offer, base, current.closes)
-            self._report(offer, outcome)
-            self._answered = (offer.run, offer.round)
+            self._report(offer, task.perform(offer, base, current.closes))
         self._open = None
 
+    def _task_of(self, offer: Offer) -> DeviceTask:
+        """The task of the offer's bundle, made when it is not the one at hand. Raises as `run` does."""
+        if self._task is None or self._bundle != offer.bundle:
+            self._task = None  # its memory is free before the next one's is taken
+            self._task = DeviceTask(self.settings, self._holdings.bundle(offer.bundle), self._clock)
+            self._bundle = offer.bundle
+            self._hello()
+        return self._task
+
     def _has_answered(self, offer: Offer) -> bool:
-        """Whether this round was worked on already, in this life or in one whose contribution still waits."""
-        this = (offer.run, offer.round)
-        waiting = any((message.run, message.round) == this for message in self._outbox)
-        return waiting or (this == self._answered and not self._sat_out)
+        """Whether this round was worked on already, in this life or an earlier one."""
+        return (offer.run, offer.round) == self._answered or self._outbox.answered(offer.run, offer.round)
 
     def _report(self, offer: Offer, outcome: Outcome) -> None:
         """Tell what was decided, when that is new; keep and send what was trained."""
         plan = reports.plan_message(offer, outcome)
-        self._sat_out = not plan.kind
         said = (plan.kind, tuple(reason.split(" needs")[0] for reason in plan.reasons))
         if said != self._plan_said or not plan.kind:
             self._publish("plan", plan)
@@ -218,25 +207,29 @@ class Agent:
         if outcome.contribution is None:
             log.warning("round %d: sitting out: %s", offer.round, "; ".join(outcome.reasons))
             return
+        self._answered = (offer.run, offer.round)
         body = tensors.encode(outcome.contribution.tensors)
-        blob = self._holdings.blobs.put(body) if len(body) > INLINE_LIMIT else None
-        message = reports.contribution_message(offer, outcome, b"" if blob else body)
-        message = msgspec.structs.replace(message, boot=self._boot, seq=self._outbox.next_seq, blob=blob)
-        self._outbox.add(message)
+        try:
+            blob = self._holdings.blobs.put(body) if len(body) > INLINE_LIMIT else None
+            message = reports.contribution_message(offer, outcome, b"" if blob else body)
+            self._sending.keep(msgspec.structs.replace(message, blob=blob))
+        except (BlobError, OSError) as error:
+            log.warning("round %d left out: its contribution cannot be kept: %s", offer.round, error)
+            return
         if self._task is not None:
             self._task.watcher.transfer(up=len(body) + ENVELOPE_BYTES)
-        self._send(message)
-
-    def _send(self, message: Contribution) -> None:
-        """Send, again if need be; one of an earlier life is sent in this one's name."""
-        if message.boot != self._boot:
-            message = msgspec.structs.replace(message, boot=self._boot)
-            self._outbox.add(message)
-        self._publish("contribution", message)
-        self._sent_at[message.seq] = self._clock()
+        self._sending.due(self._clock())
 
     def _hello(self) -> None:
+        """Who is here; the one who hears it may not have heard the last plan."""
+        self._plan_said = None
         self._publish("hello", self._task.hello(self._boot) if self._task else reports.bare_hello(self._boot))
+
+    def _warn(self, text: str) -> None:
+        """Once, however often it comes in a row: what is tried at each tick may fail at each."""
+        if text != self._warned:
+            log.warning("%s", text)
+        self._warned = text
 
     def _publish(self, leaf: str, message: Message) -> None:
         self._link.publish(self._topic(leaf), encode(message))

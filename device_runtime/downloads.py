@@ -29,8 +29,9 @@ class Downloads:
         self._pulls = {
             blob.sha: self._pulls.get(blob.sha) or Pull(blob, self._blobs.partial(blob)) for blob in wanted
         }
-        for pull in self._pulls.values():
+        for sha, pull in list(self._pulls.items()):
             if pull.refused:
+                del self._pulls[sha]  # a later offer may ask again
                 log.warning("the aggregator does not have blob %s", pull.blob.hex[:12])
                 return False
             if pull.done:

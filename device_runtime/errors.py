@@ -17,3 +17,7 @@ class OutOfMemory(DeviceError):
 
 class StaleBase(DeviceError):
     """The base model, after its log was replayed, is not the aggregator's. It is fetched anew."""
+
+
+class UnusableBase(DeviceError):
+    """The base model of an offer cannot be made from what it names, from its checkpoint on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,12 +16,12 @@ from broker.messages import Base, Blob, Offer, Step
 from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
-from models.errors import ModelError
+from models.errors import BundleError, ModelError
 from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies.zeroth_order import replay
 
-from .errors import StaleBase
+from .errors import StaleBase, UnusableBase
 
 log = logging.getLogger(__name__)
 
@@ -47,27 +48,37 @@ class Holdings:
         return tuple(blob for blob in needed if not self.blobs.has(blob))
 
     def bundle(self, blob: Blob) -> Bundle:
-        """The bundle of this hash, unpacked once. Raises BundleError, BlobError."""
+        """The bundle of this hash, unpacked once.
+
+        Raises BundleError for what is not a bundle, BlobError when it must be fetched (again).
+        """
         folder = self._bundles / blob.hex
         if not folder.exists():
             return bundles.unpack(self.blobs.get(blob), folder)
-        return Bundle.open(folder)
+        try:
+            return Bundle.open(folder)
+        except BundleError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise BlobError(f"bundle {blob.hex[:12]} was damaged here, and is removed: {error}") from None
 
     def base(self, base: Base, manifest: Manifest) -> Tensors:
         """The base model: the checkpoint, and the log replayed from wherever this device stands.
 
-        Raises StaleBase when the result is not the model that the aggregator has.
+        When the result is not the model that the aggregator has: raises StaleBase where beginning anew, at
+        the checkpoint, may mend it, UnusableBase where that was done. Raises TensorError, UnknownGenerator.
         """
-        taken = self._standing(base)
-        weights = self._weights
-        if taken is None:
-            weights, taken = tensors.decode(self.blobs.get(base.checkpoint)), 0
+        standing = self._standing(base)
+        if standing is None:
+            weights: Tensors = tensors.decode(self.blobs.get(base.checkpoint))
             tensors.check(weights, manifest.stored())
-        steps = self._steps(base, base.steps - taken)
+        else:
+            weights = self._weights
+        steps = self._steps(base, base.steps - (standing or 0))
         weights = replay(weights, steps, manifest)
         if hashlib.sha256(tensors.encode(weights)).digest() != base.sha:
             self._checkpoint = b""
-            raise StaleBase(f"base model after {base.steps} steps is not the aggregator's: beginning anew")
+            wrong = f"base model after {base.steps} steps is not the aggregator's"
+            raise UnusableBase(wrong) if standing is None else StaleBase(f"{wrong}: beginning anew")
         self._checkpoint, self._taken, self._weights = base.checkpoint.sha, base.steps, weights
         return weights
 
@@ -102,6 +113,9 @@ class Holdings:
     def _steps(self, base: Base, count: int) -> tuple[Step, ...]:
         """The last `count` steps of the base, from the tail where it reaches back far enough."""
         if count > len(base.tail) and base.log is not None:
-            log_of_all = msgspec.msgpack.decode(self.blobs.get(base.log), type=tuple[Step, ...])
-            return log_of_all[len(log_of_all) - count :]
-        return base.tail[len(base.tail) - count :] if count else ()
+            try:
+                every = msgspec.msgpack.decode(self.blobs.get(base.log), type=tuple[Step, ...])
+            except msgspec.MsgspecError as error:
+                raise UnusableBase(f"blob {base.log.hex[:12]} is not a log of steps: {error}") from None
+            return every[max(0, len(every) - count) :]
+        return base.tail[max(0, len(base.tail) - count) :] if count else ()

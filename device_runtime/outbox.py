@@ -14,7 +14,11 @@ log = logging.getLogger(__name__)
 
 
 class Outbox:
-    """One file for each contribution. A body too large for a message lies in the blob store, by its hash."""
+    """One file for each contribution. A body too large for a message lies in the blob store, by its hash.
+
+    The last one that was receipted stays, as `settled`, so that a later life of the process does not do
+    that round's work again.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Opens, or makes, the folder; what an earlier life left in it is waiting again."""
@@ -22,13 +26,11 @@ class Outbox:
         folder.mkdir(parents=True, exist_ok=True)
         self._waiting: dict[int, tuple[Path, Contribution]] = {}
         for path in sorted(folder.glob("*.msg")):
-            try:
-                message = decode(path.read_bytes(), Contribution)
-            except MessageError as error:
-                log.warning("dropped %s: %s", path, error)
-                path.unlink()
-                continue
-            self._waiting[message.seq] = (path, message)
+            if message := _read(path):
+                self._waiting[message.seq] = (path, message)
+        last = folder / "settled"
+        self._settled = _read(last) if last.exists() else None
+        self._last_seq = max(self._waiting, default=0)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -38,10 +40,17 @@ class Outbox:
 
     @property
     def next_seq(self) -> int:
-        return max(self._waiting, default=0) + 1
+        """Never one that was used in this life: a second receipt of an earlier one may still come."""
+        return self._last_seq + 1
+
+    def answered(self, run: str, number: int) -> bool:
+        """Whether a contribution to this round waits, or is the last that was receipted."""
+        known = [message for _, message in self._waiting.values()]
+        known += [self._settled] if self._settled else []
+        return any((message.run, message.round) == (run, number) for message in known)
 
     def add(self, message: Contribution) -> None:
-        """Keep it until it is receipted; durable when this returns."""
+        """Keep it until it is receipted; durable when this returns. Raises OSError."""
         path = self._folder / f"{message.seq:08d}.msg"
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
@@ -51,12 +60,28 @@ class Outbox:
         temporary.replace(path)
         sync_folder(self._folder)
         self._waiting[message.seq] = (path, message)
+        self._last_seq = max(self._last_seq, message.seq)
 
     def settle(self, receipt: Receipt) -> Contribution | None:
         """Forget the contribution that this receipt answers; None when there is none such."""
         path, message = self._waiting.get(receipt.seq, (None, None))
-        if path is None or message is None or message.boot != receipt.boot:
+        if path is None or message is None or (message.boot, message.round) != (receipt.boot, receipt.round):
             return None
         del self._waiting[receipt.seq]
-        path.unlink(missing_ok=True)
+        last = self._settled
+        if last and last.run == message.run and last.round > message.round:
+            path.unlink(missing_ok=True)
+        else:
+            path.replace(self._folder / "settled")
+            self._settled = message
         return message
+
+
+def _read(path: Path) -> Contribution | None:
+    """The message in a file; None, and the file is dropped, when it is not one."""
+    try:
+        return decode(path.read_bytes(), Contribution)
+    except MessageError as error:
+        log.warning("dropped %s: %s", path, error)
+        path.unlink()
+        return None

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from broker.messages import Step
 from models.engine import DeviceModel
+from models.errors import TensorError
 from models.manifest import Manifest
 from models.tensors import Flat, Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Work, Workload, predict
@@ -117,11 +118,13 @@ def replay(weights: Tensors, steps: Iterable[Step], manifest: Manifest) -> dict[
     """The weights after these steps: what the aggregator does, and every device that catches up.
 
     In float64, one rounding to float32 a weight and step, so that all who replay hold the same bits.
-    Raises UnknownGenerator.
+    Raises UnknownGenerator, BundleError for an unknown tunable set, TensorError for a step that is none.
     """
     current = dict(weights)
     for step in steps:
         directions.check_generator(step.generator)
+        if not step.scalars or not 0 <= step.seed < 2**64:
+            raise TensorError(f"step of round {step.round}: {len(step.scalars)} scalars, seed {step.seed}")
         flat = Flat(manifest.specs(step.tunable))
         flat.load(current)
         coefficient = step.lr * step.share / len(step.scalars)

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from broker.blobs import name
+from broker.errors import BlobError
 from broker.messages import Base, Offer, Step
-from device_runtime.errors import StaleBase
+from device_runtime.errors import StaleBase, UnusableBase
 from device_runtime.holdings import Holdings
 from models.tensors import TensorError, encode
 from strategies.directions import GENERATOR
@@ -102,12 +103,38 @@ def test_a_base_that_was_rolled_back_is_replayed_from_the_checkpoint(holdings, a
 
 
 def test_a_result_that_is_not_the_aggregator_s_is_not_trained_on(holdings, aggregator):
+    take(holdings, aggregator, 1)
+    offer, _, _ = aggregator.offer(2)
+    wrong = msgspec.structs.replace(offer.base, sha=b"\x01" * 32)
+    with pytest.raises(StaleBase, match="after 2 steps is not the aggregator's: beginning anew"):
+        holdings.base(wrong, aggregator.bundle.manifest)
+    take(holdings, aggregator, 2)  # and it begins anew
+
+
+def test_a_base_that_is_wrong_from_its_checkpoint_on_is_not_tried_for_ever(holdings, aggregator):
     offer, _, _ = aggregator.offer(2)
     holdings.blobs.put(aggregator.checkpoint)
     wrong = msgspec.structs.replace(offer.base, sha=b"\x01" * 32)
-    with pytest.raises(StaleBase, match="after 2 steps is not the aggregator's"):
+    with pytest.raises(UnusableBase, match="after 2 steps"):
         holdings.base(wrong, aggregator.bundle.manifest)
-    take(holdings, aggregator, 2)  # and it begins anew
+
+
+def test_a_log_that_is_not_one_makes_the_base_unusable(holdings, aggregator):
+    offer, _, _ = aggregator.offer(5)
+    holdings.blobs.put(aggregator.checkpoint)
+    log = holdings.blobs.put(b"no log of steps")
+    with pytest.raises(UnusableBase, match="is not a log of steps"):
+        holdings.base(msgspec.structs.replace(offer.base, log=log), aggregator.bundle.manifest)
+
+
+def test_a_bundle_that_was_damaged_on_disk_is_removed_and_fetched_anew(holdings, aggregator, tmp_path):
+    offer, _, _ = aggregator.offer(0)
+    holdings.missing(offer)
+    folder = tmp_path / "bundles" / offer.bundle.hex
+    (folder / "manifest.json").write_bytes(b"{")
+    with pytest.raises(BlobError, match="was damaged here, and is removed"):
+        holdings.bundle(offer.bundle)
+    assert not folder.exists()
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_the_difference(holdings, aggregator):

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from broker.messages import Contribution, Metrics, Receipt
@@ -57,3 +58,28 @@ def test_a_file_cut_short_is_dropped_with_a_warning(tmp_path, caplog):
 def test_a_half_written_file_is_not_taken_for_a_contribution(tmp_path):
     (tmp_path / "00000009.tmp").write_bytes(b"half")
     assert len(Outbox(tmp_path)) == 0
+
+
+def test_a_second_receipt_of_an_earlier_contribution_settles_no_later_one(tmp_path):
+    outbox = Outbox(tmp_path)
+    outbox.add(contribution(1))
+    receipt = Receipt(boot=7, seq=1, round=1, status="accepted")
+    outbox.settle(receipt)
+    assert outbox.next_seq == 2
+    again = Outbox(tmp_path)  # which counts anew
+    again.add(msgspec.structs.replace(contribution(1), round=2))
+    assert again.settle(receipt) is None
+    assert len(again) == 1
+
+
+def test_the_round_that_was_receipted_last_is_known_to_the_next_life(tmp_path):
+    outbox = Outbox(tmp_path)
+    for seq in (1, 2):
+        outbox.add(contribution(seq))
+    for seq in (2, 1):  # round 1 was late
+        outbox.settle(Receipt(boot=7, seq=seq, round=seq, status="accepted"))
+    again = Outbox(tmp_path)
+    assert again.answered("r", 2)
+    assert not again.answered("r", 3)
+    assert not again.answered("another run", 2)
+    assert len(again) == 0

@@ -1,0 +1,29 @@
+"""Offers on the device: which are to be believed, and when an open round closes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+from broker.messages import MessageError, Offer
+
+
+@dataclass(frozen=True)
+class Open:
+    """A round that is open, and when it closes on the device's own clock, in seconds."""
+
+    offer: Offer
+    closes: float
+
+
+def opened(offer: Offer, came: float) -> Open:
+    """The round of an offer that came at this moment. Raises MessageError for one that makes no sense."""
+    where = f"offer of round {offer.round} of {offer.task!r}"
+    for name, seconds in (("remaining_s", offer.remaining_s), ("deadline_s", offer.deadline_s)):
+        if not isfinite(seconds) or seconds < 0:
+            raise MessageError(f"{where}: {name} is {seconds}, expected 0 or more seconds")
+    if offer.round < 0 or offer.base.steps < 0:
+        raise MessageError(f"{where}: rounds and steps ({offer.base.steps}) are counted from 0")
+    if not 0 <= offer.seed < 2**64:
+        raise MessageError(f"{where}: seed is {offer.seed}, expected 64 bits")
+    return Open(offer, came + offer.remaining_s)

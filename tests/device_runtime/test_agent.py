@@ -1,0 +1,297 @@
+"""The device's main loop against a scripted link: no sockets, and a clock that stands still."""
+
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+
+from broker import topics
+from broker.blobs import BLOCK, block_count, name
+from broker.link import Connected, Received
+from broker.messages import Base, Contribution, Get, Hello, Offer, Plan, Receipt, Step, decode, encode
+from broker.topics import parse
+from device_runtime.agent import Agent
+from device_runtime.downloads import Downloads
+from device_runtime.task import Settings
+from models import bundle as bundles
+from models import manifest as manifests
+from models import tensors
+from models.bundle import Bundle
+from profiles import Speed
+from strategies import registry
+from strategies.class_means import ClassMeans
+
+ROUND_S = 60.0
+
+
+class ScriptedLink:
+    """An aggregator in place of the link: answers hellos with `offer`, gets with blocks, keeps the rest."""
+
+    url = "scripted"
+
+    def __init__(self, agent, contents):
+        self.agent, self.contents = agent, contents
+        self.offer = None
+        self.receipts = True
+        self.sent = []
+
+    def publish(self, topic, payload, retain=False):
+        leaf = parse(topic).leaf
+        types = {"hello": Hello, "contribution": Contribution, "plan": Plan, "get": Get}
+        if leaf in types:
+            message = decode(payload, types[leaf])
+            self.sent.append(message)
+            self._answer(message)
+        return True
+
+    def _answer(self, message):
+        if isinstance(message, Hello) and self.offer is not None:
+            self.tell("task", encode(self.offer))
+        elif isinstance(message, Get):
+            for index in message.blocks:
+                data = self.contents[message.blob.sha][index * BLOCK : (index + 1) * BLOCK]
+                self.tell(topics.block(message.blob.sha, index), data)
+        elif isinstance(message, Contribution) and self.receipts:
+            self.receipt(message)
+
+    def tell(self, leaf, payload):
+        self.agent.inbox.put(Received(topics.down("a", leaf), payload))
+
+    def announce(self, offer, retain=False):
+        """The offer to all, with the base model unasked, as after every round that changed it."""
+        self.offer = offer
+        self.agent.inbox.put(Received(topics.ROUND, encode(offer), retain))
+        blob = offer.base.checkpoint
+        for index in range(block_count(blob)):
+            data = self.contents[blob.sha][index * BLOCK : (index + 1) * BLOCK]
+            self.tell(topics.block(blob.sha, index), data)
+
+    def receipt(self, message, status="accepted"):
+        receipt = Receipt(boot=message.boot, seq=message.seq, round=message.round, status=status)
+        self.tell("receipt", encode(receipt))
+
+    def of(self, kind):
+        return [message for message in self.sent if isinstance(message, kind)]
+
+
+class Stage:
+    """A device with its folder, the aggregator that it hears, and as many ticks as a test asks for."""
+
+    def __init__(self, bundle, folder, clock):
+        self.bundle, self.folder, self.clock = bundle, folder, clock
+        self.contents = {}
+        self.start()
+
+    def start(self, boot=1):
+        """A (new) life of the process."""
+        settings = Settings("a", self.folder / "a.npz", self.folder)
+        self.agent = Agent(settings, boot, self.clock)
+        self.link = ScriptedLink(self.agent, self.contents)
+        self.agent.inbox.put(Connected(first=True))
+        return self
+
+    def offer(self, number=1, bundle=None, **changes):
+        bundle = bundle or self.bundle
+        packed, weights = bundle.packed(), tensors.encode(bundle.weights())
+        self.contents |= {name(packed).sha: packed, name(weights).sha: weights}
+        given = {
+            "task": "t", "run": "r", "round": number, "seed": 5, "deadline_s": ROUND_S,
+            "remaining_s": ROUND_S, "bundle": name(packed),
+            "base": Base(checkpoint=name(weights), sha=name(weights).sha),
+            "kinds": (registry.write(ClassMeans()),),
+        }  # fmt: skip
+        return Offer(**{**given, **changes})
+
+    def go(self, ticks=12):
+        """Until so many looks have found nothing to do."""
+        stop = threading.Event()
+        take = self.agent.inbox.next
+        idle = iter(range(ticks))
+
+        def next_event(_timeout):
+            event = take(0.0)
+            if event is None and next(idle, None) is None:
+                stop.set()
+            return event
+
+        self.agent.inbox.next = next_event
+        self.agent.run(self.link, stop)
+        self.agent.inbox.next = take
+        return self
+
+    @property
+    def contributions(self):
+        return self.link.of(Contribution)
+
+
+@pytest.fixture
+def stage(bundle, tmp_path, clock, monkeypatch):
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    np.savez(tmp_path / "a.npz", x=digits.images[:40].astype(np.uint8), y=digits.target[:40])
+    monkeypatch.setattr("device_runtime.task.measure", lambda *_: Speed(1e9, source="set"))
+    return Stage(bundle, tmp_path, clock)
+
+
+def other_bundle(bundle, folder):
+    """The same network under another name: another hash, another task."""
+    manifest = msgspec.structs.replace(bundle.manifest, name="another")
+    graphs = {name: bundle.graph(name) for name in manifest.graphs}
+    return bundles.write(folder, manifests.decode(manifests.encode(manifest)), bundle.weights(), graphs)
+
+
+def test_a_device_fetches_trains_and_sends_once(stage):
+    stage.link.announce(stage.offer())
+    stage.go()
+    assert [(c.round, c.kind, c.num_examples) for c in stage.contributions] == [(1, "class-means", 40)]
+    stage.link.announce(stage.offer())  # heard again: an aggregator that restarted
+    stage.go()
+    assert len(stage.contributions) == 1
+
+
+def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, tmp_path):
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    another = other_bundle(stage.bundle, tmp_path / "another")
+    stage.link.announce(stage.offer(1, another, run="s"))
+    stage.go()
+    assert [c.run for c in stage.contributions] == ["r", "s"]
+    assert stage.agent._task.manifest.name == "another"
+
+
+def test_an_offer_that_waited_while_the_device_was_busy_has_been_running_since_it_came(stage):
+    stage.link.announce(stage.offer(1))
+    stage.link.offer = None  # and nobody answers its hello with what remains
+    stage.clock.now += 59.9999
+    stage.go()
+    assert stage.contributions == []
+    assert stage.link.of(Plan)[-1].kind == ""
+
+
+def test_of_two_offers_that_wait_only_the_newest_is_worked_on(stage):
+    stage.link.announce(stage.offer(1))
+    stage.link.announce(stage.offer(2))
+    stage.go()
+    assert [c.round for c in stage.contributions] == [2]
+
+
+def test_a_second_receipt_of_an_earlier_contribution_does_not_settle_the_next(stage):
+    """Sent twice over a lost link, receipted twice; the second comes when round 2's is on its way."""
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    [first] = stage.contributions
+    stage.link.receipts = False
+    stage.link.announce(stage.offer(2))
+    stage.go()
+    stage.link.receipt(first, "duplicate")
+    stage.go()
+    stage.agent.inbox.put(Connected(first=False))
+    stage.go()
+    assert [c.round for c in stage.contributions] == [1, 2, 2]
+
+
+def test_a_device_killed_after_the_receipt_does_not_do_the_round_s_work_again(stage):
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    again = stage.start(boot=2)
+    again.link.announce(again.offer(1))
+    again.go()
+    assert again.contributions == []
+    again.link.announce(again.offer(2))
+    again.go()
+    assert [c.round for c in again.contributions] == [2]
+
+
+def test_a_device_killed_before_the_receipt_sends_the_same_again_in_its_new_name(stage):
+    stage.link.receipts = False
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    [before] = stage.contributions
+    again = stage.start(boot=2)
+    again.go()
+    [after] = again.contributions
+    assert encode(after) == encode(msgspec.structs.replace(before, boot=2))
+
+
+def test_a_plan_is_told_anew_to_an_aggregator_that_restarted(stage):
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    stage.link.announce(stage.offer(2))
+    stage.go()
+    told = len(stage.link.of(Plan))
+    stage.link.announce(stage.offer(2))  # heard again: a new life of the aggregator
+    stage.link.announce(stage.offer(3))
+    stage.go()
+    assert len(stage.link.of(Plan)) == told + 1
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"remaining_s": float("nan")},
+        {"remaining_s": float("inf")},
+        {"remaining_s": -1.0},
+        {"deadline_s": float("nan")},
+        {"seed": -1},
+        {"round": -1},
+        {"kinds": ()},
+    ],
+)
+def test_an_absurd_offer_ends_nothing_and_the_next_one_is_worked_on(stage, absurd):
+    stage.link.announce(stage.offer(1, **absurd))
+    stage.go()
+    assert stage.contributions == []
+    stage.link.announce(stage.offer(2))
+    stage.go()
+    assert [c.round for c in stage.contributions] == [2]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(1, "torch-normal/1", 7, "head", 0.1, 1.0, (1.0,)),
+        Step(1, "philox4x64-popcount/1", 7, "no such set", 0.1, 1.0, (1.0,)),
+        Step(1, "philox4x64-popcount/1", 7, "head", 0.1, 1.0, ()),
+        Step(1, "philox4x64-popcount/1", -7, "head", 0.1, 1.0, (1.0,)),
+        Step(1, "philox4x64-popcount/1", 7, "head", 0.1, 1.0, (1.0,)),
+    ],
+)
+def test_a_step_that_cannot_be_taken_leaves_one_round_out(stage, step):
+    good = stage.offer(1).base
+    stage.link.announce(stage.offer(1, base=msgspec.structs.replace(good, steps=1, tail=(step,))))
+    stage.go()
+    assert stage.contributions == []
+    stage.link.announce(stage.offer(2))
+    stage.go()
+    assert [c.round for c in stage.contributions] == [2]
+
+
+def test_a_contribution_that_cannot_be_kept_is_not_trained_again(stage, monkeypatch, caplog):
+    def full_disk(_message):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stage.agent._outbox, "add", full_disk)
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    assert sum("cannot be kept" in record.message for record in caplog.records) == 1
+
+
+def test_a_blob_that_was_not_there_is_asked_for_again_by_a_later_offer(tmp_path):
+    from broker.blobs import Blobs
+    from broker.transfer import UNKNOWN
+
+    asked = []
+    downloads = Downloads(Blobs(tmp_path), asked.append, lambda _: None)
+    wanted = [name(b"the model")]
+    assert downloads.advance(wanted, 0.0)
+    downloads.received(wanted[0].sha, UNKNOWN, b"", 0.1)
+    assert not downloads.advance(wanted, 0.2)
+    assert downloads.advance(wanted, 0.3)
+    assert len(asked) == 2
+
+
+def test_the_bundle_written_for_these_tests_is_another_one(bundle, tmp_path):
+    another = other_bundle(bundle, tmp_path / "another")
+    assert another.sha256 != Bundle.open(bundle.path).sha256
