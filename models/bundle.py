@@ -8,12 +8,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from . import manifest as manifests
 from . import tensors
-from .archive import is_plain, pack_files, unpack_files
-from .errors import BundleError, ModelError
+from .archive import FolderFiles, pack_files, read_zip, unpack_files
+from .consistency import check_manifest
+from .errors import BundleError, ModelError, one_line
 from .manifest import File, Graph, Manifest
 
 MANIFEST = "manifest.json"
@@ -35,22 +37,11 @@ class Bundle:
         that do not fit the parameter table.
         """
         path = Path(path)
-        files = _files(path)
-        if MANIFEST not in files:
-            raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}")
-        try:
-            bundle = cls(path, manifests.decode(files[MANIFEST]))
-        except BundleError as error:
-            raise BundleError(f"bundle {path}: {error}") from error
-        _consistent(bundle.manifest)
-        for graph in bundle.manifest.graphs.values():
-            _verified(bundle.manifest, graph, files)
-        bundle._decoded(_verified(bundle.manifest, bundle.manifest.weights, files))
-        return bundle
+        return cls(path, _checked(_files(path), path))
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Every tensor of the weights file, by name; a new copy each time."""
-        return self._decoded(_verified(self.manifest, self.manifest.weights, _files(self.path)))
+        return _weights(self.manifest, _files(self.path))
 
     def graph(self, name: str) -> bytes:
         """The ONNX graph of that name, without weights. Raises BundleError where there is none."""
@@ -70,30 +61,25 @@ class Bundle:
         names = [MANIFEST, self.manifest.weights.file, *(g.file for g in self.manifest.graphs.values())]
         return pack_files({name: files[name] for name in names})
 
-    def _decoded(self, data: bytes) -> dict[str, NDArray[Any]]:
-        try:
-            weights = tensors.decode(data)
-            tensors.check(weights, self.manifest.stored())
-        except ModelError as error:
-            name = self.manifest.name
-            raise BundleError(f"{self.manifest.weights.file} of bundle {name}: {error}") from error
-        return weights
-
 
 def write(folder: Path, manifest: Manifest, weights: tensors.Tensors, graphs: Mapping[str, bytes]) -> Bundle:
     """Writes a bundle into `folder`, which is made; hashes and sizes in `manifest` are filled in here.
 
-    graphs: by graph name, the same names as in the manifest. Raises BundleError if they are not.
+    graphs: by graph name, the same names as in the manifest. Raises BundleError for parts that do not make
+    a sound bundle, before anything is written, or if `folder` cannot be written to.
     """
     if graphs.keys() != manifest.graphs.keys():
         raise BundleError(f"graphs are {sorted(graphs)}, the manifest lists {sorted(manifest.graphs)}")
-    data = {WEIGHTS: tensors.encode(weights)}
-    data |= {manifest.graphs[name].file: graph for name, graph in graphs.items()}
-    sealed = _sealed(manifest, data)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in data.items():
-        (folder / name).write_bytes(content)
-    (folder / MANIFEST).write_bytes(manifests.encode(sealed))
+    files = {WEIGHTS: tensors.encode(weights)}
+    files |= {manifest.graphs[name].file: graph for name, graph in graphs.items()}
+    files[MANIFEST] = manifests.encode(_with_hashes(manifest, files))
+    _checked(files, folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be written: {one_line(error)}") from error
     return Bundle.open(folder)
 
 
@@ -138,13 +124,26 @@ def _shipped() -> Path:
 
 
 def _files(path: Path) -> Mapping[str, bytes]:
-    from .archive import FolderFiles, read_zip
-
     if path.is_dir():
         return FolderFiles(path)
     if path.is_file():
         return read_zip(path.read_bytes(), str(path))
     raise BundleError(f"{path} does not exist; a bundle is a folder or a zip")
+
+
+def _checked(files: Mapping[str, bytes], path: Path) -> Manifest:
+    """The manifest, once everything it says of `files` has been found to be so. Raises BundleError."""
+    if MANIFEST not in files:
+        raise BundleError(f"{path} is not a bundle: it has no {MANIFEST}")
+    try:
+        manifest = manifests.decode(files[MANIFEST])
+    except BundleError as error:
+        raise BundleError(f"bundle {path}: {error}") from error
+    check_manifest(manifest)
+    for graph in manifest.graphs.values():
+        _verified(manifest, graph, files)
+    _weights(manifest, files)
+    return manifest
 
 
 def _verified(manifest: Manifest, entry: File | Graph, files: Mapping[str, bytes]) -> bytes:
@@ -156,36 +155,22 @@ def _verified(manifest: Manifest, entry: File | Graph, files: Mapping[str, bytes
     if digest != entry.sha256:
         says = f"sha256 is {digest[:8]}.., the manifest says {entry.sha256[:8]}.."
         raise BundleError(f"{where} is damaged: {says}; fetch the bundle again")
+    if len(data) != entry.bytes:
+        raise BundleError(f"{where} has {len(data)} bytes, the manifest says {entry.bytes}")
     return data
 
 
-def _consistent(manifest: Manifest) -> None:
-    stored = {spec.name: spec for spec in manifest.stored()}
-    where = f"manifest of bundle {manifest.name}"
-    if "forward" not in manifest.graphs:
-        raise BundleError(f"{where} lists no graph 'forward'")
-    entries: list[File | Graph] = [manifest.weights, *manifest.graphs.values()]
-    for entry in entries:
-        if not is_plain(entry.file):
-            raise BundleError(f"{where} names the file {entry.file!r}, expected a plain file name")
-    for name, graph in manifest.graphs.items():
-        if unknown := sorted({*graph.trainable, *graph.frozen} - stored.keys()):
-            raise BundleError(f"{where}: graph {name} takes {unknown[0]}, which is no parameter")
-    _consistent_head(manifest, stored, where)
+def _weights(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, NDArray[Any]]:
+    data = _verified(manifest, manifest.weights, files)
+    try:
+        weights = tensors.decode(data)
+        tensors.check(weights, manifest.stored())
+    except ModelError as error:
+        raise BundleError(f"{manifest.weights.file} of bundle {manifest.name}: {error}") from error
+    return weights
 
 
-def _consistent_head(manifest: Manifest, stored: Mapping[str, tensors.TensorSpec], where: str) -> None:
-    head, labels = manifest.head, len(manifest.labels)
-    shapes = {head.weight: (labels, head.features)} | ({head.bias: (labels,)} if head.bias else {})
-    for name, shape in shapes.items():
-        if name not in stored or stored[name].shape != shape:
-            found = stored[name].shape if name in stored else "missing"
-            raise BundleError(f"{where}: head parameter {name} is {found}, expected {shape}")
-
-
-def _sealed(manifest: Manifest, data: Mapping[str, bytes]) -> Manifest:
-    from msgspec.structs import replace
-
+def _with_hashes(manifest: Manifest, data: Mapping[str, bytes]) -> Manifest:
     def seal(name: str) -> dict[str, Any]:
         return {"sha256": hashlib.sha256(data[name]).hexdigest(), "bytes": len(data[name])}
 

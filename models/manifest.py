@@ -1,6 +1,8 @@
 """What a bundle says about itself: `manifest.json`, as frozen structs."""
 
-from typing import Any, Literal
+import hashlib
+from math import isfinite
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,6 +23,11 @@ ARENA_FACTOR = 2
 Level = Literal["low", "mid", "up", "head"]
 Tunable = Literal["all", "upper", "head"]
 
+# What a manifest may say at most: figures beyond these are damage or malice, and would end in overflows.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+Shape = tuple[Size, ...]
+
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the manifest: immutable, and unknown fields are an error."""
@@ -30,8 +37,8 @@ class Parameter(Record, frozen=True):
     """One tensor of weights.safetensors; `sets` is empty for what is never trained (running statistics)."""
 
     name: str
-    shape: tuple[int, ...]
-    dtype: str
+    shape: Shape
+    dtype: Literal["float32"]
     level: Level
     sets: tuple[Tunable, ...]
 
@@ -42,13 +49,27 @@ class Parameter(Record, frozen=True):
 
 
 class InputSpec(Record, frozen=True):
-    """What the graphs take: float32 of shape (n, *shape), channels first, after `prepare`."""
+    """What the graphs take: float32 of shape (n, *shape), channels first, after `prepare`.
 
-    shape: tuple[int, ...]  # without the batch
+    Raises ValueError unless mean and std have one value or one per channel, and divide and scale by numbers.
+    """
+
+    shape: Annotated[Shape, msgspec.Meta(min_length=1)]  # without the batch
     scale: float = 1.0  # multiplies the raw values, before mean and std
     mean: tuple[float, ...] = (0.0,)  # one per channel, or one for all
     std: tuple[float, ...] = (1.0,)
     dtype: Literal["float32"] = "float32"
+
+    def __post_init__(self) -> None:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, *self.shape[:1]):
+                raise ValueError(
+                    f"input {self.shape} has {len(values)} values of {name}, not 1 or one per channel"
+                )
+        if not all(isfinite(value) for value in (self.scale, *self.mean, *self.std)):
+            raise ValueError("scale, mean or std of the input is not finite")
+        if not self.scale or not all(self.std):
+            raise ValueError("scale or std of the input is 0, which leaves nothing of it")
 
     def prepare(self, raw: NDArray[Any]) -> NDArray[np.float32]:
         """(raw * scale - mean) / std, as float32 of shape (n, *shape), a new array.
@@ -73,7 +94,7 @@ class File(Record, frozen=True):
 
     file: str
     sha256: str
-    bytes: int
+    bytes: Count
 
 
 class Graph(Record, frozen=True):
@@ -81,11 +102,11 @@ class Graph(Record, frozen=True):
 
     file: str
     sha256: str
-    bytes: int
+    bytes: Count
     trainable: tuple[str, ...]  # parameters that are graph inputs
-    flops: int  # one sample
-    fixed_bytes: int
-    bytes_per_sample: int
+    flops: Count  # one sample
+    fixed_bytes: Count
+    bytes_per_sample: Count
     frozen: tuple[str, ...] = ()  # parameters that are initialisers, given to the session in memory
 
     def activation_bytes(self, samples: int) -> int:
@@ -102,7 +123,7 @@ class Head(Record, frozen=True):
 
     weight: str  # shape (labels, features)
     bias: str | None  # shape (labels,)
-    features: int
+    features: Size
 
 
 class Manifest(Record, frozen=True):
@@ -110,14 +131,15 @@ class Manifest(Record, frozen=True):
 
     name: str
     input: InputSpec
-    labels: tuple[str, ...]
-    parameters: tuple[Parameter, ...]
-    features: dict[Level, tuple[int, ...]]  # shape of each feature output of `forward`, without the batch
+    labels: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    parameters: Annotated[tuple[Parameter, ...], msgspec.Meta(min_length=1)]
+    features: dict[Level, Shape]  # shape of each feature output of `forward`, without the batch
     head: Head
     graphs: dict[str, Graph]
     weights: File
     producer: str
     format: int = FORMAT
+    seal: str = ""  # sha256 of manifest.json with an empty seal; `encode` sets it
 
     def names(self, tunable: str = "all") -> tuple[str, ...]:
         """Names of the parameters trained in a tunable set, in the order of the table."""
@@ -139,22 +161,31 @@ class Manifest(Record, frozen=True):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """JSON, indented, ending in a line break; equal manifests give equal bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    """JSON, indented, sealed, ending in a line break; equal manifests give equal bytes."""
+    seal = hashlib.sha256(_text(msgspec.structs.replace(manifest, seal=""))).hexdigest()
+    return _text(msgspec.structs.replace(manifest, seal=seal))
 
 
 def decode(data: bytes) -> Manifest:
-    """Raises BundleError for what is not a manifest of a format this version reads."""
+    """Raises BundleError for what is not a manifest of a format this version reads, or does not fit its seal.
+
+    A manifest without a seal is taken as it is.
+    """
     try:
         version = msgspec.json.decode(data, type=_Version).format
-    except msgspec.MsgspecError as error:
+        if version != FORMAT:
+            raise BundleError(f"manifest.json has format {version}, this version reads {FORMAT}")
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BundleError(f"manifest.json is not a manifest: {one_line(error)}") from error
-    if version != FORMAT:
-        raise BundleError(f"manifest.json has format {version}, this version reads {FORMAT}")
-    try:
-        return msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise BundleError(f"manifest.json is not a manifest: {one_line(error)}") from error
+    unsealed = data.replace(b'"seal": "%s"' % manifest.seal.encode(), b'"seal": ""')
+    if manifest.seal and hashlib.sha256(unsealed).hexdigest() != manifest.seal:
+        raise BundleError("manifest.json is damaged: it does not fit its seal; fetch the bundle again")
+    return manifest
+
+
+def _text(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
 class _Version(msgspec.Struct):

@@ -157,11 +157,11 @@ class OnnxProbe(_Bound):
 
     def loss(self, x: Inputs, y: Labels) -> float:
         """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
-        losses = np.empty(len(x), np.float32)
+        losses = np.empty(y.shape, np.float32)
         for part in self._batches_of(x, y):
             self._bind_output("losses", losses[part])
             self._loaded.run_bound(self._binding, part.stop - part.start)
-        return float(losses.mean(dtype=np.float64)) if len(losses) else 0.0
+        return float(losses.mean(dtype=np.float64))
 
 
 class OnnxGradients(_Bound):

@@ -31,6 +31,7 @@ from .torch_levels import Layout, find_head, lay_out
 from .torch_parity import Candidate, check_parity
 from .torch_trace import (
     TRACED_BATCH,
+    HeadUnused,
     Subject,
     forward_with_features,
     stored_tensors,
@@ -38,6 +39,13 @@ from .torch_trace import (
     trace_gradients,
     trace_losses,
 )
+
+_ADVICE = {
+    "modified by an inplace operation": "the module changes in place a value that its gradient needs; "
+    "write x = x * 2 for x *= 2, and relu(x) for x.relu_()",
+    "data-dependent": "the module's Python code branches on values of its input; use torch.where instead",
+}
+"""What to do about an error of torch that has this in its message."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +59,19 @@ class ExportSpec:
     levels: Mapping[str, str] | None = None  # prefix of a parameter's name -> low, mid, up or head
 
 
+@dataclass(frozen=True)
+class Checked:
+    """A graph that has passed the parity gate, and the worst difference found, as `check_parity` gives it."""
+
+    name: str
+    bytes: int
+    worst: float
+
+
 def export(
-    module: nn.Module, spec: ExportSpec, folder: Path, report: Callable[[str], None] = lambda line: None
+    module: nn.Module, spec: ExportSpec, folder: Path, report: Callable[[Checked], None] = lambda graph: None
 ) -> bundles.Bundle:
-    """Writes the bundle into `folder` and opens it; `report` is given one line per graph.
+    """Writes the bundle into `folder` and opens it; `report` is told of each graph that passed.
 
     The module is exported in eval mode, also for training: no dropout, BatchNorm with fixed statistics.
     Raises ExportError for a module that cannot be traced, ParityError if a graph does not compute what
@@ -62,9 +79,8 @@ def export(
     """
     module = copy.deepcopy(module).eval()
     subject = Subject(module, find_head(module, spec.head), _example(spec.input))
-    layout = lay_out(module, subject.head, spec.levels)
     width = _checked_width(subject, spec)
-    parameters = _parameters(module, layout)
+    parameters = _parameters(module, lay_out(module, subject.head, spec.levels))
     graphs: dict[str, Graph] = {}
     files: dict[str, bytes] = {}
     for candidate in _candidates(subject, parameters):
@@ -75,7 +91,7 @@ def export(
             f"{candidate.name}.onnx", "", len(candidate.onnx), candidate.trainable,
             work.flops, work.fixed_bytes, work.bytes_per_sample, candidate.frozen,
         )  # fmt: skip
-        report(f"{candidate.name}: {len(candidate.onnx) / 1000:.1f} KB, within {worst:.1g} of torch")
+        report(Checked(candidate.name, len(candidate.onnx), worst))
     manifest = Manifest(
         name=spec.name,
         input=spec.input,
@@ -103,8 +119,12 @@ def _checked_width(subject: Subject, spec: ExportSpec) -> int:
     try:
         with torch.no_grad():
             logits, features = forward_with_features(subject, subject.example, tensors)
+    except HeadUnused:
+        raise ExportError(f"the module never calls its head {subject.head}; name the one it calls") from None
     except Exception as error:
         raise ExportError(f"the module fails on {tuple(subject.example.shape)}: {one_line(error)}") from error
+    if not isinstance(logits, torch.Tensor):
+        raise ExportError(f"the module returns a {type(logits).__name__}, expected the logits alone")
     if features.dim() != 2:
         raise ExportError(f"head {subject.head} is given {tuple(features.shape)}, expected (n, width)")
     with torch.no_grad():
@@ -118,6 +138,8 @@ def _checked_width(subject: Subject, spec: ExportSpec) -> int:
 
 def _parameters(module: nn.Module, layout: Layout) -> tuple[Parameter, ...]:
     free = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    if not free:
+        raise ExportError("no parameter of the module has requires_grad=True, so there is nothing to train")
 
     def sets(name: str, level: Level) -> tuple[Tunable, ...]:
         chosen = [s for s in TUNABLE_SETS if name in free and level in LEVELS_OF[s]]
@@ -153,7 +175,9 @@ def _export_errors(graph: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ExportError(f"graph {graph} cannot be exported: {one_line(error)}") from error
+        text = one_line(error)
+        advice = next((say for part, say in _ADVICE.items() if part in text), text)
+        raise ExportError(f"graph {graph} cannot be exported: {advice}") from error
 
 
 def _head(subject: Subject, width: int) -> Head:

@@ -22,6 +22,9 @@ ABSOLUTE = 2e-6
 RELATIVE = 1e-4  # of the largest value of the tensor
 
 
+_BRANCH = "look for Python code of the module that depends on the batch size, and for randomness"
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A graph that wants into a bundle."""
@@ -111,7 +114,7 @@ def _compare(where: str, found: Mapping[str, NDArray[Any]], expected: Mapping[st
         off = float(np.abs(found[name].astype(np.float64) - expected[name]).max())
         raise ParityError(
             f"{where}: {name} differs from torch by {off:.2g} where the largest value is {largest:.2g}; "
-            f"at most {ABSOLUTE:g} + {RELATIVE:g} of it is accepted"
+            f"at most {ABSOLUTE:g} + {RELATIVE:g} of it is accepted; {_BRANCH}"
         )
     return worst[name] * RELATIVE
 
@@ -119,7 +122,7 @@ def _compare(where: str, found: Mapping[str, NDArray[Any]], expected: Mapping[st
 def _difference(where: str, name: str, found: NDArray[Any], expected: NDArray[Any]) -> float:
     """Largest difference in units of what is accepted."""
     if found.shape != expected.shape:
-        raise ParityError(f"{where}: {name} is {found.shape}, torch gives {expected.shape}")
+        raise ParityError(f"{where}: {name} is {found.shape}, torch gives {expected.shape}; {_BRANCH}")
     if expected.size == 0:
         return 0.0
     off = float(np.abs(found.astype(np.float64) - expected).max())

@@ -39,6 +39,10 @@ _KEPT = [
 ]  # fmt: skip
 
 
+class HeadUnused(Exception):
+    """Raised when a module gives its result without a call of its head."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """What is traced: a module in eval mode, its last linear layer, and an example input (n, ...)."""
@@ -99,7 +103,7 @@ def trace_gradients(subject: Subject, trainable: Sequence[str]) -> Traced:
 
 
 def forward_with_features(subject: Subject, x: Tensor, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Logits (n, classes) and what the head was given (n, width)."""
+    """Logits (n, classes) and what the head was given (n, width). Raises HeadUnused."""
     seen: list[Tensor] = []
     head = subject.module.get_submodule(subject.head)
     hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -107,6 +111,8 @@ def forward_with_features(subject: Subject, x: Tensor, tensors: Mapping[str, Ten
         logits = functional_call(subject.module, dict(tensors), (x,))
     finally:
         hook.remove()
+    if not seen:
+        raise HeadUnused(subject.head)
     return logits, seen[-1]
 
 
@@ -116,7 +122,7 @@ def loss_of(subject: Subject, x: Tensor, y: Tensor, tensors: Mapping[str, Tensor
 
 
 def losses_of(subject: Subject, x: Tensor, y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Cross-entropy of each sample in nats, shape (n,): its mean does not depend on how they were batched."""
+    """Cross-entropy of each sample in nats, shape (n,); their mean depends on batches by rounding only."""
     logits = functional_call(subject.module, dict(tensors), (x,))
     return -functional.log_softmax(logits, 1).gather(1, y.unsqueeze(1)).squeeze(1)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from tabulate import tabulate
 
 from models.errors import ExportError, one_line
 from models.manifest import InputSpec
@@ -41,14 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the bundle and prints what is in it. Raises ModelError."""
-    from models.bundle import Bundle
-
     module = build(args)  # first: it says what to install where torch is missing
-    from models.torch_export import export
+    from models.torch_export import Checked, export
 
-    bundle: Bundle = export(module, spec(args), args.out, report=print)
+    checked: list[Checked] = []
+
+    def report(graph: Checked) -> None:
+        checked.append(graph)
+        print(f"{graph.name} computes what torch computes", file=sys.stderr)
+
+    bundle = export(module, spec(args), args.out, report)
+    rows = [(g.name, f"{g.bytes / 1000:.1f}", f"{g.worst:.0e}") for g in checked]
+    print(tabulate(rows, ("graph", "KB", "off torch by"), disable_numparse=True, stralign="right"))
     count = bundle.manifest.num_parameters()
-    print(f"{args.out}: {len(bundle.packed()) / 1000:.0f} KB, {count} parameters, sha256 {bundle.sha256}")
+    print(f"\n{args.out}: {len(bundle.packed()) / 1000:.0f} KB, {count} trainable, sha256 {bundle.sha256}")
     return 0
 
 
@@ -76,13 +83,21 @@ def build(args: argparse.Namespace) -> Any:
 
 
 def _factory(where: str) -> Any:
-    package, _, name = where.partition(":")
+    package, colon, name = where.partition(":")
+    if not (package and colon and name) or package.startswith("."):
+        raise ExportError(f"{where!r} is not MODULE:NAME, as in mynetwork:build for build in mynetwork.py")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # last: a folder here named like one of ours stays hidden
     try:
-        return getattr(importlib.import_module(package), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ExportError(f"{where} cannot be imported: {one_line(error)}") from error
+        found = getattr(importlib.import_module(package), name)
+    except Exception as error:  # a module of the user's runs when it is imported
+        hint = f"{type(error).__name__}: {one_line(error)}"
+        raise ExportError(
+            f"{where} cannot be imported from here or from what is installed: {hint}"
+        ) from error
+    if not callable(found):
+        raise ExportError(f"{where} is a {type(found).__name__}, expected a function or class to call")
+    return found
 
 
 def _load(module: Any, path: Path) -> None:
@@ -105,13 +120,27 @@ def spec(args: argparse.Namespace) -> "ExportSpec":
     """What the arguments say about the bundle. Raises ExportError."""
     from models.torch_export import ExportSpec
 
+    try:
+        shape = _numbers(args.input, int)
+        given = InputSpec(shape, args.scale, _numbers(args.mean), _numbers(args.std))
+    except ValueError as error:
+        raise ExportError(one_line(error)) from error
+    if min(shape) < 1:
+        raise ExportError(f"--input {args.input} holds a size below 1")
     return ExportSpec(
         name=args.name or args.out.resolve().name,
-        input=InputSpec(_numbers(args.input, int), args.scale, _numbers(args.mean), _numbers(args.std)),
+        input=given,
         labels=tuple(args.labels.split(",")),
         head=args.head,
-        levels=dict(item.partition("=")[::2] for item in args.level) or None,
+        levels=dict(_level(item) for item in args.level) or None,
     )
+
+
+def _level(text: str) -> tuple[str, str]:
+    prefix, equals, level = text.partition("=")
+    if not (prefix and equals):
+        raise ExportError(f"--level {text!r} is not PREFIX=LEVEL, as in conv1=low")
+    return prefix, level
 
 
 def _numbers(text: str, kind: type = float) -> tuple[Any, ...]:

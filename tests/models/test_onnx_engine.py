@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ from models.engine import DeviceModel, engine_choice, open_model
 from models.errors import BundleError, EngineError, TensorError
 from models.onnx_engine import OnnxModel
 
-torch = pytest.importorskip("torch")
 SETS = ("all", "upper", "head")
 
 
@@ -19,7 +19,12 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def network(digits) -> "torch.nn.Module":
+def torch() -> ModuleType:
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def network(torch, digits):
     from models.torch_wide_resnet import wrn
 
     module = wrn(10, 1, 1, 10).eval()
@@ -27,14 +32,14 @@ def network(digits) -> "torch.nn.Module":
     return module
 
 
-def torch_loss_and_grads(network, x, y) -> tuple[float, dict[str, np.ndarray]]:
+def torch_loss_and_grads(torch, network, x, y) -> tuple[float, dict[str, np.ndarray]]:
     network.zero_grad()
     loss = torch.nn.functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y))
     loss.backward()
     return loss.item(), {n: p.grad.numpy() for n, p in network.named_parameters()}
 
 
-def test_logits_and_features_are_those_of_torch_across_uneven_batches(digits, network, data):
+def test_logits_and_features_are_those_of_torch_across_uneven_batches(torch, digits, network, data):
     model: DeviceModel = open_model(digits, batch=8)
     x, _ = data
     with torch.no_grad():
@@ -50,9 +55,9 @@ def test_logits_and_features_are_those_of_torch_across_uneven_batches(digits, ne
 
 @pytest.mark.parametrize("tunable", SETS)
 @pytest.mark.parametrize("batch", [32, 8])  # in one batch, and in micro-batches of 8, 8 and 5
-def test_loss_and_gradients_are_those_of_torch(digits, network, data, tunable, batch):
+def test_loss_and_gradients_are_those_of_torch(torch, digits, network, data, tunable, batch):
     x, y = data
-    loss, grads = torch_loss_and_grads(network, x, y)
+    loss, grads = torch_loss_and_grads(torch, network, x, y)
     trainer = OnnxModel(digits, batch=batch).trainer(tunable)
     assert trainer.loss_and_grads(x, y) == pytest.approx(loss, abs=2e-6)
     assert set(trainer.grads.views) == set(digits.manifest.names(tunable))

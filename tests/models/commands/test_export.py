@@ -28,7 +28,9 @@ def test_example_can_be_parsed():
 
 def test_missing_torch_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ExportError, match=r"export needs torch, .* pip install 'device-runtime\[torch\]'"):
+    with pytest.raises(
+        ExportError, match=r"export needs (torch|onnx), .* pip install 'device-runtime\[torch\]'"
+    ):
         export.run(parsed(WRN, *PLACE))
 
 
@@ -74,7 +76,9 @@ def test_seed_decides_the_weights():
 
 def test_numbers_and_levels_are_read_from_the_words():
     pytest.importorskip("torch")
-    spec = export.spec(parsed(WRN, *PLACE, "--mean", "0.5,1", "--level", "a=low", "--level", "b=up"))
+    spec = export.spec(
+        parsed(WRN, "--input", "2,8,8", *PLACE[2:], "--mean", "0.5,1", "--level", "a=low", "--level", "b=up")
+    )
     assert spec.input.mean == (0.5, 1.0)
     assert spec.levels == {"a": "low", "b": "up"}
     assert spec.name == "out"

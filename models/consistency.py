@@ -1,0 +1,66 @@
+"""Whether the parts of a manifest fit each other; what one part may say is up to its type."""
+
+from collections.abc import Iterable, Mapping
+
+from .archive import is_plain
+from .errors import BundleError
+from .manifest import TUNABLE_SETS, File, Graph, Manifest
+from .tensors import TensorSpec
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Raises BundleError, naming the bundle and the two things that do not fit."""
+    try:
+        _check_names(manifest)
+        _check_graphs(manifest)
+        _check_head(manifest, {spec.name: spec for spec in manifest.stored()})
+    except BundleError as error:
+        raise BundleError(f"manifest of bundle {manifest.name}: {error}") from None
+
+
+def _check_names(manifest: Manifest) -> None:
+    entries: list[File | Graph] = [manifest.weights, *manifest.graphs.values()]
+    files = [entry.file for entry in entries]
+    for file in files:
+        if not is_plain(file):
+            raise BundleError(f"names the file {file!r}, expected a plain file name")
+    _check_once("file", files)
+    _check_once("label", manifest.labels)
+    _check_once("parameter", (parameter.name for parameter in manifest.parameters))
+
+
+def _check_once(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BundleError(f"{what} {name!r} occurs twice")
+        seen.add(name)
+
+
+def _check_graphs(manifest: Manifest) -> None:
+    if "forward" not in manifest.graphs:
+        raise BundleError("lists no graph 'forward'")
+    takes = {"forward": set[str]()}
+    for tunable in TUNABLE_SETS:
+        takes |= {f"{kind}.{tunable}": set(manifest.names(tunable)) for kind in ("loss", "train")}
+    stored = {spec.name for spec in manifest.stored()}
+    for name, graph in manifest.graphs.items():
+        if unknown := sorted({*graph.trainable, *graph.frozen} - stored):
+            raise BundleError(f"graph {name} takes {unknown[0]}, which is no parameter")
+        if name not in takes:
+            raise BundleError(f"graph {name!r} is none of {', '.join(takes)}")
+        if differing := sorted(takes[name] ^ set(graph.trainable)):
+            raise BundleError(f"graph {name} and its tunable set differ in {differing[0]}")
+
+
+def _check_head(manifest: Manifest, stored: Mapping[str, TensorSpec]) -> None:
+    head, labels = manifest.head, len(manifest.labels)
+    shapes = {head.weight: (labels, head.features)} | ({head.bias: (labels,)} if head.bias else {})
+    for name, shape in shapes.items():
+        if name not in stored or stored[name].shape != shape:
+            found = stored[name].shape if name in stored else "missing"
+            raise BundleError(f"head parameter {name} is {found}, expected {shape}")
+    if manifest.features.get("head", (head.features,)) != (head.features,):
+        raise BundleError(
+            f"features of the head are {manifest.features['head']}, expected ({head.features},)"
+        )
