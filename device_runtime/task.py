@@ -47,9 +47,9 @@ class DeviceTask:
         self.model = open_model(bundle, threads=settings.threads, watch=self.watcher)
         speeds = SpeedCache(settings.folder / "speed.json")
         key = cache_key(bundle.sha256, settings.pretence)
-        speed = speeds.get(key, lambda: measure(self.model, clock))
+        self._speed = speed = speeds.get(key, lambda: measure(self.model, clock))
         self._rest()
-        self.profile: DeviceProfile = own_memory(profile(speed, settings.pretence), settings.memory_bytes)
+        self.profile = self._as_it_is_now()
         counts = data.class_counts(len(bundle.manifest.labels))
         self._equipment = Equipment(
             settings.name, self.model, data, workload(bundle.manifest, counts), self.watcher, clock
@@ -73,8 +73,13 @@ class DeviceTask:
         )
 
     def perform(self, offer: Offer, base: Tensors, deadline: float) -> Outcome:
-        """The round's work from this base model; see `work.perform`. Learns from how long it took."""
+        """The round's work from this base model; see `work.perform`. Learns from how long it took.
+
+        Raises KindError when no kind of the offer can be done here, TensorError for a base that does not fit.
+        """
         self.model.load(base)
+        self.profile = replace(self._as_it_is_now(), corrections=self.profile.corrections)
+        self.watcher.limit_bytes = self.profile.memory.limit_bytes
         here = replace(self._equipment.workload, download_bytes=0)
         outcome = perform(
             replace(self._equipment, workload=here),
@@ -84,6 +89,10 @@ class DeviceTask:
         self.profile = replace(self.profile, corrections=corrected(self.profile, outcome))
         self._rest()
         return outcome
+
+    def _as_it_is_now(self) -> DeviceProfile:
+        """Memory that is free, battery and temperature change from round to round; the speed was measured."""
+        return own_memory(profile(self._speed, self.settings.pretence), self.settings.memory_bytes)
 
     def _rest(self) -> None:
         """Between rounds: no sessions, and their memory given back."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from models.engine import DeviceModel
+from models.errors import ModelError
+from models.tensors import check
 from profiles import DeviceProfile, Workload
 from strategies.kind import AnyStrategy, Contribution, LocalData, OutOfTime, Run
 
@@ -39,10 +41,20 @@ class Equipment:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """Seconds of computing that one attempt at a kind of update was predicted to take, and took."""
+
+    kind: str
+    predicted_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What came of it. `contribution` is None when the device sat out; `plan` is the one that was kept.
 
-    `train_time_s` covers scoring and training; `energy_j` is modelled from the profile's load power.
+    `train_time_s` covers scoring and training, and what was given up on the way; `energy_j` is modelled from
+    it and the profile's load power. `timings` are of each attempt that said how long it takes.
     """
 
     plan: Plan
@@ -51,6 +63,7 @@ class Outcome:
     energy_j: float = 0.0
     peak_memory_bytes: int = 0
     gave_up: tuple[str, ...] = ()
+    timings: tuple[Timing, ...] = ()
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -59,40 +72,46 @@ class Outcome:
 
 
 def perform(equipment: Equipment, profile: DeviceProfile, assignment: Assignment) -> Outcome:
-    """Train the richest update that fits; when the clock or the memory says no midway, the next that fits."""
+    """Train the richest update that fits; when the clock, the memory or the engine says no, the next."""
     kinds = assignment.kinds
     gave_up: tuple[str, ...] = ()
+    timings: tuple[Timing, ...] = ()
+    began = equipment.clock()
+    equipment.watcher.start()
     while True:
-        remaining = assignment.deadline - equipment.clock()
-        plan = choose(profile, kinds, equipment.workload, remaining)
-        if plan.chosen is None:
-            return Outcome(plan, None, gave_up=gave_up)
-        equipment.watcher.start()
-        began = equipment.clock()
-        try:
-            contribution = _train(equipment, plan.chosen, profile, assignment)
-        except (OutOfTime, OutOfMemory) as error:
-            gave_up = (*gave_up, f"{plan.chosen.label} given up: {error}")
-            log.warning(gave_up[-1])
-            kinds = cheaper(kinds, plan.chosen)
-            continue
+        attempt = equipment.clock()
+        plan = choose(profile, kinds, equipment.workload, assignment.deadline - attempt)
+        chosen = plan.chosen
+        contribution = None
+        if chosen is not None:
+            try:
+                contribution = _train(equipment, chosen, profile, assignment)
+                timings += _timing(chosen, equipment.clock() - attempt)
+            except (OutOfTime, OutOfMemory, ModelError) as error:
+                gave_up = (*gave_up, f"{chosen.label} given up: {error}")
+                log.warning(gave_up[-1])
+                timings += _timing(chosen, error.whole_s) if isinstance(error, OutOfTime) else ()
+                kinds = cheaper(kinds, chosen)
+                continue
         seconds = equipment.clock() - began
-        return Outcome(
-            plan,
-            contribution,
-            train_time_s=seconds,
-            energy_j=seconds * profile.power.load_w,
-            peak_memory_bytes=equipment.watcher.peak_bytes,
-            gave_up=gave_up,
-        )
+        energy_j, peak = seconds * profile.power.load_w, equipment.watcher.peak_bytes
+        return Outcome(plan, contribution, seconds, energy_j, peak, gave_up, timings)
 
 
 def _train(
     equipment: Equipment, chosen: Candidate, profile: DeviceProfile, assignment: Assignment
 ) -> Contribution:
+    """Raises OutOfTime, OutOfMemory; EngineError, BundleError; TensorError for a training that diverged."""
     upload_s = chosen.cost.bytes_up / profile.bandwidth.up if chosen.cost else 0.0
     run = Run(assignment.seed, equipment.name, equipment.clock, assignment.deadline - upload_s)
-    return chosen.strategy.train(equipment.model, equipment.data, run)
+    trained = chosen.strategy.train(equipment.model, equipment.data, run)
+    check(trained.tensors, chosen.strategy.expected(equipment.model.manifest))
+    return trained
+
+
+def _timing(chosen: Candidate, seconds: float) -> tuple[Timing, ...]:
+    predicted = chosen.cost.compute_s if chosen.cost else 0.0
+    return (Timing(chosen.kind, predicted, seconds),) if predicted > 0 else ()
 
 
 def cheaper(kinds: Sequence[AnyStrategy], failed: Candidate) -> tuple[AnyStrategy, ...]:
@@ -104,12 +123,12 @@ def cheaper(kinds: Sequence[AnyStrategy], failed: Candidate) -> tuple[AnyStrateg
 def corrected(profile: DeviceProfile, outcome: Outcome, rate: float = 0.3) -> Mapping[str, float]:
     """The profile's corrections after this round: a moving average of measured over predicted seconds.
 
-    Held between 0.1 and 10, so that one freak round cannot shut a kind out for good.
+    What was given up for want of time counts too, or it would be begun in vain in each round. Held between
+    0.1 and 10, so that one freak round cannot shut a kind out for good.
     """
-    chosen = outcome.plan.chosen
-    if chosen is None or chosen.cost is None or outcome.contribution is None or chosen.cost.compute_s <= 0:
-        return profile.corrections
-    old = profile.corrections.get(chosen.kind, 1.0)
-    seen = old * outcome.train_time_s / chosen.cost.compute_s
-    new = min(10.0, max(0.1, (1 - rate) * old + rate * seen))
-    return {**profile.corrections, chosen.kind: new}
+    corrections = dict(profile.corrections)
+    for timing in outcome.timings:
+        old = corrections.get(timing.kind, 1.0)
+        seen = profile.corrections.get(timing.kind, 1.0) * timing.seconds / timing.predicted_s
+        corrections[timing.kind] = min(10.0, max(0.1, (1 - rate) * old + rate * seen))
+    return corrections

@@ -1,8 +1,9 @@
-"""FedNCM: sums of features by class, whose means make a classifier (thesis 000, chapter 3; paper 001)."""
+"""FedNCM: sums of features by class, whose means make a classifier (thesis 000, algorithm 1; paper 001)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import repeat
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from models.sgd import Sgd
 from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
+from . import ranges
 from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
 from .workload import forward_work
@@ -31,7 +33,7 @@ class ClassSums:
     counts: NDArray[np.int64]
 
     def means(self) -> NDArray[np.float32]:
-        """l_c = sum_k m_c^k / sum_k count_c^k, for the classes in `present` (present, width)."""
+        """l_c = sum_k m_c^k / D_c (line 5), for the classes in `present`: float32 (present, width)."""
         present = self.present
         return (self.sums[present] / self.counts[present, None]).astype(np.float32)
 
@@ -45,16 +47,20 @@ class ClassSums:
 class ClassMeans(Usual):
     """One forward pass; per class, the sum of the features and the count. Exact for any partition.
 
-    `head="normalised-means"` is FedNCM: rows l_c / ||l_c||, bias 0, served on the distributed extractor and
-    made the base's classifier (where FedNCM+FT starts). `head="trained"` (ours, for rounds in which only
-    some devices send class means) trains the distributed classifier on the means, one sample a class, and
-    averages it with the other kinds' by the samples behind it.
+    `head="normalised-means"` is FedNCM: rows l_c / ||l_c||, bias 0 (section 3.1.2), served on the distributed
+    extractor and made the base's classifier (where FedNCM+FT starts). `head="trained"` (ours, for rounds in
+    which only some devices send class means) trains the distributed classifier on the means, one sample a
+    class, and averages it with the other kinds' by the samples behind it.
     """
 
     name: ClassVar[str] = "class-means"
     head: Literal["normalised-means", "trained"] = "normalised-means"
     steps: int = 20
     lr: float = 0.1
+
+    def __post_init__(self) -> None:
+        ranges.counts(steps=self.steps)
+        ranges.positive(lr=self.lr)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         values = (workload.feature_width + 1) * workload.labels
@@ -100,7 +106,7 @@ class ClassMeans(Usual):
         if self.head == "trained":
             head = SoftmaxHead(model.manifest, model.weights)
             every = np.arange(len(state.present))
-            head.train(state.means(), state.present, [every] * self.steps, Sgd(self.lr))
+            head.train(state.means(), state.present, repeat(every, self.steps), Sgd(self.lr))
             return Effect(mean=TensorMean().add(head.params.tensors(), examples), num_examples=examples)
         return self._nearest_mean(state, model, examples)
 

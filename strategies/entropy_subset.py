@@ -1,4 +1,4 @@
-"""FedFT-EDS: fine-tune the upper part on the samples of highest entropy (thesis 002, section 6.4)."""
+"""FedFT-EDS: fine-tune the upper part on the samples of highest entropy (thesis 002, algorithm 6)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.softmax import entropy
 from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
-from . import local_training
+from . import local_training, ranges
 from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
 from .workload import training_work
@@ -27,7 +27,9 @@ class EntropySubset(Usual):
     """The upper part, on the share of local samples that the model is least sure of.
 
     `shares` are tried from the largest down; a device takes the first that it can afford. `rho` is the
-    temperature of the hardened softmax softmax(z / rho). E = 5, SGD lr 0.1, momentum 0.5 as in the thesis.
+    temperature of the hardened softmax softmax(z / rho). E = 5, SGD lr 0.1, momentum 0.5 and the level `mid`
+    as in section 6.5. Ours: no pre-training phase of its own (the offer's base model stands for it), and the
+    extractor goes on learning where other kinds of the round train it.
     """
 
     name: ClassVar[str] = "entropy-subset"
@@ -43,8 +45,11 @@ class EntropySubset(Usual):
     def __post_init__(self) -> None:
         if not self.shares or not all(0 < share <= 1 for share in self.shares):
             raise ValueError(f"shares are {self.shares}, expected one or more in (0, 1]")
-        if not self.rho > 0:
-            raise ValueError(f"rho is {self.rho}, expected more than 0")
+        ranges.counts(epochs=self.epochs, batch=self.batch)
+        ranges.positive(rho=self.rho, lr=self.lr)
+        ranges.not_negative(weight_decay=self.weight_decay)
+        ranges.momentum(self.momentum)
+        ranges.tunable_set(self.tunable)
 
     @property
     def share(self) -> float:
@@ -69,7 +74,7 @@ class EntropySubset(Usual):
     def select(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
         """Indices of the `share` of samples with the highest hardened entropy, highest first.
 
-        logits: (n, classes). Equal entropies keep the order of the data.
+        logits: (n, classes); equations 6.8 and 6.9. Equal entropies keep the order of the data.
         """
         scores = entropy(logits / np.float32(self.rho))
         order = np.argsort(-scores, kind="stable")
@@ -88,5 +93,5 @@ class EntropySubset(Usual):
         return state.add(contribution.tensors, weight)
 
     def finish(self, state: TensorMean, model: RoundModel) -> Effect:
-        """The mean of the upper parts, weighted by the number of *selected* samples."""
+        """The mean of the upper parts, weighted by the number of *selected* samples (equation 6.11)."""
         return Effect(mean=state, num_examples=max(state.weights.values(), default=0.0))

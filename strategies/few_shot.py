@@ -1,9 +1,9 @@
-"""FedFSC: few-shot updates of the classifier on a frozen extractor (thesis 002, chapter 4)."""
+"""FedFSC: few-shot updates of the classifier on a frozen extractor (thesis 002, algorithms 1 and 2)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +14,9 @@ from models.head import SoftmaxHead
 from models.manifest import Manifest
 from models.sgd import Sgd
 from models.tensors import TensorSpec
-from profiles import Cost, DeviceProfile, Workload, predict
+from profiles import Cost, DeviceProfile, Pass, Workload, predict
 
+from . import ranges
 from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
 from .workload import forward_work, head_specs
@@ -31,13 +32,13 @@ class HeadMeans:
 
 @dataclass(frozen=True)
 class FewShot(Usual):
-    """Train the classifier alone: each epoch draws anew `shots` samples of each class that is here.
+    """Train the classifier alone: each epoch draws anew `shots` samples of each class here (equation 4.1).
 
-    The served model is {theta_fs, phi^t}: the plain mean of the classifiers on the extractor that was
-    *distributed*; theta_fs never becomes the base. With `join_base` the classifiers are averaged into the
-    base as well, by samples, beside those of other kinds, and the served model is the base (ours: for
-    rounds in which only some devices send few-shot updates).
-    Defaults: SGD lr 0.01, momentum 0.9, weight decay 1e-3, batch 4, E_fs = 10, shots = 10.
+    The served model is {theta_fs, phi^t}: the plain mean of the classifiers (equation 4.2) on the extractor
+    that was *distributed*; theta_fs never becomes the base. With `join_base` the classifiers are averaged
+    into the base as well, by samples, beside those of other kinds, and the served model is the base (ours:
+    for rounds in which only some devices send few-shot updates).
+    Defaults: table 4.1 (SGD lr 0.01, momentum 0.9, weight decay 1e-3, batch 4, E_fs = 10, shots = 10).
     """
 
     name: ClassVar[str] = "few-shot"
@@ -49,24 +50,41 @@ class FewShot(Usual):
     batch: int = 4
     join_base: bool = False
 
+    def __post_init__(self) -> None:
+        ranges.counts(shots=self.shots, epochs=self.epochs, batch=self.batch)
+        ranges.positive(lr=self.lr)
+        ranges.not_negative(weight_decay=self.weight_decay)
+        ranges.momentum(self.momentum)
+
     def unfit(self, workload: Workload) -> str:
         present = sum(count > 0 for count in workload.class_counts)
         return "" if present > 1 else f"a classifier needs 2 classes to tell apart, here is {present}"
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """Features once, for every sample; the head's own steps weigh less than one forward pass."""
+        """Features once, for every sample; then forward and backward (twice as much) through the head."""
         values = (workload.feature_width + 1) * workload.labels
-        return predict(profile, forward_work(workload, workload.samples, values), self.name)
+        work = forward_work(workload, workload.samples, values)
+        drawn = self.epochs * sum(min(self.shots, count) for count in workload.class_counts)
+        steps = Pass("head", 3 * drawn, workload.head_flops)
+        return predict(profile, replace(work, passes=(*work.passes, steps)), self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         began = run.clock()
         features = model.features(data.x)
-        run.pace(began, 0.9)
+        run.pace(began, 1.0)
         head = SoftmaxHead(model.manifest, model.weights)
         sgd = Sgd(self.lr, self.momentum, self.weight_decay)
-        loss = head.train(features, data.y, self.draws(data.y, run.rng()), sgd)
-        run.pace(began, 1.0)
+        loss = head.train(features, data.y, self._paced(data.y, run), sgd)
         return Contribution(self.name, head.params.tensors(), len(data), loss)
+
+    def _paced(self, y: NDArray[np.int64], run: Run) -> Iterator[NDArray[Any]]:
+        """The draws, against the clock: each batch is asked for when the one before it is done."""
+        began, seen = run.clock(), 0
+        total = self.epochs * int(np.minimum(np.bincount(y), self.shots).sum())
+        for batch in self.draws(y, run.rng()):
+            yield batch
+            seen += len(batch)
+            run.pace(began, seen / total)
 
     def draws(self, y: NDArray[np.int64], rng: np.random.Generator) -> Iterator[NDArray[Any]]:
         """Batches of indices: in each epoch `shots` of each class present (all, of a class with fewer)."""

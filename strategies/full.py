@@ -13,7 +13,7 @@ from models.sgd import Sgd
 from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
-from . import local_training
+from . import local_training, ranges
 from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
 from .workload import training_work
@@ -23,7 +23,7 @@ from .workload import training_work
 class Full(Usual):
     """Every parameter, trained for `epochs` local epochs. `mu > 0` adds FedProx's mu/2 * ||w - w_g||^2.
 
-    Defaults: thesis 002, section 4.4 (SGD lr 0.1, momentum 0.5, weight decay 1e-5, batch 64, E = 10).
+    Defaults: thesis 002, table 4.1 (SGD lr 0.1, momentum 0.5, weight decay 1e-5, batch 64, E = 10).
     """
 
     name: ClassVar[str] = "full"
@@ -33,6 +33,12 @@ class Full(Usual):
     weight_decay: float = 1e-5
     batch: int = 64
     mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        ranges.counts(epochs=self.epochs, batch=self.batch)
+        ranges.positive(lr=self.lr)
+        ranges.not_negative(weight_decay=self.weight_decay, mu=self.mu)
+        ranges.momentum(self.momentum)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         trained = workload.samples * self.epochs
@@ -54,5 +60,5 @@ class Full(Usual):
         return state.add(contribution.tensors, weight)
 
     def finish(self, state: TensorMean, model: RoundModel) -> Effect:
-        """The mean, weighted by n_k, over the updates that arrived."""
+        """The mean, weighted by n_k, over the updates that arrived (thesis 002, equation 2.4)."""
         return Effect(mean=state, num_examples=max(state.weights.values(), default=0.0))

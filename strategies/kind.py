@@ -20,7 +20,14 @@ from .tensor_mean import TensorMean
 
 
 class OutOfTime(Exception):
-    """The device's own clock says that this update cannot be finished before its deadline."""
+    """The device's own clock says that this update cannot be finished before its deadline.
+
+    `whole_s` is how many seconds all of the work would have taken, as far as is seen.
+    """
+
+    def __init__(self, text: str, whole_s: float) -> None:
+        super().__init__(text)
+        self.whole_s = whole_s
 
 
 @dataclass(frozen=True)
@@ -62,9 +69,10 @@ class Run:
         self.progress(done)
         elapsed = self.clock() - began
         projected = elapsed / done / (1.0 if done >= 0.1 else 3.0)
-        over = began + max(elapsed, projected) - self.deadline
+        whole = max(elapsed, projected)
+        over = began + whole - self.deadline
         if done < 1 and over > 0:
-            raise OutOfTime(f"{done:.0%} done, would end {over:.1f} s after the deadline")
+            raise OutOfTime(f"{done:.0%} done, would end {over:.1f} s after the deadline", whole)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,8 @@ from .few_shot import FewShot
 from .full import Full
 from .kind import AnyStrategy, Settings
 from .zeroth_order import ZerothOrder
+
+log = logging.getLogger(__name__)
 
 KINDS: dict[str, type[AnyStrategy]] = {
     kind.name: kind for kind in (Full, EntropySubset, FewShot, ZerothOrder, ClassMeans)
@@ -47,8 +50,22 @@ def write(strategy: AnyStrategy) -> Kind:
 
 
 def known(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
-    """Those kinds of an offer that this version has; a newer aggregator may offer others."""
-    return tuple(read(kind) for kind in kinds if kind.name in KINDS)
+    """Those kinds of an offer that this version can do; a newer aggregator may offer others.
+
+    Raises KindError when there is none.
+    """
+    usable: list[AnyStrategy] = []
+    reasons: list[str] = []
+    for kind in kinds:
+        try:
+            usable.append(read(kind))
+        except KindError as error:
+            reasons.append(str(error))
+    if not usable:
+        raise KindError("; ".join(reasons) or "no kind of update is offered")
+    for reason in reasons:
+        log.warning("passed over: %s", reason)
+    return tuple(usable)
 
 
 def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:

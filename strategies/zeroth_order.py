@@ -1,4 +1,4 @@
-"""FedMeZO: inference-only updates; a round's seed down, `num_z` scalars up (thesis 000, chapter 4)."""
+"""FedMeZO: inference-only updates; a round's seed down, `num_z` scalars up (thesis 000, section 4.1.1)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ from models.tensors import Flat, Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Work, Workload, predict
 from profiles.cost import activation_bytes
 
-from . import directions
+from . import directions, ranges
 from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .workload import passes
 
 WIRE_BYTES = 190
 """A contribution of two scalars on the wire, topic and all (measured; see docs/wire.md)."""
+
+
+MOST_DIRECTIONS = 1024
+"""A round's scalars stand in the offers of the next rounds, which are control messages."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,10 @@ class MeanScalars:
 class ZerothOrder(Usual):
     """Projected gradients along `num_z` directions that all devices of the round share.
 
-    g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps), each loss the mean over the *whole* local data; the
-    model moves by -lr * mean_p(g_p z_p), g_p averaged over devices by n_k (algorithms 2 and 3, equation 6).
-    Defaults: num_z = 2, eps = 1e-3 (section 4.2).
+    g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps) (equation 3), each loss the mean over the *whole* local
+    data (section 4.2.2); the model moves by -lr * mean_p(g_p z_p) (algorithm 3). Algorithm 2 averages g_p
+    over devices plainly; by n_k, as here, the step is that of the pooled data however it is divided.
+    Defaults: num_z = 2 (section 4.2.1); eps = 1e-3 as in MeZO (the thesis names no figure).
     """
 
     name: ClassVar[str] = "zeroth-order"
@@ -49,6 +54,12 @@ class ZerothOrder(Usual):
     lr: float = 1e-2
     tunable: str = "all"
     generator: str = directions.GENERATOR
+
+    def __post_init__(self) -> None:
+        ranges.counts(MOST_DIRECTIONS, num_z=self.num_z)
+        ranges.positive(eps=self.eps, lr=self.lr)
+        ranges.tunable_set(self.tunable)
+        directions.check_generator(self.generator)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         """2 num_z forward passes over all samples; the memory of inference and two copies of the set."""
@@ -64,7 +75,6 @@ class ZerothOrder(Usual):
         return predict(profile, work, self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
-        directions.check_generator(self.generator)
         probe = model.probe(self.tunable)
         vector = probe.params.vector
         start = vector.copy()

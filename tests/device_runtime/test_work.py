@@ -3,9 +3,12 @@ import pytest
 from device_runtime.errors import OutOfMemory
 from device_runtime.watching import Pretence, Time, Watcher
 from device_runtime.work import Assignment, Equipment, cheaper, corrected, perform
+from models.errors import EngineError
 from models.onnx_engine import OnnxModel
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from strategies import registry
+from strategies.class_means import ClassMeans
+from strategies.full import Full
 from strategies.workload import workload
 
 
@@ -88,3 +91,41 @@ def test_predictions_are_corrected_by_what_was_measured(bundle, digits, clock, e
     profile = believed(2 * 0.6e9 / 0.062 / 10)  # it thinks it is twice as fast as it is
     outcome = perform(equipment, profile, Assignment(every_kind, 1, deadline=600.0))
     assert corrected(profile, outcome)["full"] == pytest.approx(0.7 + 0.3 * 2, rel=0.1)
+
+
+def test_what_was_given_up_for_want_of_time_corrects_its_prediction_too(bundle, digits, clock, every_kind):
+    equipment = equip(bundle, digits, clock, Pretence.of("pi-zero-2w", slow=25))
+    profile = believed(57e9)
+    outcome = perform(equipment, profile, Assignment(every_kind, 1, deadline=20.0))
+    assert outcome.timings[0].kind == "full"
+    assert outcome.timings[0].seconds > 20.0
+    assert corrected(profile, outcome)["full"] == 10.0  # as much as one round may change
+
+
+def test_the_time_of_what_was_given_up_is_accounted_for(bundle, digits, clock, every_kind):
+    equipment = equip(bundle, digits, clock, Pretence.of("pi-zero-2w", slow=25))
+    outcome = perform(equipment, believed(57e9), Assignment(every_kind, 1, deadline=20.0))
+    assert outcome.gave_up
+    assert outcome.train_time_s == pytest.approx(clock.now)
+    assert outcome.energy_j == pytest.approx(5 * clock.now)
+
+
+def test_an_engine_that_fails_midway_steps_down(bundle, digits, clock, every_kind):
+    equipment = equip(bundle, digits, clock)
+
+    def fail(name, graph, samples, seconds):
+        if name.startswith("train."):
+            raise EngineError(f"{name}: bad allocation")
+
+    equipment.watcher.ran = fail
+    outcome = perform(equipment, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
+    assert outcome.contribution.kind == "few-shot"
+    assert outcome.gave_up[0] == "full given up: train.all: bad allocation"
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_a_training_that_diverged_is_not_sent(bundle, digits, clock):
+    kinds = (Full(lr=1e30, epochs=1), ClassMeans())
+    outcome = perform(equip(bundle, digits, clock), believed(1e12), Assignment(kinds, 1, deadline=60.0))
+    assert outcome.contribution.kind == "class-means"
+    assert "non-finite" in outcome.gave_up[0]

@@ -1,11 +1,14 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 
+from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from strategies.few_shot import FewShot
 from strategies.full import Full
-from strategies.kind import Contribution
+from strategies.kind import Contribution, OutOfTime, Run
 from strategies.merge import merge
+from strategies.workload import workload
 
 
 def heads(manifest, *values):
@@ -99,3 +102,21 @@ def test_one_class_alone_is_no_classifier(bundle):
 
     assert "2 classes" in FewShot().unfit(workload(bundle.manifest, (50,) + (0,) * 9))
     assert FewShot().unfit(workload(bundle.manifest, (50, 1) + (0,) * 8)) == ""
+
+
+def test_the_classifier_s_own_steps_are_paced_against_the_clock(model, digits, clock):
+    """100 samples an epoch in batches of 4 that take a second each: 250 s, which shows after one of them."""
+
+    def ticking(done: float) -> None:
+        clock.now += 1
+
+    with pytest.raises(OutOfTime):
+        FewShot().train(model, digits, Run(1, "slow", clock, deadline=60.0, progress=ticking))
+    assert clock.now == 2  # one for the features
+
+
+def test_the_cost_of_many_epochs_is_not_that_of_one(bundle, digits):
+    profile = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e6), Bandwidth(1e9, 1e9), Power(1, 2))
+    load = workload(bundle.manifest, digits.class_counts(10))
+    one, many = (FewShot(epochs=n).cost(load, profile).compute_s for n in (1, 1001))
+    assert many - one == pytest.approx(1000 * 3 * 100 * load.head_flops / 1e6)

@@ -68,3 +68,22 @@ def test_sgd_of_the_thesis_is_the_default():
     state = SgdState(sgd, params)
     state.step(params, np.array([2.0], np.float32))
     assert params[0] == pytest.approx(1 - 0.1 * (2 + 1e-5))
+
+
+def test_fedavg_of_several_batches_is_the_loop_written_out(model, digits, run):
+    """Algorithm 1 of McMahan et al. 2017, with the momentum and weight decay of thesis 002, table 4.1."""
+    strategy = Full(epochs=2, batch=30)
+    sent = strategy.train(model, digits, run())
+    trainer = model.trainer("all")
+    w = trainer.params.vector
+    velocity = np.zeros_like(w)
+    rng = run().rng()
+    for _ in range(2):
+        order = rng.permutation(np.arange(240))
+        for at in range(0, 240, 30):
+            batch = order[at : at + 30]
+            trainer.loss_and_grads(digits.x[batch], digits.y[batch])
+            velocity = 0.5 * velocity + trainer.grads.vector + 1e-5 * w
+            w[:] = w - 0.1 * velocity
+    for name, expected in trainer.params.views.items():
+        np.testing.assert_allclose(sent.tensors[name], expected, atol=2e-5)

@@ -7,6 +7,8 @@ from strategies.entropy_subset import EntropySubset
 from strategies.full import Full
 from strategies.registry import KindError
 
+NAN = float("nan")
+
 
 @pytest.mark.parametrize("name", registry.KINDS)
 def test_settings_travel_in_the_offer_and_come_back_equal(name):
@@ -24,9 +26,19 @@ def test_the_default_order_is_richest_first():
     assert list(registry.KINDS) == ["full", "entropy-subset", "few-shot", "zeroth-order", "class-means"]
 
 
-def test_a_kind_of_a_newer_aggregator_is_passed_over():
-    offered = (Kind("quantum", pack({})), registry.write(Full()))
-    assert registry.known(offered) == (Full(),)
+@pytest.mark.parametrize(
+    "newer",
+    [
+        Kind("quantum", pack({})),
+        Kind("zeroth-order", pack({"generator": "quantum/1"})),
+        Kind("full", pack(3)),
+    ],
+)
+def test_a_kind_of_a_newer_aggregator_is_passed_over_and_the_others_are_not(newer, caplog):
+    assert registry.known((newer, registry.write(Full()))) == (Full(),)
+    assert "passed over" in caplog.text
+    with pytest.raises(KindError):
+        registry.known((newer,))
 
 
 @pytest.mark.parametrize(
@@ -35,8 +47,28 @@ def test_a_kind_of_a_newer_aggregator_is_passed_over():
         ("telepathy", {}, "no kind of update is called 'telepathy'; there are full"),
         ("full", {"epochs": "many"}, "settings of full: Expected `int`"),
         ("entropy-subset", {"shares": [2.0]}, "settings of entropy-subset: .*shares"),
+        ("entropy-subset", {"shares": [NAN]}, "shares are"),
+        ("entropy-subset", {"rho": NAN}, "rho is nan, expected more than 0"),
+        ("entropy-subset", {"tunable": "toes"}, "no tunable set 'toes'; there are all, upper, head"),
+        ("full", {"epochs": 0}, "epochs is 0, expected 1 to 1000000"),
+        ("full", {"epochs": 10**12}, "epochs is 1000000000000"),
+        ("full", {"batch": -1}, "batch is -1"),
+        ("full", {"lr": NAN}, "lr is nan"),
+        ("full", {"mu": -0.1}, "mu is -0.1, expected 0 or more"),
+        ("full", {"momentum": 1.0}, "momentum is 1.0, expected at least 0 and less than 1"),
+        ("full", {"momentum": NAN}, "momentum is nan"),
+        ("few-shot", {"shots": 0}, "shots is 0"),
+        ("few-shot", {"weight_decay": float("inf")}, "weight_decay is inf"),
+        ("zeroth-order", {"num_z": 0}, "num_z is 0, expected 1 to 1024"),
+        ("zeroth-order", {"eps": 0.0}, "eps is 0.0"),
+        ("zeroth-order", {"tunable": ""}, "no tunable set ''"),
+        ("zeroth-order", {"generator": "torch-normal/1"}, "directions from 'torch-normal/1'"),
+        ("class-means", {"steps": 0}, "steps is 0"),
+        ("class-means", {"head": "none"}, "settings of class-means: Invalid enum value 'none'"),
     ],
 )
 def test_wrong_kinds_and_settings_are_refused_by_name(name, settings, message):
     with pytest.raises(KindError, match=message):
         registry.make(name, settings)
+    with pytest.raises(KindError, match=message):
+        registry.read(Kind(name, pack(settings)))
