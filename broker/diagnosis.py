@@ -20,6 +20,13 @@ def refusal(url: BrokerUrl, code: ReasonCode) -> str:
     return f"refused the connection: {text}"
 
 
+def ended(code: ReasonCode, rival: str = "") -> str:
+    """Why a connection ended; `rival`: our name, where another client seems to have it too."""
+    text = str(code).lower()
+    text = "connection lost" if text == "unspecified error" else text
+    return f"{text}, again after a short time: is another client called {rival!r}?" if rival else text
+
+
 def who_is(url: BrokerUrl) -> str:
     """Who we told the broker that we are."""
     return "a client without user name" if url.user is None else f"user {url.user!r}"

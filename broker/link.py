@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import random
 import socket
 import threading
 import time
@@ -21,11 +20,12 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 
-from .diagnosis import HUNG_UP, refusal, unreachable, who_is
+from .diagnosis import HUNG_UP, ended, refusal, unreachable, who_is
 from .errors import BrokerError, BrokerRefused, BrokerUnreachable
 from .events import Connected, Disconnected, Event, Received, Will
 from .messages import MESSAGE_LIMIT, MessageError
-from .packets import backoff, packet_bytes
+from .packets import packet_bytes
+from .patience import Patience
 from .url import BrokerUrl
 
 if TYPE_CHECKING:
@@ -39,14 +39,11 @@ __all__ = [
     "LinkOptions",
     "Received",
     "Will",
-    "backoff",
     "packet_bytes",
 ]
 
 log = logging.getLogger(__name__)
 
-STEADY_S = 5.0
-"""Seconds. A connection that lasted less did not count: the back-off goes on growing."""
 FAREWELL_S = 2.0
 """Seconds that `close` waits for its last message to leave."""
 
@@ -83,14 +80,14 @@ class Link:
         self.bytes_down = 0
         self._options = options or LinkOptions()
         self._inbox = inbox
-        self._random = random.Random(self._options.seed)  # noqa: S311 - jitter
+        self._patience = Patience(self._options.reconnect_s, self._options.seed)
         self._answer: queue.SimpleQueue[BrokerError | None] = queue.SimpleQueue()
         self._count = threading.Lock()
         self._ready = threading.Event()
         self._was_ready = False
         self._closing = False
-        self._failures = 0
         self._since_s = 0.0
+        self._name = client_id
         self._client = self._build(client_id)
 
     @property
@@ -187,7 +184,7 @@ class Link:
 
     def _wait_before_next(self) -> None:
         """paho's own back-off has no jitter: give it one exact delay at a time."""
-        delay = backoff(self._failures, self._options.reconnect_s, self._random.random())
+        delay = self._patience.wait_s()
         self._client.reconnect_delay_set(delay, delay)  # type: ignore[arg-type]  # fractions work
 
     def _on_connect(
@@ -227,7 +224,7 @@ class Link:
             self._answer.put(None)
 
     def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
-        self._failures += 1
+        self._patience.failed()
         self._wait_before_next()
 
     def _on_disconnect(
@@ -235,15 +232,14 @@ class Link:
     ) -> None:
         was_ready = self._ready.is_set()
         self._ready.clear()
-        if was_ready and time.monotonic() - self._since_s >= STEADY_S:
-            self._failures = 0
+        if was_ready:
+            self._patience.lost(time.monotonic() - self._since_s)
         self._wait_before_next()
-        self._failures += 1
+        self._patience.failed()
         if not self._was_ready:
             self._answer.put(BrokerUnreachable(unreachable(self.url, ConnectionError(HUNG_UP))))
         elif was_ready and not self._closing:
-            reason = str(code).lower()
-            self._inbox.put(Disconnected("connection lost" if reason == "unspecified error" else reason))
+            self._inbox.put(Disconnected(ended(code, self._name if self._patience.crowded else "")))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
         try:

@@ -285,3 +285,11 @@ def test_close_while_offline_is_quick(bare_broker: Bare, monkeypatch: pytest.Mon
     start = time.monotonic()
     link.close(Will("state", b"goodbye"))
     assert time.monotonic() - start < 2
+
+
+def test_two_of_one_name_throw_each_other_out_and_are_told_what_it_looks_like(mosquitto_house: Any) -> None:
+    url = mosquitto_house.broker().url
+    rivals = [mosquitto_house.peer(url, "pi") for _ in range(2)]
+    reasons = [rivals[0].expect(Disconnected).reason for _ in range(2)]
+    assert reasons[0] == "connection lost"
+    assert reasons[1] == "connection lost, again after a short time: is another client called 'pi'?"
