@@ -17,6 +17,7 @@ from .outbound import Outbound
 from .ports import Ports
 from .reception import Desk, Reception
 from .rounds import Rounds
+from .state import State
 from .text import printable
 from .traffic import Traffic
 
@@ -31,7 +32,7 @@ class Conductor:
         self.traffic = Traffic(ports.mqtt5)
         self.out = Outbound(ports.link, self.traffic)
         self.plans: dict[str, Plan] = {}
-        self.state = machine.State(rounds.rules)
+        self.state = State(rounds.rules)
         self.reception = Reception(
             rounds, Desk(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed)
         )
@@ -98,7 +99,7 @@ class Conductor:
         finally:
             self._busy = False
 
-    def _do(self, state: machine.State, commands: tuple[moves.Command, ...]) -> None:
+    def _do(self, state: State, commands: tuple[moves.Command, ...]) -> None:
         """Go to a new state; what cannot be kept is as if it had never come.
 
         Raises RunFolderError when the run itself cannot go on.

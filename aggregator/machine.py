@@ -9,10 +9,8 @@ fetched in vain, and `Believed` when its content has been fetched and checked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Literal
 
 from broker.messages import Status
 
@@ -36,75 +34,9 @@ from .moves import (
     Worked,
     WorkPhase,
 )
-from .task import Late
-
-Phase = Literal["wait", "collect", "merge", "evaluate", "publish", "done"]
-SETTLE_S = 1.0
-"""Seconds after a restart in which a round does not close early: who is online must first be heard of."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """When a round opens and closes; as in Task. `bound`: kinds that never count in a later round."""
-
-    rounds: int
-    round_deadline_s: float
-    min_contributions: int = 1
-    min_devices: int = 1
-    late: Late = "discard"
-    bound: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Presence:
-    """What is known of a device: the life that it spoke from last, whether that is online, and ready."""
-
-    boot: int
-    online: bool
-    ready: bool = True
-
-
-@dataclass(frozen=True)
-class State:
-    """`round` is the open or latest one, 0 before the first; times are in seconds of the events' clock."""
-
-    rules: Rules
-    phase: Phase = "wait"
-    round: int = 0
-    opened_s: float = 0.0
-    closes_s: float = 0.0
-    settles_s: float = 0.0
-    contributions: int = 0
-    answered: frozenset[str] = frozenset()
-    """Devices that have contributed to this round, or been refused."""
-    sat_out: frozenset[str] = frozenset()
-    devices: Mapping[str, Presence] = field(default_factory=lambda: MappingProxyType({}))
-
-    @property
-    def online(self) -> frozenset[str]:
-        return frozenset(name for name, presence in self.devices.items() if presence.online)
-
-    @property
-    def ready(self) -> frozenset[str]:
-        """The devices that a round waits for."""
-        return frozenset(name for name in self.online if self.devices[name].ready)
-
-    def remaining_s(self, now: float) -> float:
-        """Seconds until the deadline of the open round."""
-        return max(0.0, self.closes_s - now) if self.phase == "collect" else 0.0
-
+from .state import SETTLE_S, Presence, Rules, Saved, State
 
 Result = tuple[State, tuple[Command, ...]]
-
-
-@dataclass(frozen=True)
-class Saved:
-    """Where a run was: the latest round, how far it was, and whose contributions it has."""
-
-    round: int
-    phase: Literal["collect", "merge", "evaluate", "publish", "closed"]
-    contributions: int = 0
-    answered: frozenset[str] = frozenset()
 
 
 def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
@@ -132,9 +64,9 @@ def step(state: State, event: Event) -> Result:
         case Present():
             state = _present(state, event)
         case Planned():
-            state = _planned(state, event)
+            state = _planned(_heard(state, event.device), event)
         case Announced():
-            return state, (_announced(state, event),)
+            return _heard(state, event.update.device), (_announced(state, event),)
         case Believed():
             state, commands = _believed(state, event)
         case Disbelieved():
@@ -153,6 +85,23 @@ def _present(state: State, event: Present) -> State:
     if not event.online and (known is None or known.boot != event.boot):
         return state
     devices = {**state.devices, event.device: Presence(event.boot, event.online, event.ready)}
+    return replace(state, devices=MappingProxyType(devices))
+
+
+def _heard(state: State, device: str) -> State:
+    known = state.devices.get(device)
+    if known is None or not known.silences:
+        return state
+    devices = {**state.devices, device: replace(known, silences=0)}
+    return replace(state, devices=MappingProxyType(devices))
+
+
+def _overdue(state: State) -> State:
+    """The deadline has passed: who has not said a word is noted."""
+    devices = {
+        name: replace(known, silences=known.silences + (name not in state.answered | state.sat_out))
+        for name, known in state.devices.items()
+    }
     return replace(state, devices=MappingProxyType(devices))
 
 
@@ -244,6 +193,8 @@ def _advance(state: State, now: float) -> Result:
         return state, ()
     enough = state.contributions >= state.rules.min_contributions
     overdue = now >= state.closes_s
+    if overdue:
+        state = _overdue(state)
     if enough and (overdue or (now >= state.settles_s and _all_answered(state))):
         return replace(state, phase="merge"), (Work("merge", state.round),)
     if overdue:

@@ -18,8 +18,8 @@ from . import merging
 from .contributions import Bytes
 from .errors import RunFolderError
 from .evaluation import Evaluator, summarise
-from .machine import Rules
 from .observer import RoundClosed
+from .state import Rules
 from .store import Identity, Store
 from .task import Task, decode
 

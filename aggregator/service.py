@@ -15,12 +15,13 @@ from broker import link, topics
 from broker import messages as wire
 from broker.errors import BrokerError
 
-from . import machine, moves
+from . import moves
 from .conductor import Conductor
 from .errors import RunFolderError, UpdateRefused
 from .observer import DeviceSeen, Happening, PlanMade, Started
 from .ports import Ports
 from .rounds import Rounds
+from .state import State
 from .task import Task
 from .text import printable
 
@@ -46,7 +47,7 @@ class Service:
         self._done_s: float | None = None
 
     @property
-    def state(self) -> machine.State:
+    def state(self) -> State:
         """Of the round machine; frozen."""
         return self._run.state
 

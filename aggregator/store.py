@@ -22,8 +22,8 @@ from broker.messages import Base, Blob, Step
 from .contributions import Contributions
 from .database import Database
 from .errors import RunFolderError
-from .machine import Saved
 from .observer import RoundClosed, RoundRecord
+from .state import Saved
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ import pytest
 
 from aggregator import command
 from aggregator.errors import RunFolderError, TaskError
-from aggregator.machine import SETTLE_S
+from aggregator.state import SETTLE_S
 from aggregator.store import Store
 
 SERVE = "import sys; from device_runtime.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator import machine
-from aggregator.machine import SETTLE_S, Rules, Saved, State, step
+from aggregator.machine import step
 from aggregator.moves import (
     Announce,
     Announced,
@@ -23,6 +23,7 @@ from aggregator.moves import (
     Work,
     Worked,
 )
+from aggregator.state import SETTLE_S, Rules, Saved, State
 
 RULES = Rules(rounds=2, round_deadline_s=10.0)
 
@@ -51,6 +52,10 @@ def believed(device, now=1.0, number=1, kind="full", known=False):
 def collecting(*devices, rules=RULES):
     """Round 1 open since time 0 with these devices online."""
     return play(State(rules), *online(*devices))[0]
+
+
+def worked(now):
+    return [Worked(now, phase) for phase in ("merge", "evaluate", "publish")]
 
 
 def statuses(commands):
@@ -231,3 +236,27 @@ def test_a_new_run_waits():
 def test_a_round_that_was_closing_when_the_aggregator_ended_lasted_since_the_restart(phase):
     state, _ = machine.resume(RULES, Saved(2, phase), 5000.0)
     assert state.opened_s == 5000.0
+
+
+def test_a_device_that_lets_two_deadlines_pass_in_silence_is_not_waited_for_until_it_is_heard():
+    state, _ = play(State(replace(RULES, rounds=9)), *online("a", "ghost"))
+    for number in (1, 2):
+        now = state.opened_s + 1.0
+        state, commands = play(state, believed("a", now, number))
+        assert Work("merge", number) not in commands  # the ghost is waited for, to the deadline
+        state, _ = play(state, Tick(state.closes_s), *worked(state.closes_s))
+    state, commands = play(state, believed("a", state.opened_s + 1.0, 3))
+    assert Work("merge", 3) in commands
+    state, _ = play(state, *worked(state.opened_s + 1.0))
+    heard = Announced(state.opened_s, update("ghost", 3), known=False)
+    state, _ = play(state, heard)
+    assert state.ready == {"a", "ghost"}
+
+
+def test_a_device_that_sits_out_is_not_silent():
+    state, _ = play(State(replace(RULES, rounds=9)), *online("a", "b"))
+    for number in (1, 2, 3):
+        planned = Planned(state.opened_s + 0.5, "b", number, "")
+        state, _ = play(state, planned, believed("a", state.opened_s + 1.0, number))
+        state, _ = play(state, *worked(state.opened_s + 1.0))
+    assert state.devices["b"].silences == 0

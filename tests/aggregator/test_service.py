@@ -431,3 +431,20 @@ def test_models_are_kept_while_they_are_offered_or_still_fetched_and_no_longer(b
     assert b.contribute("pi-01", b.contribution("full", update_of("full"), 6))[0].status == "accepted"
     b.wait(2.0)
     assert b.offer.done
+
+
+def test_a_late_contribution_that_counted_counts_once_after_a_restart_too(bench, make_task, update_of):
+    b = bench(make_task("few-shot", late="count"))
+    b.join("pi-01", "pi-02", "pi-03")
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+    b.wait(10.0)
+    late = b.contribution("few-shot", update_of("few-shot", 2))
+    assert b.contribute("pi-02", late)[0].status == "accepted"
+    b = b.restart()
+    b.join("pi-01", "pi-02", "pi-03")
+    assert (b.service.state.round, b.service.state.contributions) == (2, 1)
+    assert b.service.state.answered == set()  # its answer to round 2 is still awaited
+    assert b.contribute("pi-02", late)[0].status == "duplicate"
+    b.wait(10.0)
+    assert [c.record.participants for c in b.heard(RoundClosed)] == [1]
+    assert b.contribute("pi-02", late)[0].status == "duplicate"
