@@ -56,6 +56,8 @@ def _prepared(file: Path, manifest: Manifest) -> LocalData:
         raise DataError(
             f"{file}: y is {y.dtype} {y.shape}, expected one integer for each of the {raw.shape[:1]} samples"
         )
+    if raw.dtype.kind not in "buif":
+        raise DataError(f"{file}: x is {raw.dtype}, expected numbers")
     labels = len(manifest.labels)
     wrong = np.unique(y[(y < 0) | (y >= labels)])
     if wrong.size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from math import isfinite
 
 from device_runtime.watching import Pretence
 from profiles import shipped_names
@@ -14,13 +15,13 @@ def add_pretence(parser: argparse.ArgumentParser) -> None:
         "--as", dest="pretend", metavar="DEVICE", help=f"pretend to be one of {', '.join(shipped_names())}"
     )
     parser.add_argument(
-        "--slow", type=_positive, default=1.0, metavar="N", help="with --as: N times slower still"
+        "--slow", type=positive, default=1.0, metavar="N", help="with --as: N times slower still"
     )
     parser.add_argument(
-        "--memory", type=_positive, metavar="MB", help="use at most this much memory in all (process peak)"
+        "--memory", type=positive, metavar="MB", help="use at most this much memory in all (process peak)"
     )
     parser.add_argument(
-        "--uplink", type=_positive, metavar="BYTES_PER_S", help="with --as: a narrower link upwards"
+        "--uplink", type=positive, metavar="BYTES_PER_S", help="with --as: a narrower link upwards"
     )
 
 
@@ -35,8 +36,19 @@ def memory_bytes(options: argparse.Namespace) -> int | None:
     return None if options.memory is None else int(options.memory * 1e6)
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+def positive(text: str) -> float:
+    """An argument that is a finite number of more than 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not (isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of more than 0")
     return value
+
+
+def count(text: str) -> int:
+    """An argument that is a whole number, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
+    return int(text)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,11 +39,13 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
 
     def __init__(self, fleet: Sequence[Placed], broker_url: str, folder: Path) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._logs: list[Path] = []
         for placed in fleet:
             home = folder / placed.member.name
             home.mkdir(parents=True)
             np.savez_compressed(home / "samples.npz", x=placed.samples.x, y=placed.samples.y)
-            with (home / "device.log").open("wb") as log:
+            self._logs.append(home / "device.log")
+            with self._logs[-1].open("wb") as log:
                 self._processes.append(
                     subprocess.Popen(
                         _arguments(placed.member, broker_url, home),
@@ -53,9 +56,19 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
                 )
 
     def wait(self, timeout_s: float) -> None:
-        """Until all have left by themselves. Raises subprocess.TimeoutExpired."""
+        """Until all have left by themselves, but no longer than this."""
+        end = time.monotonic() + timeout_s
         for process in self._processes:
-            process.wait(timeout_s)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+
+    def failed(self) -> str:
+        """What the first device that gave up said last, and where; empty when none did."""
+        for process, log in zip(self._processes, self._logs, strict=True):
+            if process.poll():
+                said = log.read_text("utf-8", "replace").splitlines() or ["nothing"]
+                return f"{log.parent.name} ended: {said[-1]} ({log})"
+        return ""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

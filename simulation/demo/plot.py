@@ -20,7 +20,11 @@ COLOURS = {
     "zeroth-order": "#f39c12",
     "class-means": "#a569bd",
 }
-DROPPED = "#b03a2e"
+POLICIES = (
+    ("mixed", "#34495e", "every device, five kinds of update"),
+    ("dropped", "#b03a2e", "stragglers dropped"),
+)
+"""Their colours are of no kind, so that nobody takes a policy for one."""
 
 
 def draw(runs: list[Run], path: Path) -> None:
@@ -45,10 +49,7 @@ def draw(runs: list[Run], path: Path) -> None:
 
 
 def _accuracy(axes: Any, runs: list[Run]) -> None:
-    for policy, colour, label in (
-        ("mixed", COLOURS["full"], "every device, five kinds of update"),
-        ("dropped", DROPPED, "stragglers dropped"),
-    ):
+    for policy, colour, label in POLICIES:
         curves = np.array([[r.eval_acc for r in run.rounds] for run in runs if run.policy == policy])
         rounds = np.arange(1, curves.shape[1] + 1)
         axes.plot(rounds, 100 * curves.mean(0), color=colour, label=label, linewidth=2)
@@ -57,7 +58,9 @@ def _accuracy(axes: Any, runs: list[Run]) -> None:
                 rounds, 100 * curves.min(0), 100 * curves.max(0), color=colour, alpha=0.15, linewidth=0
             )
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(xlabel="round", ylabel="accuracy of the served model, %", title="Accuracy (band: all seeds)")
+    several = len({run.seed for run in runs}) > 1
+    title = "Accuracy (mean, and band over all seeds)" if several else "Accuracy"
+    axes.set(xlabel="round", ylabel="accuracy of the served model, %", title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
 
@@ -89,7 +92,9 @@ def _bytes(axes: Any, runs: list[Run]) -> None:
     )
     axes.bar_label(bars, [f"{r.bytes_up:,.0f}" for r in rows], padding=3)
     axes.set_xscale("log")
-    axes.set(xlabel="bytes up per device and round, on the wire (median, log)", title="What a kind sends")
+    axes.set(
+        xlabel="bytes up per device and round, on the wire (median, log)", title="What a kind of update sends"
+    )
     axes.margins(x=0.25)
     axes.invert_yaxis()
 
@@ -97,14 +102,17 @@ def _bytes(axes: Any, runs: list[Run]) -> None:
 def _energy(axes: Any, runs: list[Run]) -> None:
     names = [member.name for member in FLEET]
     height = 0.4
-    for offset, (policy, colour) in enumerate((("mixed", COLOURS["full"]), ("dropped", DROPPED))):
+    for offset, (policy, colour, label) in enumerate(POLICIES):
         mine = [run for run in runs if run.policy == policy]
         joules = [
             sum(c.energy_j for run in mine for c in run.contributions if c.device == name) / len(mine)
             for name in names
         ]
-        axes.barh(np.arange(len(names)) + offset * height, joules, height, color=colour, label=policy)
+        axes.barh(np.arange(len(names)) + offset * height, joules, height, color=colour, label=label)
     axes.set_yticks(np.arange(len(names)) + height / 2, names)
-    axes.set(xlabel="joule in the whole run, modelled from each profile's load power", title="Energy")
+    axes.set(
+        xlabel="joule in the whole run, modelled from each profile's load power",
+        title="Energy of each device",
+    )
     axes.invert_yaxis()
     axes.legend()

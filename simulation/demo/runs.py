@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from aggregator.errors import AggregatorError
 from aggregator.observer import ContributionRecord, Observer, RoundClosed, RoundRecord
 from aggregator.plain import View
 from aggregator.ports import Ports
@@ -95,7 +97,8 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
         collected = Collected()
         screen = view(f"{broker.name} at {broker.url}")
         with FleetProcesses(placed, broker.url, folder / "devices") as fleet:
-            _serve(task, folder, broker.url, (collected, screen))
+            with _abandoned_if(fleet.failed) as stop:
+                _serve(task, folder, broker.url, (collected, screen), stop)
             fleet.wait(timeout_s=10)
     finally:
         broker.stop()
@@ -104,14 +107,38 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
     return Run(policy.name, setting.seed, rounds, contributions)
 
 
-def _serve(task: Task, folder: Path, url: str, screens: tuple[Observer, View]) -> None:
+@contextmanager
+def _abandoned_if(failed: Callable[[], str]) -> Iterator[threading.Event]:
+    """An event that is set as soon as a device has failed: a round would wait for it for ever.
+
+    Raises AggregatorError with what it said.
+    """
+    stop, done = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.5):
+            if failed():
+                stop.set()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield stop
+    finally:
+        done.set()
+        watcher.join()
+    if stop.is_set():
+        raise AggregatorError(failed())
+
+
+def _serve(task: Task, folder: Path, url: str, screens: tuple[Observer, View], stop: threading.Event) -> None:
     collected, view = screens
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     link = Link(BrokerUrl.parse(url), "aggregator", inbox, LinkOptions(subscriptions=(topics.FROM_DEVICES,)))
     service = Service(task, folder, Ports(link, inbox, (Records(folder), collected, view)))
     try:
         link.connect()
-        service.run(threading.Event())
+        service.run(stop)
         link.close(service.farewell())
     finally:
         service.close()

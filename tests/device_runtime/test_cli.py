@@ -112,3 +112,19 @@ def test_a_bundle_with_a_flipped_byte_is_named_with_its_file(bundle, tmp_path):
     assert ended.returncode == 2
     [line] = ended.stderr.splitlines()
     assert "forward.onnx of bundle digits-wrn-10-1 is damaged" in line
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (["explain", "--samples", "-5"], "'-5' is not a whole number, 1 or more"),
+        (["explain", "--deadline", "nan"], "nan is not a number of more than 0"),
+        (["explain", "--as", "pi-5", "--slow", "inf"], "inf is not a number of more than 0"),
+        (["join", "mqtt://127.0.0.1:1", "--data", ".", "--threads", "0"], "'0' is not a whole number"),
+        (["profile", "--memory", "much"], "'much' is not a number"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_with_their_value(wrong, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(wrong)
+    assert message in capsys.readouterr().err

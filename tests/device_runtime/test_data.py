@@ -68,3 +68,9 @@ def test_samples_that_are_not_of_the_task_are_refused(tmp_path, bundle, x, y, me
     )
     with pytest.raises(DataError, match=message):
         data.load(tmp_path / "d.npz", bundle.manifest)
+
+
+def test_samples_that_are_not_numbers_are_refused(tmp_path, bundle):
+    np.savez(tmp_path / "a.npz", x=np.full((2, 8, 8), "pixel"), y=np.array([1, 2]))
+    with pytest.raises(DataError, match="x is <U5, expected numbers"):
+        data.load(tmp_path, bundle.manifest)

@@ -1,0 +1,133 @@
+"""The demo without its processes: figures, report, picture, and what ends it early. Numbers by hand."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aggregator.errors import AggregatorError
+from aggregator.observer import ContributionRecord, RoundRecord
+from device_runtime.cli import main
+from simulation.demo import command, fleet_processes, plot
+from simulation.demo.figures import kind_costs, parts, summarise
+from simulation.demo.fleet import DROPPED, FLEET, MIXED, Member
+from simulation.demo.fleet_processes import FleetProcesses, Placed
+from simulation.demo.runs import Run, _abandoned_if, save
+from simulation.digits import Labelled
+from strategies import registry
+
+NAN = float("nan")
+
+
+def closed(number, accuracy, **changes):
+    record = RoundRecord(number, accuracy, 1.0, accuracy, 0.5, 4, 10.0, 2.0, 1000, 2000, 3.0)
+    return replace(record, **changes)
+
+
+def sent(number, device, kind, **changes):
+    record = ContributionRecord(number, device, kind, 9, NAN, 1.0, 4.0, 10**7, 300, 500, "")
+    return replace(record, **changes)
+
+
+def run(policy, seed, *accuracies, contributions=()):
+    rounds = tuple(closed(n, accuracy) for n, accuracy in enumerate(accuracies, 1))
+    return Run(policy, seed, rounds, tuple(contributions))
+
+
+MIXED_RUN = run(
+    "mixed",
+    0,
+    0.5,
+    0.95,
+    contributions=[
+        sent(1, "buoy", "zeroth-order", why="full needs 9 s of 2 s (link); entropy-subset 50% needs 8 s"),
+        sent(2, "buoy", "zeroth-order", bytes_up=100, energy_j=2.0),
+        sent(2, "phone-a", "full"),
+    ],
+)
+
+
+def test_a_summary_is_the_mean_over_the_seeds_of_its_policy():
+    runs = [run("mixed", 0, 0.5, 0.92), run("mixed", 1, 0.5, 0.88), run("dropped", 0, 0.1, 0.2)]
+    summary = summarise("mixed", runs)
+    assert (summary.seeds, summary.eval_acc) == (2, pytest.approx(0.90))
+    assert summary.spread == pytest.approx(0.02 * 2**0.5)
+    assert summary.rounds_to_90 == 2.5  # round 2, and never (one more than there are)
+    assert summary.participation == 0.5  # 4 of 8
+    assert (summary.bytes_up, summary.bytes_down, summary.energy_j) == (2000, 4000, 20.0)
+
+
+def test_every_device_has_its_part_those_that_sent_nothing_too():
+    by_name = {part.device: part for part in parts(MIXED_RUN)}
+    assert set(by_name) == {member.name for member in FLEET}
+    assert (by_name["buoy"].rounds, by_name["buoy"].kinds) == (1.0, (("zeroth-order", 2),))
+    assert by_name["phone-a"].rounds == 0.5
+    assert by_name["jetson"].kinds == ()
+
+
+def test_costs_are_medians_of_the_kinds_that_were_sent_in_the_order_given():
+    rows = kind_costs(MIXED_RUN.contributions, registry.KINDS)
+    assert [(row.kind, row.count) for row in rows] == [("full", 1), ("zeroth-order", 2)]
+    assert (rows[1].bytes_up, rows[1].energy_j) == (200, 3.0)
+
+
+def test_the_report_says_who_sent_what_and_what_it_was_worth(capsys, tmp_path):
+    command._report([MIXED_RUN, run("dropped", 0, 0.4, 0.9)], tmp_path)
+    shown = capsys.readouterr().out
+    [buoy] = [line for line in shown.splitlines() if line.startswith("buoy")]
+    assert buoy.split()[1:5] == ["jetson-nano", "100%", "2", "zeroth-order"]
+    assert buoy.endswith("full needs 9 s of 2 s (link)")
+    assert "nothing" in next(line for line in shown.splitlines() if line.startswith("jetson"))
+    assert "worth +5.0 points of accuracy, at +0 J (modelled)" in shown
+
+
+def test_the_picture_is_a_png_for_one_seed_and_for_several(tmp_path):
+    for number, seeds in enumerate(([0], [0, 1])):
+        runs = [replace(MIXED_RUN, seed=s) for s in seeds] + [run("dropped", s, 0.4, 0.9) for s in seeds]
+        plot.draw(runs, tmp_path / f"{number}.png")
+        assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_are_saved_one_line_each(tmp_path):
+    save([MIXED_RUN, run("dropped", 0, 0.4)], tmp_path / "runs.jsonl")
+    first, second = (tmp_path / "runs.jsonl").read_text().splitlines()
+    assert '"policy":"mixed"' in first
+    assert '"policy":"dropped"' in second
+
+
+def test_a_run_folder_that_exists_is_refused_in_one_line(tmp_path, capsys):
+    assert main(["demo", "--run-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"device-runtime: {tmp_path} is there already: give another --run-dir, or remove it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--rounds", "0"], ["--seeds", "-1"], ["--deadline", "nan"], ["--deadline", "soon"]]
+)
+def test_a_demo_of_nothing_is_refused(wrong, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", *wrong])
+    assert f"argument {wrong[0]}: " in capsys.readouterr().err
+
+
+def test_the_compared_policies_differ_in_the_kinds_offered_and_in_nothing_else():
+    assert [kind.name for kind in MIXED] == list(registry.KINDS)
+    assert MIXED[:1] == DROPPED
+
+
+def test_a_device_that_fails_ends_the_demo_with_what_it_said_last(tmp_path, monkeypatch):
+    script = tmp_path / "fails"
+    script.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('no such broker')\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(fleet_processes, "command", lambda: str(script))
+    empty = Placed(
+        Member("phone-a", "phone-high"), Labelled(np.zeros((0, 1, 8, 8), np.uint8), np.zeros(0, np.int64))
+    )
+    with (
+        FleetProcesses([empty], "mqtt://127.0.0.1:1", tmp_path / "devices") as fleet,
+        pytest.raises(AggregatorError, match="phone-a ended: no such broker"),
+        _abandoned_if(fleet.failed) as stop,
+    ):
+        assert stop.wait(30)
