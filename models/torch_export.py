@@ -130,7 +130,9 @@ def _checked_width(subject: Subject, spec: ExportSpec) -> int:
     with torch.no_grad():
         from_head = subject.module.get_submodule(subject.head)(features)
     if logits.shape != from_head.shape or not torch.allclose(logits, from_head):
-        raise ExportError(f"what the module returns are not the logits of its head {subject.head}")
+        raise ExportError(
+            f"what the module returns are not the logits of its head {subject.head}; name the right one"
+        )
     if logits.shape[1] != len(spec.labels):
         raise ExportError(f"head {subject.head} gives {logits.shape[1]} logits for {len(spec.labels)} labels")
     return int(features.shape[1])

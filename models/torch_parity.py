@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .errors import ParityError
+from .errors import ParityError, one_line
 from .manifest import Graph
 from .onnx_session import Loaded, SessionSettings, load_session
 from .torch_graph import external_names
@@ -54,9 +54,12 @@ def check_parity(subject: Subject, candidate: Candidate, classes: int) -> float:
         for batch in BATCHES:
             x = torch.randn((batch, *subject.example.shape[1:]), generator=generator)
             y = torch.randint(classes, (batch,), generator=generator)
-            found = _onnx_outputs(loaded, x, y, tensors)
-            expected = _torch_outputs(subject, candidate, (x, y), tensors)
             where = f"graph {candidate.name}, batch {batch}, seed {seed}"
+            try:
+                expected = _torch_outputs(subject, candidate, (x, y), tensors)
+                found = _onnx_outputs(loaded, x, y, tensors)
+            except Exception as error:  # the module's own code runs here
+                raise ParityError(f"{where}: {one_line(error)}; {_BRANCH}") from error
             worst = max(worst, _compare(where, found, expected))
     return worst
 

@@ -1,8 +1,12 @@
 import hashlib
+import io
+import zipfile
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from models import bundle as bundles
 from models import manifest as manifests
@@ -87,6 +91,7 @@ def test_weights_that_do_not_fit_the_parameter_table_are_refused(digits, tmp_pat
     graphs = {name: digits.graph(name) for name in digits.manifest.graphs}
     with pytest.raises(BundleError, match=r"weights.safetensors of bundle .* head.bias is \(7,\), expected"):
         write(tmp_path / "b", digits.manifest, weights, graphs)
+    assert not (tmp_path / "b").exists()
 
 
 def test_graphs_other_than_those_of_the_manifest_are_not_written(digits, tmp_path):
@@ -122,3 +127,109 @@ def test_written_bundle_is_the_one_that_was_read(digits, tmp_path):
 
 def test_whole_bundle_is_small(digits):
     assert len(digits.packed()) < 1_200_000
+
+
+def flipped(data: bytes, position: int, mask: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :]
+
+
+@settings(max_examples=60, deadline=None)
+@given(where=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255), choice=st.randoms())
+def test_a_flipped_byte_in_any_file_of_a_folder_is_refused(digits, tmp_path_factory, where, mask, choice):
+    files = {file.name: file.read_bytes() for file in digits.path.iterdir()}
+    name = choice.choice(sorted(files))
+    files[name] = flipped(files[name], int(where * len(files[name])), mask)
+    folder = tmp_path_factory.mktemp("flipped")
+    for file, content in files.items():
+        (folder / file).write_bytes(content)
+    with pytest.raises(BundleError) as caught:
+        Bundle.open(folder)
+    assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(where=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
+def test_a_flipped_byte_in_the_manifest_is_refused(digits, where, mask):
+    data = (digits.path / "manifest.json").read_bytes()
+    with pytest.raises(BundleError):
+        manifests.decode(flipped(data, int(where * len(data)), mask))
+
+
+@settings(max_examples=60, deadline=None)
+@given(where=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255), at_the_end=st.booleans())
+def test_a_zip_with_a_flipped_byte_is_refused_or_the_same_bundle(
+    digits, tmp_path_factory, where, mask, at_the_end
+):
+    """A zip has dates and attributes that nobody reads; the directory at its end is 1 KB of 1 MB."""
+    data = digits.packed()
+    position = len(data) - 1 - int(where * 1000) if at_the_end else int(where * len(data))
+    path = tmp_path_factory.mktemp("flipped") / "b.zip"
+    path.write_bytes(flipped(data, position, mask))
+    try:
+        opened = Bundle.open(path)
+    except BundleError as error:
+        assert "\n" not in str(error)
+    else:
+        assert opened.sha256 == digits.sha256
+
+
+@settings(max_examples=30, deadline=None)
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_truncated_zip_is_refused(digits, tmp_path_factory, share):
+    data = digits.packed()
+    path = tmp_path_factory.mktemp("cut") / "b.zip"
+    path.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(BundleError, match="not a sound zip"):
+        Bundle.open(path)
+
+
+def test_a_zip_that_writes_beside_its_folder_is_refused_and_writes_nothing(digits, tmp_path):
+    out = io.BytesIO(digits.packed())
+    with zipfile.ZipFile(out, "a") as archive:
+        archive.writestr("../evil.onnx", b"x")
+    with pytest.raises(BundleError, match=r"'\.\./evil\.onnx'"):
+        unpack(out.getvalue(), tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_of_another_dtype_or_not_finite_are_refused(digits, tmp_path):
+    graphs = {name: digits.graph(name) for name in digits.manifest.graphs}
+    for bias, message in (
+        (np.zeros(10), "head.bias is float64"),
+        (np.full(10, np.nan, np.float32), "10 non-"),
+    ):
+        weights = digits.weights() | {"head.bias": bias}
+        with pytest.raises(BundleError, match=message):
+            write(tmp_path / "b", digits.manifest, weights, graphs)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["train.most", "loss", "../x"])
+def test_graph_of_an_unknown_name_is_refused(digits, copied, name):
+    graphs = digits.manifest.graphs | {name: digits.manifest.graphs["forward"]}
+    with pytest.raises(BundleError, match=r"occurs twice|is none of forward, loss.all"):
+        Bundle.open(rewritten(copied, digits, graphs=graphs))
+
+
+def test_graph_that_leaves_out_a_parameter_of_its_set_is_refused(digits, copied):
+    graph = msgspec.structs.replace(digits.manifest.graphs["train.head"], trainable=("head.weight",))
+    graphs = digits.manifest.graphs | {"train.head": graph}
+    with pytest.raises(BundleError, match=r"graph train.head and its tunable set differ in head.bias"):
+        Bundle.open(rewritten(copied, digits, graphs=graphs))
+
+
+def test_what_occurs_twice_is_refused(digits, copied):
+    manifest = digits.manifest
+    labels = (*manifest.labels[:-1], manifest.labels[0])
+    with pytest.raises(BundleError, match="label '0' occurs twice"):
+        Bundle.open(rewritten(copied, digits, labels=labels))
+    with pytest.raises(BundleError, match=r"parameter 'conv1.weight' occurs twice"):
+        Bundle.open(rewritten(copied, digits, parameters=(manifest.parameters[0], *manifest.parameters)))
+
+
+def test_a_file_where_the_folder_should_be_is_a_bundle_error(digits, tmp_path):
+    (tmp_path / "b").write_text("mine")
+    graphs = {name: digits.graph(name) for name in digits.manifest.graphs}
+    with pytest.raises(BundleError, match="cannot be written"):
+        write(tmp_path / "b", digits.manifest, digits.weights(), graphs)
+    assert (tmp_path / "b").read_text() == "mine"

@@ -71,3 +71,55 @@ def test_activation_memory_grows_with_the_batch():
     graph = Graph("f", "", 0, (), 0, fixed_bytes=100, bytes_per_sample=7)
     assert graph.activation_bytes(3) == 121
     assert graph.memory_bytes(3) == 242
+
+
+def changed(digits, path: str, value: bytes) -> bytes:
+    """The manifest with one value replaced by other JSON, without a seal."""
+    tree = msgspec.json.decode(manifests.encode(digits.manifest)) | {"seal": ""}
+    *way, last = [int(step) if step.isdigit() else step for step in path.split("/")]
+    place = tree
+    for step in way:
+        place = place[step]
+    place[last] = msgspec.Raw(value)
+    return msgspec.json.encode(tree)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("graphs/forward/flops", b"-1"),
+        ("graphs/forward/bytes", b"-1"),
+        ("graphs/forward/fixed_bytes", b"1e300"),
+        ("graphs/forward/bytes_per_sample", b"1e30"),
+        ("graphs/forward/bytes_per_sample", b"99999999999999999999999999"),
+        ("graphs/forward/bytes_per_sample", b"9000000000000000000"),
+        ("labels", b"[]"),
+        ("parameters", b"[]"),
+        ("parameters/0/shape", b"[0, 3]"),
+        ("parameters/0/shape", b"[-2, -3]"),
+        ("parameters/0/dtype", b'"nonsense"'),
+        ("parameters/0/dtype", b'"object"'),
+        ("input/shape", b"[]"),
+        ("input/shape", b"[1, 0, 8]"),
+        ("input/mean", b"[1, 2]"),
+        ("input/std", b"[0]"),
+        ("input/scale", b"0"),
+        ("input/scale", b"1e999"),
+        ("head/features", b"0"),
+        ("features/head", b"[-64]"),
+        ("format", b"1e400"),
+    ],
+)
+def test_absurd_figures_are_refused_in_one_line(digits, path, value):
+    assert manifests.decode(changed(digits, "producer", b'"torch"')).producer == "torch"
+    with pytest.raises(BundleError, match=r"manifest.json is not a manifest") as caught:
+        manifests.decode(changed(digits, path, value))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_manifest_edited_by_hand_does_not_fit_its_seal(digits):
+    data = manifests.encode(digits.manifest)
+    edited = data.replace(b'"scale": 0.0625', b'"scale": 0.0725')
+    assert edited != data
+    with pytest.raises(BundleError, match="does not fit its seal"):
+        manifests.decode(edited)

@@ -98,6 +98,72 @@ def test_equal_inputs_give_equal_bits(digits, data):
     assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize("batch", [1, 3, 8, 20, 64])
+def test_results_do_not_depend_on_how_samples_are_batched(digits, data, batch):
+    """Logits to the last bit; means and sums to float32 rounding, an uneven last batch included."""
+    x, y = data
+    whole, parts = OnnxModel(digits, batch=21), OnnxModel(digits, batch=batch)
+    np.testing.assert_allclose(parts.logits(x), whole.logits(x), rtol=1e-6, atol=1e-6)
+    assert parts.probe("all").loss(x, y) == pytest.approx(whole.probe("all").loss(x, y), rel=3e-7)
+    one, many = whole.trainer("all"), parts.trainer("all")
+    assert many.loss_and_grads(x, y) == pytest.approx(one.loss_and_grads(x, y), rel=3e-7)
+    np.testing.assert_allclose(many.grads.vector, one.grads.vector, atol=1e-6)
+
+
+def test_the_probed_loss_is_the_mean_of_the_samples_own_losses(digits, data):
+    x, y = data
+    probe = OnnxModel(digits, batch=8).probe("head")
+    alone = [probe.loss(x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+    assert probe.loss(x, y) == pytest.approx(float(np.mean(alone)), rel=3e-7)
+    assert max(alone) > 1.3 * min(alone)  # otherwise any weighting would do
+
+
+def test_samples_need_not_be_contiguous(digits, data):
+    x, y = data
+    wide = np.zeros((21, 1, 8, 16), np.float32)
+    wide[..., ::2] = x
+    labels = np.repeat(y, 2)[::2].astype(np.int32)
+    model = OnnxModel(digits, batch=8)
+    np.testing.assert_array_equal(model.logits(wide[..., ::2]), model.logits(x))
+    assert model.probe("all").loss(wide[..., ::2], labels) == model.probe("all").loss(x, y)
+    trainer = model.trainer("all")
+    expected = trainer.loss_and_grads(x, y), trainer.grads.vector.tobytes()
+    assert (trainer.loss_and_grads(wide[..., ::2], labels), trainer.grads.vector.tobytes()) == expected
+
+
+def test_weights_that_are_not_finite_are_refused(digits):
+    with pytest.raises(TensorError, match=r"head.bias has 1 non-finite value$"):
+        OnnxModel(digits).load({"head.bias": np.array([np.nan] + [0] * 9, np.float32)})
+
+
+def test_unloading_and_loading_again_gives_the_same_bits(digits, data):
+    x, y = data
+    model = OnnxModel(digits)
+    logits, loss = model.logits(x), model.probe("all").loss(x, y)
+    model.unload()
+    np.testing.assert_array_equal(model.logits(x), logits)
+    assert model.probe("all").loss(x, y) == loss
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
+def test_rounds_of_loading_and_unloading_do_not_grow_the_process(digits):
+    code = (
+        "import re, numpy as np\nfrom models.bundle import Bundle, find\n"
+        "from models.onnx_engine import OnnxModel\n"
+        "model = OnnxModel(Bundle.open(find('digits-wrn-10-1')))\n"
+        "x, y = np.zeros((32, 1, 8, 8), np.float32), np.zeros(32, np.int64)\n"
+        "def resident():\n"
+        "    return 1024 * int(re.search(r'VmRSS:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+        "def rounds(count):\n"
+        "    for _ in range(count):\n"
+        "        model.load({k: v + np.float32(1e-4) for k, v in model.weights.items()})\n"
+        "        model.logits(x); model.trainer('head').loss_and_grads(x, y); model.unload()\n"
+        "rounds(10); before = resident(); rounds(60); print(resident() - before)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(out.stdout) < 60 * 310_000 / 3  # the weights are 310 KB: a third of them kept each round
+
+
 def test_loaded_weights_are_used_and_only_stale_sessions_are_made_anew(digits, data):
     x, _ = data
     watch = Recorder()

@@ -1,0 +1,221 @@
+"""Each way in which an export has silently gone wrong is caught, named, and leaves nothing behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+onnx = pytest.importorskip("onnx")
+
+from models import torch_export  # noqa: E402
+from models.errors import ParityError  # noqa: E402
+from models.manifest import InputSpec  # noqa: E402
+from models.torch_export import ExportSpec, export  # noqa: E402
+from models.torch_parity import BATCHES, SEEDS, Candidate, check_parity  # noqa: E402
+from models.torch_trace import TRACED_BATCH, Subject  # noqa: E402
+
+nn = torch.nn
+SPEC = ExportSpec("twins", InputSpec((8,)), ("a", "b", "c"))
+
+
+class Twins(nn.Module):
+    """Two normalisations whose weights start out equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.LayerNorm(8)
+        self.two = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.two(torch.tanh(self.one(x))))
+
+
+@pytest.fixture
+def module() -> Twins:
+    torch.manual_seed(1)
+    return Twins()
+
+
+Change = Callable[["onnx.GraphProto"], None]
+
+
+@pytest.fixture
+def spoilt(monkeypatch) -> Callable[[Change], None]:
+    """Makes the exporter hand out graphs that a function has changed."""
+    right = torch_export.to_onnx
+
+    def spoil(change: Change) -> None:
+        def wrong(traced, trainable):
+            model = onnx.load_from_string(right(traced, trainable))
+            change(model.graph)
+            return model.SerializeToString()
+
+        monkeypatch.setattr(torch_export, "to_onnx", wrong)
+
+    return spoil
+
+
+def refusal(module, tmp_path: Path) -> str:
+    """The one line with which the export is refused, nothing having been written."""
+    with pytest.raises(ParityError) as caught:
+        export(module, SPEC, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def gradients(subject: Subject) -> Candidate:
+    """The graph train.all, as `export` makes it."""
+    names = tuple(name for name, _ in subject.module.named_parameters())
+    traced = torch_export.trace_gradients(subject, names)
+    return Candidate("train.all", torch_export.to_onnx(traced, names), names)
+
+
+def refusal_of_gradients(module) -> str:
+    """The one line with which the gate refuses the graph train.all."""
+    subject = Subject(module.eval(), "head", torch.randn(TRACED_BATCH, 8))
+    with pytest.raises(ParityError) as caught:
+        check_parity(subject, gradients(subject), 3)
+    return str(caught.value)
+
+
+def read_instead(graph, name: str, other: str) -> None:
+    for node in graph.node:
+        node.input[:] = [other if given == name else given for given in node.input]
+
+
+def is_trained(graph, name: str) -> bool:
+    return name in {value.name for value in graph.input}
+
+
+def test_weights_merged_because_they_are_equal_are_caught_by_name(module, spoilt, tmp_path):
+    """Right for the module's own weights (seed 0), wrong as soon as training has parted them."""
+    spoilt(lambda graph: is_trained(graph, "two.weight") and read_instead(graph, "two.weight", "one.weight"))
+    message = refusal(module, tmp_path)
+    assert message.startswith("graph train.all, batch 1, seed 1: grad.")
+    assert "differs from torch by" in message
+
+
+def test_weights_folded_into_the_graph_are_caught_by_name(module, spoilt):
+    """The graph still takes the parameter, and reads what it was when it was traced."""
+
+    def fold(graph) -> None:
+        if is_trained(graph, "one.bias"):
+            graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(8, np.float32), "folded"))
+            read_instead(graph, "one.bias", "folded")
+
+    spoilt(fold)
+    message = refusal_of_gradients(module)
+    assert message.startswith("graph train.all, batch 1, seed 1: grad.")
+
+
+def test_weights_that_a_graph_no_longer_takes_are_caught_by_name(module, spoilt):
+    def drop(graph) -> None:
+        for value in [value for value in graph.input if value.name == "one.bias"]:
+            graph.input.remove(value)
+            graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(8, np.float32), "one.bias"))
+
+    spoilt(drop)
+    message = refusal_of_gradients(module)
+    assert "graph train.all" in message
+    assert "one.bias" in message
+
+
+def test_the_worst_of_several_wrong_gradients_is_named(module, spoilt):
+    """Both gradients are a few per cent off, that of the head's bias is doubled."""
+
+    def scale(graph) -> None:
+        for name, by in (("grad.one.bias", 1.01), ("grad.head.bias", 2.0)):
+            for node in graph.node if name in {value.name for value in graph.output} else ():
+                node.output[:] = [f"right.{given}" if given == name else given for given in node.output]
+            if name in {value.name for value in graph.output}:
+                graph.initializer.append(onnx.numpy_helper.from_array(np.float32(by), f"by.{name}"))
+                graph.node.append(onnx.helper.make_node("Mul", [f"right.{name}", f"by.{name}"], [name]))
+
+    spoilt(scale)
+    assert "grad.head.bias differs" in refusal_of_gradients(module)
+
+
+class Counting(Twins):
+    """Takes the number of samples as a Python number, which tracing makes a constant."""
+
+    def forward(self, x):
+        return self.head(self.two(self.one(x)) * int(x.shape[0]))
+
+
+class Reshaping(Twins):
+    """Says the traced batch itself."""
+
+    def forward(self, x):
+        return self.head(self.two(self.one(x)).reshape(TRACED_BATCH, 8))
+
+
+@pytest.mark.parametrize("frozen", [Counting, Reshaping])
+def test_a_batch_frozen_to_the_traced_size_is_caught_and_explained(frozen, tmp_path):
+    message = refusal(frozen(), tmp_path)
+    assert message.startswith("graph forward, batch 1, seed 0: ")
+    assert "Python code of the module that depends on the batch size" in message
+
+
+class Branching(Twins):
+    """Right for every batch but the last that is tried."""
+
+    def forward(self, x):
+        return self.head(self.two(self.one(x)) * (2 if x.shape[0] == BATCHES[-1] else 1))
+
+
+def test_a_branch_on_the_batch_size_is_caught_where_it_is_taken(tmp_path):
+    assert refusal(Branching(), tmp_path).startswith(f"graph forward, batch {BATCHES[-1]}, seed 0: ")
+
+
+class BatchStatistics(nn.Module):
+    """BatchNorm that goes on using the statistics of the batch, in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, track_running_stats=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.norm(x.unsqueeze(2) * torch.arange(1.0, 5.0)).mean(2))
+
+
+def test_batch_norm_with_the_statistics_of_the_batch_is_exported_as_torch_computes_it():
+    subject = Subject(BatchStatistics().eval(), "head", torch.randn(TRACED_BATCH, 8))
+    assert 0 <= check_parity(subject, gradients(subject), 3) < 1e-4
+
+
+def test_batch_norm_with_a_wrong_variance_is_caught(spoilt, tmp_path):
+    """Right as long as weight and variance are both all 1."""
+    norm = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
+
+    def swap(graph) -> None:
+        other = {"0.running_var": "0.weight", "0.weight": "0.running_var"}
+        for node in graph.node:
+            node.input[:] = [other.get(name, name) for name in node.input]
+
+    spoilt(swap)
+    assert refusal(norm, tmp_path).startswith("graph forward, batch 1, seed 1: ")
+
+
+def test_a_graph_that_gives_nan_is_caught(module, spoilt):
+    def poison(graph) -> None:
+        if is_trained(graph, "head.bias"):
+            bad = np.full(3, np.nan, np.float32)
+            graph.initializer.append(onnx.numpy_helper.from_array(bad, "bad"))
+            read_instead(graph, "head.bias", "bad")
+
+    spoilt(poison)
+    assert "differs from torch by nan" in refusal_of_gradients(module)
+
+
+def test_the_gate_tries_other_batches_than_the_traced_one_and_weights_that_differ(module):
+    assert TRACED_BATCH not in BATCHES
+    assert 1 in BATCHES
+    assert len(SEEDS) > 1
+    subject = Subject(module.eval(), "head", torch.randn(TRACED_BATCH, 8))
+    graph = torch_export.to_onnx(torch_export.trace_forward(subject), ())
+    assert 0 <= check_parity(subject, Candidate("forward", graph, ()), 3) < 1e-5
