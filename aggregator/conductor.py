@@ -139,7 +139,7 @@ class Conductor:
     def _announce(self, command: moves.Announce) -> None:
         task, number = self.rounds.task, command.round
         if not command.again:
-            self.rounds.open(number, self._clock())
+            self.rounds.open(number)
             self.traffic.begin({})
         kinds = tuple(kind.name for kind in task.offered(number))
         deadline_s, count = task.round_deadline_s, self.state.contributions

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from .errors import RunFolderError
 
-VERSION = 1
+VERSION = 2
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (
     id INTEGER PRIMARY KEY CHECK (id = 1), task BLOB NOT NULL, run TEXT NOT NULL, bundle BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS rounds (
-    round INTEGER PRIMARY KEY, phase TEXT NOT NULL, seed INTEGER NOT NULL, opened_at REAL NOT NULL,
-    base BLOB NOT NULL, next_base BLOB, served BLOB, figures BLOB, record BLOB, note TEXT NOT NULL DEFAULT ''
+    round INTEGER PRIMARY KEY, phase TEXT NOT NULL, base BLOB NOT NULL, next_base BLOB, served BLOB,
+    figures BLOB, record BLOB, note TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE IF NOT EXISTS contributions (
     round INTEGER NOT NULL, device TEXT NOT NULL, kind TEXT NOT NULL, into_round INTEGER NOT NULL,

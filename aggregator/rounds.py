@@ -81,10 +81,10 @@ class Rounds:
             bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
         )
 
-    def open(self, number: int, now: float) -> None:
+    def open(self, number: int) -> None:
         """Keep that a round is open. The first one distributes the bundle's own weights."""
         base = self._first_base if number == 1 else self.store.base(number)
-        self.store.open_round(number, self.task.round_seed(number), now, base)
+        self.store.open_round(number, base)
 
     def lobby(self) -> Offer:
         """Round 0: what to get ready with, before there is a round."""

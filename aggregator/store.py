@@ -90,13 +90,12 @@ class Store:
         answered = frozenset(row["device"] for row in counted if row["round"] == number)
         return Saved(number, phase, len(counted), answered)
 
-    def open_round(self, number: int, seed: int, opened_at: float, base: Base) -> None:
+    def open_round(self, number: int, base: Base) -> None:
         """A new round, whose phase is collect."""
         with self._db.commit() as db:
             db.execute(
-                "INSERT OR IGNORE INTO rounds (round, phase, seed, opened_at, base) "
-                "VALUES (?, 'collect', ?, ?, ?)",
-                (number, seed, opened_at, msgspec.msgpack.encode(base)),
+                "INSERT OR IGNORE INTO rounds (round, phase, base) VALUES (?, 'collect', ?)",
+                (number, msgspec.msgpack.encode(base)),
             )
 
     def begin_merge(self, number: int) -> None:

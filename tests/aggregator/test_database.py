@@ -13,7 +13,7 @@ def test_a_commit_that_a_full_disk_refuses_leaves_nothing_and_the_next_one_works
     with pytest.raises(RunFolderError, match="full"), database.commit() as db:
         db.execute("INSERT INTO meta VALUES (1, ?, 'r', x'00')", (bytes(100),))
         db.execute(
-            "INSERT INTO rounds (round, phase, seed, opened_at, base) VALUES (1, ?, 0, 0, x'')",
+            "INSERT INTO rounds (round, phase, base) VALUES (1, ?, x'')",
             ("a" * 99999,),
         )
     database.rows("PRAGMA max_page_count = 100000")
@@ -36,3 +36,11 @@ def test_a_commit_that_fails_at_its_very_end_is_rolled_back(tmp_path):
         db.execute("INSERT INTO parent VALUES (1)")
     assert (len(database.rows("SELECT * FROM child")), len(database.rows("SELECT * FROM parent"))) == (0, 1)
     database.close()
+
+
+def test_a_folder_of_another_version_is_refused_in_words(tmp_path):
+    database = Database(tmp_path)
+    database.rows("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(RunFolderError, match="run.sqlite has version 99, this version reads"):
+        Database(tmp_path)
