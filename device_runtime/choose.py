@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from profiles import Cost, DeviceProfile, Verdict, Workload, classify
+from profiles.cost import MissingGraph
 from profiles.straggler import misfits
 from strategies.full import Full
 from strategies.kind import AnyStrategy
@@ -67,7 +68,11 @@ def choose(
     candidates = tuple(_candidates(profile, kinds, workload, usable_s))
     chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
     full = next((kind for kind in kinds if isinstance(kind, Full)), Full())
-    return Plan(chosen, candidates, classify(full.cost(workload, profile), profile.memory, usable_s))
+    try:
+        verdict = classify(full.cost(workload, profile), profile.memory, usable_s)
+    except MissingGraph as error:
+        verdict = Verdict(True, (str(error),))
+    return Plan(chosen, candidates, verdict)
 
 
 def _candidates(
@@ -78,5 +83,9 @@ def _candidates(
             if unfit := form.unfit(workload):
                 yield Candidate(form, None, (unfit,))
                 continue
-            cost = form.cost(workload, profile)
+            try:
+                cost = form.cost(workload, profile)
+            except MissingGraph as error:
+                yield Candidate(form, None, (str(error),))
+                continue
             yield Candidate(form, cost, misfits(cost, profile.memory, usable_s))

@@ -36,7 +36,8 @@ def measure(model: DeviceModel, clock: Callable[[], float], batch: int = 32) -> 
     y = rng.integers(0, len(model.manifest.labels), batch)
     model.forward(x[:1])
     trials = {"forward": Trial(partial(model.forward, x), batch, graphs["forward"].flops)}
-    for name in (*(f"train.{tunable}" for tunable in TIMED_SETS), "loss.all"):
+    wanted = (*(f"train.{tunable}" for tunable in TIMED_SETS), "loss.all")
+    for name in (name for name in wanted if name in graphs):
         try:
             trials[name] = Trial(_runnable(model, name, x, y), batch, graphs[name].flops)
         except OutOfMemory as error:

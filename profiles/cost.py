@@ -11,6 +11,10 @@ SESSION_BYTES = 16 * 2**20
 """What ONNX Runtime holds for an open session besides weights and activations (measured 10 to 20 MB)."""
 
 
+class MissingGraph(LookupError):
+    """Work on a graph that the bundle does not have."""
+
+
 @dataclass(frozen=True)
 class GraphWork:
     """One graph of a bundle: operations per sample, and what a run holds beside the weights, in bytes."""
@@ -37,6 +41,12 @@ class Workload:
     class_counts: tuple[int, ...]
     sample_bytes: int
     batch: int = 32
+
+    def graph(self, name: str) -> GraphWork:
+        """The work of one graph. Raises MissingGraph."""
+        if name not in self.graphs:
+            raise MissingGraph(f"needs graph {name}, the bundle has {', '.join(self.graphs)}")
+        return self.graphs[name]
 
     @property
     def samples(self) -> int:
@@ -88,7 +98,7 @@ class Cost:
 
 def activation_bytes(workload: Workload, graph: str, samples: int | None = None) -> int:
     """Peak of live activations of one batch, and of the session that holds it."""
-    work = workload.graphs[graph]
+    work = workload.graph(graph)
     n = min(samples or workload.batch, workload.batch)
     return SESSION_BYTES + work.fixed_bytes + n * work.bytes_per_sample
 

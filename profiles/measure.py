@@ -27,9 +27,9 @@ class Trial:
 def measure_speed(trials: Mapping[str, Trial], clock: Callable[[], float], budget_s: float = 2.5) -> Speed:
     """Time each graph, the first in order first, within `budget_s` seconds in all.
 
-    Every trial is run once to warm up and then up to five times, in its share of the time that is left;
-    the median counts. A graph for which no
-    time is left is not measured and will be predicted from its FLOPs. The first is always measured.
+    Every trial is run once to warm up and then up to five times, in its share of the time that is left; the
+    median counts. A graph for which no time is left is not measured and will be predicted from its FLOPs.
+    The first is always measured.
     """
     seconds: dict[str, float] = {}
     rate = 0.0

@@ -41,7 +41,7 @@ def head_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
 def passes(load: Workload, **samples: float) -> tuple[Pass, ...]:
     """Samples through each graph: `passes(load, forward=100, train_upper=250)`."""
     named = {name.replace("_", ".", 1): count for name, count in samples.items()}
-    return tuple(Pass(graph, count, load.graphs[graph].flops) for graph, count in named.items())
+    return tuple(Pass(graph, count, load.graph(graph).flops) for graph, count in named.items())
 
 
 def upload_bytes(values: int, tensors: int) -> int:

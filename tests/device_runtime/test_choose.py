@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from device_runtime.choose import MARGIN, choose
@@ -112,3 +114,11 @@ def test_faster_boards_never_choose_poorer(load):
         chosen.append(order.index(plan.chosen.kind))
     assert chosen == sorted(chosen, reverse=True)
     assert len(set(chosen)) > 2
+
+
+def test_a_bundle_without_training_graphs_leaves_the_kinds_that_need_none(load):
+    inference = replace(load, graphs={"forward": load.graphs["forward"]})
+    plan = choose(device(1e12), every_kind(), inference, remaining_s=60.0)
+    assert plan.chosen.kind == "few-shot"
+    assert plan.reasons[0] == "full needs graph train.all, the bundle has forward"
+    assert plan.straggler.straggler
