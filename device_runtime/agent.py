@@ -33,9 +33,10 @@ from strategies.workload import ENVELOPE_BYTES
 
 from . import reports
 from .downloads import Downloads
-from .errors import StaleBase, UnusableBase
+from .errors import StaleBase, Stopped, UnusableBase
 from .holdings import Holdings
 from .inbox import Inbox
+from .link_speed import LinkSpeed
 from .offers import Open, opened
 from .outbox import Outbox
 from .sending import Sending
@@ -64,6 +65,8 @@ class Agent:
         self._outbox = Outbox(settings.folder / "outbox")
         self._sending = Sending(self._outbox, boot, lambda message: self._publish("contribution", message))
         self._downloads = Downloads(self._holdings.blobs, self._ask, self._arrived)
+        self._link_speed = LinkSpeed()
+        self._stop = threading.Event()
         self._task: DeviceTask | None = None
         self._bundle: Blob | None = None
         self._open: Open | None = None
@@ -84,7 +87,7 @@ class Agent:
 
         Raises DataError, ModelError, OutOfMemory for what this device cannot mend by waiting.
         """
-        self._link = link
+        self._link, self._stop = link, stop
         while not stop.is_set() and not (until_done and self.done and not len(self._outbox)):
             try:
                 if event := self.inbox.next(TICK_S):
@@ -95,6 +98,8 @@ class Agent:
                 log.warning("ignored: %s", error)
             except BlobError as error:
                 self._warn(str(error))
+            except Stopped as error:
+                log.info("%s", error)
 
     def _topic(self, leaf: str) -> str:
         return topics.up(self.settings.name, leaf)
@@ -121,7 +126,7 @@ class Agent:
         if address.leaf == "task":
             self._take(opened(decode(message.payload, Offer), came))
         elif address.leaf == "receipt":
-            self._sending.settle(decode(message.payload, Receipt))
+            self._link_speed.saw_up(*self._sending.settle(decode(message.payload, Receipt), self._clock()))
         elif address.leaf == "get":
             self._answer(decode(message.payload, Get))
         elif address.leaf == "block":
@@ -139,6 +144,7 @@ class Agent:
         self._heard = (offer.run, offer.round)
         if again and self._task is not None and not offer.done:
             self._hello()
+            self._sending.restart()
         self._downloads.expect(offer.base.checkpoint, self._clock())
         self._take(heard)
 
@@ -149,6 +155,7 @@ class Agent:
         self._open = None if offer.done else taken
         if offer.done:
             log.info("task %s is done after round %d", offer.task, offer.round)
+            self._sending.drop(offer.run)
 
     def _answer(self, get: Get) -> None:
         for index, data in answer(self._holdings.blobs, get):
@@ -181,7 +188,8 @@ class Agent:
         base = self._holdings.base(offer.base, task.manifest)
         self._holdings.prune(offer, [message.blob for message in self._outbox])
         if offer.round > 0 and not self._has_answered(offer):
-            self._report(offer, task.perform(offer, base, current.closes))
+            task.bandwidth_seen(self._link_speed)
+            self._report(offer, task.perform(offer, base, current.closes, self._go_on))
         self._open = None
 
     def _task_of(self, offer: Offer) -> DeviceTask:
@@ -196,6 +204,11 @@ class Agent:
     def _has_answered(self, offer: Offer) -> bool:
         """Whether this round was worked on already, in this life or an earlier one."""
         return (offer.run, offer.round) == self._answered or self._outbox.answered(offer.run, offer.round)
+
+    def _go_on(self, done: float) -> None:
+        """Called while training, `done` from 0 to 1. Raises Stopped when the device is to stop."""
+        if self._stop.is_set():
+            raise Stopped(f"stopped with {done:.0%} of an update done: it is not sent")
 
     def _report(self, offer: Offer, outcome: Outcome) -> None:
         """Tell what was decided, when that is new; keep and send what was trained."""
@@ -237,6 +250,7 @@ class Agent:
     def _ask(self, get: Get) -> None:
         self._publish("get", get)
 
-    def _arrived(self, blob: Blob) -> None:
+    def _arrived(self, blob: Blob, seconds: float) -> None:
+        self._link_speed.saw_down(blob.size, seconds)
         if self._task is not None:
             self._task.watcher.transfer(down=blob.size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -62,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"{name} needs {error.name}: pip install 'device-runtime[{extra}]'")
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _log_to_stderr() -> None:

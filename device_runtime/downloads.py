@@ -13,13 +13,18 @@ log = logging.getLogger(__name__)
 
 
 class Downloads:
-    """Pulls by hash. `ask` sends a Get; `arrived` is told of each blob that is whole and verified."""
+    """Pulls by hash. `ask` sends a Get; `arrived` is told of each blob that is whole and verified,
+    and of the seconds that it took.
+    """
 
-    def __init__(self, blobs: Blobs, ask: Callable[[Get], None], arrived: Callable[[Blob], None]) -> None:
+    def __init__(
+        self, blobs: Blobs, ask: Callable[[Get], None], arrived: Callable[[Blob, float], None]
+    ) -> None:
         self._blobs = blobs
         self._ask = ask
         self._arrived = arrived
         self._pulls: dict[bytes, Pull] = {}
+        self._began: dict[bytes, float] = {}
 
     def advance(self, wanted: Iterable[Blob], now: float) -> bool:
         """Fetch these and nothing else. Returns False when the sender does not have one of them.
@@ -29,6 +34,7 @@ class Downloads:
         self._pulls = {
             blob.sha: self._pulls.get(blob.sha) or Pull(blob, self._blobs.partial(blob)) for blob in wanted
         }
+        self._began = {sha: self._began.get(sha, now) for sha in self._pulls}
         for sha, pull in list(self._pulls.items()):
             if pull.refused:
                 del self._pulls[sha]  # a later offer may ask again
@@ -36,16 +42,17 @@ class Downloads:
                 return False
             if pull.done:
                 pull.finish()
-                self._arrived(pull.blob)
+                self._arrived(pull.blob, now - self._began[sha])
             elif blocks := pull.wanted(now):
                 self._ask(Get(blob=pull.blob, blocks=blocks))
         return True
 
     def expect(self, blob: Blob, now: float) -> None:
         """The sender has begun with this blob unasked."""
-        if not self._blobs.has(blob):
+        if blob.sha not in self._pulls and not self._blobs.has(blob):
             self._pulls[blob.sha] = Pull(blob, self._blobs.partial(blob))
             self._pulls[blob.sha].expect(now)
+            self._began[blob.sha] = now
 
     def received(self, sha: bytes, index: int, data: bytes, now: float) -> None:
         """A block came; one that nobody waits for is dropped."""

@@ -21,3 +21,7 @@ class StaleBase(DeviceError):
 
 class UnusableBase(DeviceError):
     """The base model of an offer cannot be made from what it names, from its checkpoint on."""
+
+
+class Stopped(DeviceError):
+    """The device was told to stop while it trained: what it was at is given up."""

@@ -76,6 +76,11 @@ class Outbox:
             self._settled = message
         return message
 
+    def drop(self, seq: int) -> None:
+        """Forget a contribution that nobody waits for any more."""
+        path, _ = self._waiting.pop(seq)
+        path.unlink(missing_ok=True)
+
 
 def _read(path: Path) -> Contribution | None:
     """The message in a file; None, and the file is dropped, when it is not one."""

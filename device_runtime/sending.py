@@ -38,18 +38,30 @@ class Sending:
             if now - self._sent_at.get(message.seq, -RESEND_S) >= RESEND_S:
                 self._send(message, now)
 
+    def drop(self, run: str) -> None:
+        """The run is over: nobody waits for what it has not receipted."""
+        for message in [message for message in self.outbox if message.run == run]:
+            log.warning(
+                "round %d: %s was not receipted before the task was done", message.round, message.kind
+            )
+            self.outbox.drop(message.seq)
+
     def restart(self) -> None:
         """The link was down: whatever was sent may be lost."""
         self._sent_at.clear()
 
-    def settle(self, receipt: Receipt) -> None:
-        """The aggregator has decided; a receipt of anything that does not wait is ignored."""
+    def settle(self, receipt: Receipt, now: float) -> tuple[int, float]:
+        """The aggregator has decided; a receipt of anything that does not wait is ignored.
+
+        Returns what was fetched from here in bytes, and the seconds from sending to the receipt.
+        """
         message = self.outbox.settle(receipt)
         if message is None:
-            return
-        self._sent_at.pop(receipt.seq, None)
+            return 0, 0.0
+        took_s = now - self._sent_at.pop(receipt.seq, now)
         level = logging.INFO if receipt.status in ("accepted", "duplicate") else logging.WARNING
         log.log(level, "round %d: %s %s %s", receipt.round, message.kind, receipt.status, receipt.reason)
+        return (message.blob.size if message.blob else 0), took_s
 
     def _send(self, message: Contribution, now: float) -> None:
         """One of an earlier life is sent in this one's name."""

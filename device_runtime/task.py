@@ -16,6 +16,7 @@ from strategies import registry
 from strategies.workload import workload
 
 from . import data as local_data
+from .link_speed import LinkSpeed
 from .measuring import SpeedCache, cache_key, measure, profile
 from .watching import Pretence, Watcher, limit_bytes, own_memory, rest
 from .work import Assignment, Equipment, Outcome, corrected, perform
@@ -48,6 +49,7 @@ class DeviceTask:
         speeds = SpeedCache(settings.folder / "speed.json")
         key = cache_key(bundle.sha256, settings.pretence)
         self._speed = speed = speeds.get(key, lambda: measure(self.model, clock))
+        self._link = LinkSpeed()
         self._rest()
         self.profile = self._as_it_is_now()
         counts = data.class_counts(len(bundle.manifest.labels))
@@ -72,8 +74,17 @@ class DeviceTask:
             engine=self.profile.engine,
         )
 
-    def perform(self, offer: Offer, base: Tensors, deadline: float) -> Outcome:
+    def bandwidth_seen(self, link: LinkSpeed) -> None:
+        """A device that pretends has the link of the board that it pretends to be."""
+        if self.settings.pretence is None:
+            self._link = link
+
+    def perform(
+        self, offer: Offer, base: Tensors, deadline: float, progress: Callable[[float], None]
+    ) -> Outcome:
         """The round's work from this base model; see `work.perform`. Learns from how long it took.
+
+        `progress` is called as `Run.progress` is; what it raises ends the work and goes to the caller.
 
         Raises KindError when no kind of the offer can be done here, TensorError for a base that does not fit.
         """
@@ -82,7 +93,7 @@ class DeviceTask:
         self.watcher.limit_bytes = self.profile.memory.limit_bytes
         here = replace(self._equipment.workload, download_bytes=0)
         outcome = perform(
-            replace(self._equipment, workload=here),
+            replace(self._equipment, workload=here, progress=progress),
             self.profile,
             Assignment(registry.known(offer.kinds), offer.seed, deadline),
         )
@@ -92,7 +103,9 @@ class DeviceTask:
 
     def _as_it_is_now(self) -> DeviceProfile:
         """Memory that is free, battery and temperature change from round to round; the speed was measured."""
-        return own_memory(profile(self._speed, self.settings.pretence), self.settings.memory_bytes)
+        now = profile(self._speed, self.settings.pretence)
+        now = replace(now, bandwidth=self._link.over(now.bandwidth))
+        return own_memory(now, self.settings.memory_bytes)
 
     def _rest(self) -> None:
         """Between rounds: no sessions, and their memory given back."""

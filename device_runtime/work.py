@@ -38,6 +38,7 @@ class Equipment:
     workload: Workload
     watcher: Watcher
     clock: Callable[[], float]
+    progress: Callable[[float], None] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def _train(
 ) -> Contribution:
     """Raises OutOfTime, OutOfMemory; EngineError, BundleError; TensorError for a training that diverged."""
     upload_s = chosen.cost.bytes_up / profile.bandwidth.up if chosen.cost else 0.0
-    run = Run(assignment.seed, equipment.name, equipment.clock, assignment.deadline - upload_s)
+    deadline = assignment.deadline - upload_s
+    run = Run(assignment.seed, equipment.name, equipment.clock, deadline, equipment.progress)
     trained = chosen.strategy.train(equipment.model, equipment.data, run)
     check(trained.tensors, chosen.strategy.expected(equipment.model.manifest))
     return trained

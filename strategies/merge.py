@@ -33,16 +33,16 @@ def merge(model: RoundModel, effects: Sequence[Effect]) -> Merged:
 
     Tensors are averaged over those who trained them, by weight, across kinds; a tensor that nobody trained
     stays. Zeroth-order steps are then taken beside the mean, scaled by the share of samples behind them
-    among all of the round (1 when only they came). The served model is the distributed one with the tensors
-    that the most preferred kind says to serve, or else the new base.
+    among all that move the base (1 when only they came). The served model is the distributed one with the
+    tensors that the most preferred kind says to serve, or else the new base.
     """
     joined = TensorMean()
     for effect in effects:
         if effect.mean is not None:
             joined = joined.join(effect.mean)
-    everyone = sum(effect.num_examples for effect in effects)
+    moving = sum(effect.num_examples for effect in effects if effect.mean is not None or effect.steps)
     steps = tuple(
-        msgspec.structs.replace(step, share=effect.num_examples / everyone)
+        msgspec.structs.replace(step, share=effect.num_examples / moving)
         for effect in effects
         for step in effect.steps
     )

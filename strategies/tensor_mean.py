@@ -23,7 +23,7 @@ class TensorMean:
         if not weight > 0:
             raise ValueError(f"a weight must be positive, not {weight}")
         for name, value in tensors.items():
-            self._accumulate(name, np.float64(weight) * value, weight)
+            self._accumulate(name, np.multiply(value, weight, dtype=np.float64), weight)
         return self
 
     def join(self, other: TensorMean) -> TensorMean:

@@ -1,4 +1,4 @@
-"""Rounds of zeroth-order updates alone: after the first model no weights travel, and who missed rounds replays."""
+"""Rounds of zeroth-order updates alone: no weights travel after the first, who missed rounds replays."""
 
 import json
 import subprocess

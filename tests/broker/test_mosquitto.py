@@ -174,9 +174,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TL
     folder = tmp_path_factory.mktemp("certificates")
     new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     ca, ca_key = folder / "ca.pem", folder / "ca.key"
-    _openssl(
-        "req", "-x509", *new_key, "-keyout", str(ca_key), "-out", str(ca), "-days", "2", "-subj", "/CN=CA"
-    )
+    signs = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]  # Python 3.13 refuses an authority without
+    made = ["-keyout", str(ca_key), "-out", str(ca), "-days", "2", "-subj", "/CN=CA"]
+    _openssl("req", "-x509", *new_key, *signs, *made)
 
     def issue(name: str) -> TLS:
         key, request, cert = (folder / f"{name}.{end}" for end in ("key", "csr", "pem"))

@@ -295,3 +295,46 @@ def test_a_blob_that_was_not_there_is_asked_for_again_by_a_later_offer(tmp_path)
 def test_the_bundle_written_for_these_tests_is_another_one(bundle, tmp_path):
     another = other_bundle(bundle, tmp_path / "another")
     assert another.sha256 != Bundle.open(bundle.path).sha256
+
+
+def test_what_was_not_receipted_when_the_task_is_done_waits_no_more(stage, caplog):
+    stage.link.receipts = False
+    stage.link.offer = stage.offer()
+    stage.go()
+    assert len(stage.contributions) == 1
+    stage.link.offer = None
+    stage.link.announce(stage.offer(number=1, kinds=(), done=True))
+    stage.go()
+    assert stage.agent.done
+    assert not list((stage.folder / "outbox").glob("0*.msg"))
+    assert "was not receipted before the task was done" in caplog.text
+
+
+def test_an_aggregator_that_restarted_is_sent_what_it_has_not_receipted_at_once(stage):
+    offer = stage.offer()
+    stage.link.receipts = False
+    stage.link.offer = offer
+    stage.link.announce(offer)
+    stage.go()
+    assert len(stage.contributions) == 1
+    stage.link.announce(offer)  # the same round again: it has restarted; no second passes here
+    stage.go()
+    assert [message.seq for message in stage.contributions] == [1, 1]
+
+
+def test_a_device_told_to_stop_gives_up_what_it_trains_and_sends_nothing(stage):
+    stage.link.offer = stage.offer(number=0, kinds=())
+    stage.go()
+    stop = threading.Event()
+    stage.link.offer = None
+    stage.link.announce(stage.offer())
+    pace = stage.agent._go_on
+
+    def stop_now(done):
+        stop.set()
+        pace(done)
+
+    stage.agent._go_on = stop_now
+    stage.agent.run(stage.link, stop)
+    assert stop.is_set()
+    assert not stage.contributions

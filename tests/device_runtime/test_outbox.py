@@ -83,3 +83,12 @@ def test_the_round_that_was_receipted_last_is_known_to_the_next_life(tmp_path):
     assert not again.answered("r", 3)
     assert not again.answered("another run", 2)
     assert len(again) == 0
+
+
+def test_what_nobody_waits_for_any_more_is_dropped_for_good(tmp_path):
+    outbox = Outbox(tmp_path)
+    outbox.add(contribution(1))
+    outbox.add(contribution(2))
+    outbox.drop(1)
+    assert list(outbox) == [contribution(2)]
+    assert list(Outbox(tmp_path)) == [contribution(2)]
