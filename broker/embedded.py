@@ -10,6 +10,7 @@ import asyncio
 import logging
 import tempfile
 import threading
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ class Embedded:
     async def _serve(self) -> None:
         with tempfile.TemporaryDirectory(prefix="amqtt-") as folder:
             broker = Broker(_configure(self.options, self.port, Path(folder)), loop=self._loop)
+        broker._subscriptions = _Settled(broker._subscriptions)
+        broker._retained_messages = _Settled(broker._retained_messages)
         await broker.start()
         self._settled.set()
         await self._over.wait()
@@ -86,6 +89,20 @@ class Embedded:
             await asyncio.wait_for(broker.shutdown(), STOP_S)
         except asyncio.TimeoutError:
             logging.getLogger(__name__).debug("%s did not end in %s s", self.name, STOP_S)
+
+
+class _Settled(dict[str, Any]):
+    """A dict that is walked through as it was when the walk began.
+
+    amqtt walks through its tables while it waits for clients, and others change them meanwhile: it then
+    dropped whoever was just connecting ("dictionary changed size during iteration", amqtt 0.12.1).
+    """
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(super().__iter__()))
+
+    def items(self) -> Any:
+        return list(super().items())
 
 
 def _check(options: BrokerOptions) -> None:

@@ -1,14 +1,16 @@
 """amqtt in this process: for this machine, and nothing else."""
 
+import queue
 import threading
 from pathlib import Path
 
 import pytest
 
 from broker.embedded import Embedded
-from broker.errors import BrokerStartError
+from broker.errors import BrokerError, BrokerStartError
+from broker.link import Event, Link, LinkOptions
 from broker.running import BrokerOptions
-from broker.url import TLS
+from broker.url import TLS, BrokerUrl
 
 
 def test_it_starts_and_ends_with_its_thread() -> None:
@@ -41,3 +43,35 @@ def test_a_taken_port_is_said() -> None:
     with pytest.raises(BrokerStartError, match=r"address already in use"):
         Embedded(BrokerOptions(port=broker.port))
     broker.stop()
+
+
+def test_a_fleet_that_connects_at_one_instant_gets_in() -> None:
+    """Each brings a subscription of its own, while what was retained is still being told to others."""
+    broker = Embedded()
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def linked(name: str, *topics: str) -> Link:
+        return Link(BrokerUrl.parse(broker.url), name, inbox, LinkOptions(subscriptions=topics))
+
+    aggregator = linked("aggregator", "fl/v1/d/+/up/#")
+    aggregator.connect()
+    for number in range(30):
+        aggregator.publish(f"fl/v1/d/{number}/up/state", b"here", retain=True)
+    links = [linked(f"device-{number}", f"fl/v1/d/{number}/dn/#") for number in range(30)]
+    failures: list[str] = []
+
+    def join(link: Link) -> None:
+        try:
+            link.connect()
+        except BrokerError as error:
+            failures.append(str(error))
+
+    threads = [threading.Thread(target=join, args=(link,)) for link in links]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for link in (aggregator, *links):
+        link.close()
+    broker.stop()
+    assert not failures
