@@ -12,7 +12,7 @@ import pytest
 from broker import brokers
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
-ROUNDS = 12
+ROUNDS = 40
 
 
 @pytest.fixture
