@@ -188,7 +188,6 @@ class Agent:
         base = self._holdings.base(offer.base, task.manifest)
         self._holdings.prune(offer, [message.blob for message in self._outbox])
         if offer.round > 0 and not self._has_answered(offer):
-            task.bandwidth_seen(self._link_speed)
             self._report(offer, task.perform(offer, base, current.closes, self._go_on))
         self._open = None
 
@@ -196,7 +195,8 @@ class Agent:
         """The task of the offer's bundle, made when it is not the one at hand. Raises as `run` does."""
         if self._task is None or self._bundle != offer.bundle:
             self._task = None  # its memory is free before the next one's is taken
-            self._task = DeviceTask(self.settings, self._holdings.bundle(offer.bundle), self._clock)
+            bundle = self._holdings.bundle(offer.bundle)
+            self._task = DeviceTask(self.settings, bundle, self._clock, self._link_speed)
             self._bundle = offer.bundle
             self._hello()
         return self._task

@@ -25,9 +25,7 @@ def load(path: Path | str, manifest: Manifest) -> LocalData:
     A file that cannot be read is skipped with a warning. Raises DataError when nothing is left, when a
     label is not one of the task's, or when samples do not have the task's shape.
     """
-    path = Path(path)
-    if not path.exists():
-        raise DataError(f"no data at {path}: give a folder with .npz files, or one .npz file (x, y)")
+    path = check_path(path)
     files = [path] if path.is_file() else sorted(path.glob("*.npz"))
     if not files:
         raise DataError(f"no samples in {path}: it holds no .npz file with arrays x and y")
@@ -44,6 +42,14 @@ def load(path: Path | str, manifest: Manifest) -> LocalData:
     if not len(data):
         raise DataError(f"no samples in {path}: its arrays are empty")
     return data
+
+
+def check_path(path: Path | str) -> Path:
+    """The path itself, if there is anything: known before the task is. Raises DataError."""
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"no data at {path}: give a folder with .npz files, or one .npz file (x, y)")
+    return path
 
 
 class _Unreadable(Exception):

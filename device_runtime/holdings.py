@@ -6,6 +6,7 @@ import hashlib
 import logging
 import shutil
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -91,18 +92,22 @@ class Holdings:
             log.warning("%s", error)
 
     def _has_bundle(self, blob: Blob) -> bool:
-        if (self._bundles / blob.hex).exists():
-            return True
+        folder = self._bundles / blob.hex
+        if not folder.exists() and blob.hex in self._shipped:
+            bundles.unpack(self._shipped[blob.hex].packed(), folder)
+        return folder.exists()
+
+    @cached_property
+    def _shipped(self) -> dict[str, Bundle]:
+        """Bundles that came with the package, by their hashes: opened once, and only where one is missing."""
+        sound = {}
         for name in bundles.shipped_names():
             try:
-                shipped = Bundle.open(bundles.shipped(name))
+                bundle = Bundle.open(bundles.shipped(name))
+                sound[bundle.sha256] = bundle
             except ModelError as error:
                 log.warning("shipped bundle %s: %s", name, error)
-                continue
-            if shipped.sha256 == blob.hex:
-                bundles.unpack(shipped.packed(), self._bundles / blob.hex)
-                return True
-        return False
+        return sound
 
     def _standing(self, base: Base) -> int | None:
         """Steps taken on this checkpoint; None where the device must begin at it (anew)."""

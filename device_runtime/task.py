@@ -39,8 +39,10 @@ class Settings:
 class DeviceTask:
     """Made once the bundle is here: loads the data, opens the engine, measures or remembers its speed."""
 
-    def __init__(self, settings: Settings, bundle: Bundle, clock: Callable[[], float]) -> None:
-        """Raises DataError, ModelError, OutOfMemory."""
+    def __init__(
+        self, settings: Settings, bundle: Bundle, clock: Callable[[], float], link: LinkSpeed
+    ) -> None:
+        """`link` goes on being told of what is seen. Raises DataError, ModelError, OutOfMemory."""
         self.settings = settings
         self.manifest = bundle.manifest
         data = local_data.load(settings.data, bundle.manifest)
@@ -49,7 +51,7 @@ class DeviceTask:
         speeds = SpeedCache(settings.folder / "speed.json")
         key = cache_key(bundle.sha256, settings.pretence)
         self._speed = speed = speeds.get(key, lambda: measure(self.model, clock))
-        self._link = LinkSpeed()
+        self._link = link
         self._rest()
         self.profile = self._as_it_is_now()
         counts = data.class_counts(len(bundle.manifest.labels))
@@ -73,11 +75,6 @@ class DeviceTask:
             memory_bytes=self.profile.memory.limit_bytes,
             engine=self.profile.engine,
         )
-
-    def bandwidth_seen(self, link: LinkSpeed) -> None:
-        """A device that pretends has the link of the board that it pretends to be."""
-        if self.settings.pretence is None:
-            self._link = link
 
     def perform(
         self, offer: Offer, base: Tensors, deadline: float, progress: Callable[[float], None]
@@ -104,7 +101,8 @@ class DeviceTask:
     def _as_it_is_now(self) -> DeviceProfile:
         """Memory that is free, battery and temperature change from round to round; the speed was measured."""
         now = profile(self._speed, self.settings.pretence)
-        now = replace(now, bandwidth=self._link.over(now.bandwidth))
+        if self.settings.pretence is None:  # else it is the link of the board
+            now = replace(now, bandwidth=self._link.over(now.bandwidth))
         return own_memory(now, self.settings.memory_bytes)
 
     def _rest(self) -> None:

@@ -30,15 +30,12 @@ class Pretence:
     slow: float = 1.0
 
     @classmethod
-    def of(
-        cls, name: str, slow: float = 1.0, memory_bytes: int | None = None, uplink: float | None = None
-    ) -> Pretence:
+    def of(cls, name: str, slow: float = 1.0, uplink: float | None = None) -> Pretence:
         """A shipped profile by name, changed; `uplink` in bytes per second. Raises ProfileError."""
         profile = shipped(name)
         speed = replace(profile.speed, flops_per_s=profile.speed.flops_per_s / slow)
-        memory = replace(profile.memory, limit_bytes=memory_bytes or profile.memory.limit_bytes)
         bandwidth = profile.bandwidth if uplink is None else Bandwidth(uplink, profile.bandwidth.down, "set")
-        return cls(replace(profile, speed=speed, memory=memory, bandwidth=bandwidth), slow)
+        return cls(replace(profile, speed=speed, bandwidth=bandwidth), slow)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
             for name, graph in manifest.graphs.items()
         },
         parameters={name: manifest.num_parameters(name) for name in TUNABLE_SETS},
+        tensors={name: len(manifest.names(name)) for name in TUNABLE_SETS},
         weights_bytes=manifest.weights.bytes,
         download_bytes=manifest.weights.bytes,
         feature_width=manifest.head.features,
@@ -62,7 +63,7 @@ def training_work(load: Workload, tunable: str, trained: float, scored: float = 
     return Work(
         passes=(*forward, *training),
         peak_bytes=held + activation_bytes(load, f"train.{tunable}", batch),
-        bytes_up=upload_bytes(values, max(1, values // 4096)),
+        bytes_up=upload_bytes(values, load.tensors[tunable]),
         bytes_down=load.download_bytes,
     )
 

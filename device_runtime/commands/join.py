@@ -16,8 +16,8 @@ import platformdirs
 from broker.link import Link, LinkOptions
 from broker.topics import check_device
 from broker.url import TLS, BrokerUrl
+from device_runtime import data as local_data
 from device_runtime.agent import Agent
-from device_runtime.errors import DataError
 from device_runtime.task import Settings
 
 from .options import add_pretence, count, memory_bytes, pretence
@@ -50,8 +50,7 @@ def run(options: argparse.Namespace) -> int:
     url = BrokerUrl.parse(options.broker, TLS(options.ca, options.cert, options.key), options.insecure)
     if options.insecure and not url.secure:
         logging.warning("--insecure: passwords and updates cross the network in the clear")
-    if not options.data.exists():
-        raise DataError(f"no data at {options.data}: give a folder with .npz files, or one .npz file (x, y)")
+    local_data.check_path(options.data)
     settings = _settings(options, url)
     agent = Agent(settings, boot=secrets.randbits(32), clock=time.monotonic)
     link = Link(url, settings.name, agent.inbox, LinkOptions(agent.will(), agent.subscriptions()))

@@ -29,7 +29,7 @@ def pretence(options: argparse.Namespace) -> Pretence | None:
     """The device to pretend to be, if any. Raises ProfileError for one that is not shipped."""
     if options.pretend is None:
         return None
-    return Pretence.of(options.pretend, options.slow, memory_bytes(options), options.uplink)
+    return Pretence.of(options.pretend, options.slow, options.uplink)
 
 
 def memory_bytes(options: argparse.Namespace) -> int | None:

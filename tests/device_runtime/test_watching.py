@@ -5,7 +5,7 @@ import psutil
 import pytest
 
 from device_runtime.errors import OutOfMemory
-from device_runtime.watching import Pretence, Time, Watcher
+from device_runtime.watching import Pretence, Time, Watcher, limit_bytes, own_memory
 from models.onnx_engine import OnnxModel
 from profiles import ProfileError, shipped
 
@@ -62,5 +62,7 @@ def test_work_that_outgrows_the_memory_is_given_up(bundle):
 def test_a_board_that_is_not_shipped_is_named_with_those_that_are():
     with pytest.raises(ProfileError, match="no profile named 'abacus'; there are pi-zero-2w, pi-4"):
         Pretence.of("abacus")
-    assert Pretence.of("pi-4", memory_bytes=5).profile.memory.limit_bytes == 5
+    assert limit_bytes(Pretence.of("pi-4"), 5) == 5
+    assert own_memory(Pretence.of("pi-4").profile, 5).memory.limit_bytes == 5
+    assert limit_bytes(Pretence.of("pi-4"), None) == 3600 * 2**20
     assert shipped("pi-4").memory.limit_bytes == 3600 * 2**20

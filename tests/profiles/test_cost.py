@@ -63,6 +63,7 @@ def test_activations_are_of_one_batch_at_most():
     load = Workload(
         graphs={"forward": GraphWork(1.0, 7, 3)},
         parameters={},
+        tensors={},
         weights_bytes=0,
         download_bytes=0,
         feature_width=4,
