@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 HELP = "write a torch module as a bundle that devices run without torch"
 EXAMPLE = (
-    "device-runtime export models.torch_wide_resnet:wrn --set depth=10 --set width=1 --set in_channels=1 "
-    "--set classes=10 --input 1,8,8 --labels 0,1,2,3,4,5,6,7,8,9 --out digits"
+    "device-runtime export models.torch_networks.wide_resnet:wrn --set depth=10 --set width=1 "
+    "--set in_channels=1 --set classes=10 --input 1,8,8 --labels 0,1,2,3,4,5,6,7,8,9 --out digits"
 )
 
 

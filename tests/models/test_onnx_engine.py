@@ -25,7 +25,7 @@ def torch() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def network(torch, digits):
-    from models.torch_wide_resnet import wrn
+    from models.torch_networks.wide_resnet import wrn
 
     module = wrn(10, 1, 1, 10).eval()
     module.load_state_dict({name: torch.from_numpy(w) for name, w in digits.weights().items()})

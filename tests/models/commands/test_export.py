@@ -17,7 +17,7 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 PLACE = ("--input", "1,8,8", "--labels", "0,1", "--out", "out")
-WRN = "models.torch_wide_resnet:wrn"
+WRN = "models.torch_networks.wide_resnet:wrn"
 
 
 def test_example_can_be_parsed():
@@ -36,7 +36,7 @@ def test_missing_torch_says_what_to_install(monkeypatch):
     ("words", "message"),
     [
         (("nowhere:net",), "nowhere:net cannot be imported"),
-        (("models.torch_wide_resnet:net",), "cannot be imported"),
+        (("models.torch_networks.wide_resnet:net",), "cannot be imported"),
         ((WRN, "--set", "depth"), "--set 'depth' is not NAME=VALUE"),
         ((WRN, "--set", "depth=11"), "depth is 11"),
         ((WRN, "--set", "height=11"), "unexpected keyword argument 'height'"),

@@ -2,7 +2,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.torch_wide_resnet import wrn  # noqa: E402
+from models.torch_networks.wide_resnet import wrn  # noqa: E402
 
 
 @pytest.mark.parametrize(("depth", "convolutions"), [(10, 10), (16, 16), (22, 22)])

@@ -50,6 +50,7 @@ class WideResNet(nn.Module):
         "norm": "up",
         "head": "head",
     }
+    level_outputs = {"low": "group1", "mid": "group2", "up": "group3"}  # noqa: RUF012
 
     def __init__(self, depth: int, width: int, in_channels: int, classes: int, norm: str) -> None:
         super().__init__()

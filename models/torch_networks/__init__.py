@@ -1,0 +1,58 @@
+"""The networks that come with the project, by short name; each module is imported when it is built.
+
+A network says about itself `levels` (prefix of a parameter's name -> low, mid, up or head) and
+`level_outputs` (low, mid, up -> the submodule whose output is the feature map at the end of that level).
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from models.errors import ExportError, one_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NETWORKS: dict[str, str] = {
+    "wrn": "wide_resnet:wrn",
+    "squeezenet": "squeezenet:squeezenet",
+    "mobilenet_v2": "mobilenet_v2:mobilenet_v2",
+    "resnet18": "library:resnet18",
+    "mobilenet_v3_small": "library:mobilenet_v3_small",
+    "shufflenet_v2_x0_5": "library:shufflenet_v2_x0_5",
+    "efficientnet_b0": "library:efficientnet_b0",
+    "vit": "vit:vit",
+    "lstm": "text:lstm",
+    "gru": "text:gru",
+    "keywords": "keywords:keywords",
+    "distilbert": "transformers:distilbert",
+    "roberta": "transformers:roberta",
+}
+"""Short name -> module of this package:function."""
+
+Setting = int | float | str | bool
+
+
+def build(name: str, settings: Mapping[str, Setting]) -> "nn.Module":
+    """The network with random weights of torch's global generator.
+
+    Raises ExportError for an unknown name, a setting that the network does not take, or a value it refuses.
+    """
+    function = _function(name)
+    taken = inspect.signature(function).parameters
+    if unknown := sorted(settings.keys() - taken.keys()):
+        raise ExportError(f"{name} takes no setting {unknown[0]}; it takes {', '.join(taken)}")
+    try:
+        return function(**settings)
+    except (TypeError, ValueError) as error:
+        given = ", ".join(f"{key}={value}" for key, value in settings.items())
+        raise ExportError(f"{name} with {given or 'no settings'} fails: {one_line(error)}") from error
+
+
+def _function(name: str) -> Callable[..., Any]:
+    if name not in NETWORKS:
+        raise ExportError(f"no network {name!r}; known are {', '.join(NETWORKS)}")
+    module, _, function = NETWORKS[name].partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __name__), function)
+    return found
