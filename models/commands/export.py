@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from tabulate import tabulate
 
+from models import torch_networks as networks
 from models.errors import ExportError, one_line
 from models.manifest import InputSpec
 
@@ -17,21 +18,29 @@ if TYPE_CHECKING:
 
 HELP = "write a torch module as a bundle that devices run without torch"
 EXAMPLE = (
-    "device-runtime export models.torch_networks.wide_resnet:wrn --set depth=10 --set width=1 "
-    "--set in_channels=1 --set classes=10 --input 1,8,8 --labels 0,1,2,3,4,5,6,7,8,9 --out digits"
+    "device-runtime export wrn --set depth=10 --set width=1 --set in_channels=1 --set classes=10 "
+    "--input 1,8,8 --labels 0,1,2,3,4,5,6,7,8,9 --out digits"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add = parser.add_argument
-    add("factory", help="package.module:name of a function or class that gives the torch module")
+    add(
+        "factory",
+        help=f"{', '.join(networks.NETWORKS)}; or package.module:name of what gives the torch module",
+    )
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="argument of the factory")
     add("--input", required=True, metavar="C,H,W", help="shape of one sample, channels first")
     add("--labels", required=True, metavar="A,B,..", help="names of the classes, in the order of the logits")
     add("--out", required=True, type=Path, help="folder of the bundle")
     add("--name", help="name of the bundle (default: that of the folder)")
-    add("--weights", type=Path, help="safetensors file to load (default: as the factory makes them)")
+    add(
+        "--weights",
+        type=Path,
+        help="safetensors, npz or torch state dict (default: as the factory makes them)",
+    )
+    add("--new-head", action="store_true", help="take the weights without the head, for other labels")
     add("--seed", type=int, default=0, help="of the random weights (default: 0)")
     add("--scale", type=float, default=1.0, help="multiplies raw values, before mean and std (default: 1)")
     add("--mean", default="0", metavar="M,..", help="subtracted, one or one per channel (default: 0)")
@@ -69,17 +78,29 @@ def build(args: argparse.Namespace) -> Any:
         hint = "pip install 'device-runtime[torch]'"
         raise ExportError(f"export needs {error.name}, which is not installed: {hint}") from error
     del onnx, onnxscript
+    from models.torch_levels import find_head
+    from models.torch_weights import load_weights
+
+    if args.new_head and args.weights is None:
+        raise ExportError("--new-head is for --weights; without them the whole module is new")
     torch.manual_seed(args.seed)
-    factory, settings = _factory(args.factory), dict(_pair(item) for item in args.set)
-    try:
-        module = factory(**settings)
-    except Exception as error:
-        raise ExportError(f"{args.factory} with {settings} fails: {one_line(error)}") from error
+    module = _made(args.factory, dict(_pair(item) for item in args.set))
     if not isinstance(module, torch.nn.Module):
         raise ExportError(f"{args.factory} gives a {type(module).__name__}, expected a torch.nn.Module")
     if args.weights is not None:
-        _load(module, args.weights)
+        head = find_head(module, args.head) if args.new_head else None
+        load_weights(module, args.weights, skip_head=head)
     return module
+
+
+def _made(where: str, settings: dict[str, Any]) -> Any:
+    if ":" not in where:
+        return networks.build(where, settings)
+    factory = _factory(where)
+    try:
+        return factory(**settings)
+    except Exception as error:
+        raise ExportError(f"{where} with {settings} fails: {one_line(error)}") from error
 
 
 def _factory(where: str) -> Any:
@@ -98,22 +119,6 @@ def _factory(where: str) -> Any:
     if not callable(found):
         raise ExportError(f"{where} is a {type(found).__name__}, expected a function or class to call")
     return found
-
-
-def _load(module: Any, path: Path) -> None:
-    import torch
-
-    from models import tensors
-
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ExportError(f"{path} cannot be read: {one_line(error)}") from error
-    state = {name: torch.from_numpy(value) for name, value in tensors.decode(data).items()}
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        raise ExportError(f"{path} does not fit the module: {one_line(error)}") from error
 
 
 def spec(args: argparse.Namespace) -> "ExportSpec":

@@ -92,7 +92,7 @@ def _pooling() -> nn.Module:
 
 
 def squeezenet(
-    version: str = "1.0", classes: int = 1000, head: str = "linear", in_channels: int = 3
+    version: str | float = "1.0", classes: int = 1000, head: str = "linear", in_channels: int = 3
 ) -> SqueezeNet:
-    """SqueezeNet; version is "1.0" or "1.1". Random weights come from torch's global generator."""
-    return SqueezeNet(version, classes, head, in_channels)
+    """SqueezeNet; version is 1.0 or 1.1. Random weights come from torch's global generator."""
+    return SqueezeNet(str(version), classes, head, in_channels)

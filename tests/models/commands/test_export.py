@@ -41,7 +41,11 @@ def test_missing_torch_says_what_to_install(monkeypatch):
         ((WRN, "--set", "depth=11"), "depth is 11"),
         ((WRN, "--set", "height=11"), "unexpected keyword argument 'height'"),
         (("collections:Counter",), "gives a Counter, expected a torch.nn.Module"),
+        (("resnet1",), "no network 'resnet1'; known are wrn, squeezenet"),
+        (("wrn", "--set", "height=11"), "wrn takes no setting height; it takes depth, width"),
+        (("wrn", "--set", "depth=11"), "wrn with depth=11 fails: depth is 11"),
         ((WRN, "--weights", "nowhere.safetensors"), r"nowhere.safetensors cannot be read"),
+        ((WRN, "--new-head"), "--new-head is for --weights"),
     ],
 )
 def test_wrong_words_are_one_line_errors(words, message):
@@ -61,8 +65,25 @@ def test_weights_of_a_file_are_loaded_and_others_refused(tmp_path):
     loaded = export.build(parsed(*words, "--weights", str(file)))
     assert all(torch.all(w == 0.5) for w in loaded.state_dict().values())
     file.write_bytes(tensors.encode({"stranger": np.zeros(1, np.float32)}))
-    with pytest.raises(ExportError, match="does not fit the module"):
+    with pytest.raises(
+        ExportError, match=r"does not fit WideResNet: 25 missing .*; 1 not expected \(stranger"
+    ):
         export.build(parsed(*words, "--weights", str(file)))
+
+
+def test_weights_of_other_labels_are_loaded_without_the_head(tmp_path):
+    torch = pytest.importorskip("torch")
+    wide = export.build(parsed("wrn", *PLACE, "--seed", "1", "--set", "classes=12"))
+    file = tmp_path / "w.pt"
+    torch.save(wide.state_dict(), file)
+    words = ("wrn", *PLACE, "--set", "classes=2", "--weights", str(file))
+    with pytest.raises(
+        ExportError, match=r"2 of another shape \(head.weight is \(12, 64\), expected \(2, 64\)"
+    ):
+        export.build(parsed(*words))
+    module = export.build(parsed(*words, "--new-head"))
+    assert module.head.weight.equal(export.build(parsed("wrn", *PLACE, "--set", "classes=2")).head.weight)
+    assert module.conv1.weight.equal(wide.conv1.weight)
 
 
 def test_seed_decides_the_weights():
