@@ -22,8 +22,6 @@ from .watching import Pretence
 
 log = logging.getLogger(__name__)
 
-TIMED_SETS = ("all", "upper", "head")
-
 
 def measure(model: DeviceModel, clock: Callable[[], float], batch: int = 32) -> Speed:
     """Time forward passes, training steps and losses of this bundle, in under 3 seconds.
@@ -36,7 +34,7 @@ def measure(model: DeviceModel, clock: Callable[[], float], batch: int = 32) -> 
     y = rng.integers(0, len(model.manifest.labels), batch)
     model.forward(x[:1])
     trials = {"forward": Trial(partial(model.forward, x), batch, graphs["forward"].flops)}
-    wanted = (*(f"train.{tunable}" for tunable in TIMED_SETS), "loss.all")
+    wanted = (*(f"train.{tunable}" for tunable in model.manifest.sets), "loss.all")
     for name in (name for name in wanted if name in graphs):
         try:
             trials[name] = Trial(_runnable(model, name, x, y), batch, graphs[name].flops)

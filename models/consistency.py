@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from .archive import is_plain
 from .errors import BundleError
-from .manifest import TUNABLE_SETS, File, Graph, Manifest
+from .manifest import LEVELS, TRAINING, File, Graph, Manifest
 from .tensors import TensorSpec
 
 
@@ -40,17 +40,32 @@ def _check_once(what: str, names: Iterable[str]) -> None:
 def _check_graphs(manifest: Manifest) -> None:
     if "forward" not in manifest.graphs:
         raise BundleError("lists no graph 'forward'")
-    takes = {"forward": set[str]()}
-    for tunable in TUNABLE_SETS:
-        takes |= {f"{kind}.{tunable}": set(manifest.names(tunable)) for kind in ("loss", "train")}
-    stored = {spec.name for spec in manifest.stored()}
+    takes = {"forward": set[str]()} | {f"features.{level}": set[str]() for level in LEVELS[:-1]}
+    for tunable in manifest.sets:
+        names = set(manifest.names(tunable))
+        takes |= {f"{kind}.{tunable}": names for kind in ("loss", *TRAINING)}
+    for parameter in manifest.parameters:
+        if unknown := sorted(set(parameter.sets) - set(manifest.sets)):
+            raise BundleError(f"parameter {parameter.name} is in set {unknown[0]}, which is not listed")
+        if parameter.sets and parameter.dtype != "float32":
+            raise BundleError(f"parameter {parameter.name} of {parameter.dtype} is in a tunable set")
     for name, graph in manifest.graphs.items():
-        if unknown := sorted({*graph.trainable, *graph.frozen} - stored):
-            raise BundleError(f"graph {name} takes {unknown[0]}, which is no parameter")
         if name not in takes:
             raise BundleError(f"graph {name!r} is none of {', '.join(takes)}")
+        _check_inputs(manifest, name)
         if differing := sorted(takes[name] ^ set(graph.trainable)):
             raise BundleError(f"graph {name} and its tunable set differ in {differing[0]}")
+
+
+def _check_inputs(manifest: Manifest, name: str) -> None:
+    graph = manifest.graphs[name]
+    never_trained = {parameter.name for parameter in manifest.parameters if not parameter.sets}
+    stored = {spec.name for spec in manifest.stored()}
+    if unknown := sorted({*graph.trainable, *graph.frozen, *graph.statistics} - stored):
+        raise BundleError(f"graph {name} takes {unknown[0]}, which is no parameter")
+    if trained := sorted(set(graph.statistics) - never_trained):
+        raise BundleError(f"graph {name} has {trained[0]} as a statistic, which is in a tunable set")
+    _check_once("input", ("x", "y", *(extra.name for extra in graph.extras), *stored))
 
 
 def _check_head(manifest: Manifest, stored: Mapping[str, TensorSpec]) -> None:

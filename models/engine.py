@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from importlib import metadata, util
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -13,9 +14,10 @@ from .tensors import Flat, Tensors
 if TYPE_CHECKING:
     from .bundle import Bundle
 
-Inputs = NDArray[np.float32]  # (n, *manifest.input.shape), prepared
+Inputs = NDArray[Any]  # (n, *manifest.input.shape), prepared: float32, or int64 token ids
 Labels = NDArray[np.integer[Any]]  # (n,), 0 <= y < len(manifest.labels)
 Matrix = NDArray[np.float32]
+NO_EXTRAS: Tensors = MappingProxyType({})
 
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime-gpu")
@@ -74,8 +76,15 @@ class Gradients(Protocol):
     def grads(self) -> Flat:
         """Gradient of the mean loss at the last call, laid out as `params`; overwritten by the next."""
 
-    def loss_and_grads(self, x: Inputs, y: Labels) -> float:
-        """Mean cross-entropy in nats over all samples. Raises EngineError for wrong arrays."""
+    @property
+    def statistics(self) -> Flat:
+        """Running statistics, where training moves any; each call of `loss_and_grads` does."""
+
+    def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
+        """Mean loss over all samples; `extras` are the objective's inputs beside x and y.
+
+        Raises EngineError for wrong arrays.
+        """
 
 
 class DeviceModel(Protocol):
@@ -104,11 +113,17 @@ class DeviceModel(Protocol):
     def features(self, x: Inputs) -> Matrix:
         """(n, width): what the head takes."""
 
+    def level_features(self, x: Inputs, level: str) -> NDArray[np.float32]:
+        """(n, *manifest.features[level]): the feature map at the end of a level."""
+
     def probe(self, tunable: str = "all") -> LossProbe:
         """The loss with the parameters of a tunable set free, starting at `weights`."""
 
-    def trainer(self, tunable: str = "all") -> Gradients:
-        """The gradients of the parameters of a tunable set, starting at `weights`."""
+    def trainer(self, tunable: str = "all", objective: str = "train") -> Gradients:
+        """The gradients of the parameters of a tunable set, starting at `weights`.
+
+        `objective` is one of manifest.TRAINING; `train` is cross-entropy in nats.
+        """
 
 
 def engine_choice() -> EngineChoice:

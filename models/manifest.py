@@ -11,17 +11,22 @@ from numpy.typing import NDArray
 from .errors import BundleError, TensorError, one_line
 from .tensors import TensorSpec
 
-FORMAT = 1
+FORMAT = 2
 LEVELS = ("low", "mid", "up", "head")
-TUNABLE_SETS = ("all", "upper", "head")
-LEVELS_OF = {"all": LEVELS, "upper": ("mid", "up", "head"), "head": ("head",)}
+LEVELS_OF = {"all": LEVELS, "mid": LEVELS[1:], "up": LEVELS[2:], "head": LEVELS[3:]}
+TUNABLE_SETS = (*LEVELS_OF, "bias", "adapter", "prompt", "prefix", "lora", "sparse")
+"""A level and what is above it (low and above is all); then the parameter-efficient ones, with the head."""
+
+TRAINING = ("train", "moon", "distil", "kl", "attention", "prototype")
+"""Objectives of training graphs; `train` is cross-entropy alone."""
 
 # ONNX Runtime's arena over live activations, by resident memory at batch 512 and 1024 (ONNX Runtime 1.31,
-# WRN-10-1): 1.25 to 1.4 for train.head, 1.7 to 2.0 for train.upper and train.all.
+# WRN-10-1): 1.25 to 1.4 for train.head, 1.7 to 2.0 for train.mid and train.all.
 ARENA_FACTOR = 2
 
 Level = Literal["low", "mid", "up", "head"]
-Tunable = Literal["all", "upper", "head"]
+Tunable = Literal["all", "mid", "up", "head", "bias", "adapter", "prompt", "prefix", "lora", "sparse"]
+Setting = int | float | str
 
 # What a manifest may say at most: figures beyond these are damage or malice, and would end in overflows.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
@@ -34,11 +39,14 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Parameter(Record, frozen=True):
-    """One tensor of weights.safetensors; `sets` is empty for what is never trained (running statistics)."""
+    """One tensor of weights.safetensors; `sets` is empty for what is never trained (running statistics).
+
+    int64 is for the indices of a sparse set, which are never trained.
+    """
 
     name: str
     shape: Shape
-    dtype: Literal["float32"]
+    dtype: Literal["float32", "int64"]
     level: Level
     sets: tuple[Tunable, ...]
 
@@ -49,16 +57,18 @@ class Parameter(Record, frozen=True):
 
 
 class InputSpec(Record, frozen=True):
-    """What the graphs take: float32 of shape (n, *shape), channels first, after `prepare`.
+    """What the graphs take: shape (n, *shape), channels first, after `prepare`.
 
-    Raises ValueError unless mean and std have one value or one per channel, and divide and scale by numbers.
+    float32 values, or int64 token ids from 0 to vocabulary - 1. Raises ValueError unless mean and std have
+    one value or one per channel, divide and scale by numbers, and a vocabulary is given to ids alone.
     """
 
     shape: Annotated[Shape, msgspec.Meta(min_length=1)]  # without the batch
     scale: float = 1.0  # multiplies the raw values, before mean and std
     mean: tuple[float, ...] = (0.0,)  # one per channel, or one for all
     std: tuple[float, ...] = (1.0,)
-    dtype: Literal["float32"] = "float32"
+    dtype: Literal["float32", "int64"] = "float32"
+    vocabulary: Size | None = None
 
     def __post_init__(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -70,23 +80,44 @@ class InputSpec(Record, frozen=True):
             raise ValueError("scale, mean or std of the input is not finite")
         if not self.scale or not all(self.std):
             raise ValueError("scale or std of the input is 0, which leaves nothing of it")
+        if (self.dtype == "int64") != (self.vocabulary is not None):
+            raise ValueError(f"input of {self.dtype} has vocabulary {self.vocabulary}: int64 alone has one")
 
-    def prepare(self, raw: NDArray[Any]) -> NDArray[np.float32]:
-        """(raw * scale - mean) / std, as float32 of shape (n, *shape), a new array.
+    def prepare(self, raw: NDArray[Any]) -> NDArray[Any]:
+        """(raw * scale - mean) / std as float32, or the ids as int64, of shape (n, *shape), a new array.
 
-        raw: shape (n, *shape), any real dtype; the axis of a single channel may be left out.
-        Raises TensorError for another shape.
+        raw: shape (n, *shape), any real dtype, for ids integers; the axis of a single channel may be left
+        out. Raises TensorError for another shape, or what is no id.
         """
         shapes = [self.shape, self.shape[1:]] if self.shape[:1] == (1,) else [self.shape]
         if raw.ndim == 0 or raw.shape[1:] not in shapes:
             wanted = ", ".join(str(n) for n in self.shape)
             raise TensorError(f"input is {raw.shape}, expected (n, {wanted})")
+        raw = raw.reshape((raw.shape[0], *self.shape))
+        return self._ids(raw) if self.vocabulary is not None else self._scaled(raw)
+
+    def _scaled(self, raw: NDArray[Any]) -> NDArray[np.float32]:
         channels = (-1, *(1 for _ in self.shape[1:]))
-        x = raw.reshape((raw.shape[0], *self.shape)).astype(np.float32)
+        x = raw.astype(np.float32)
         x *= np.float32(self.scale)
         x -= np.asarray(self.mean, np.float32).reshape(channels)
         x /= np.asarray(self.std, np.float32).reshape(channels)
         return x
+
+    def _ids(self, raw: NDArray[Any]) -> NDArray[np.int64]:
+        if raw.dtype.kind not in "iu":
+            raise TensorError(f"input is {raw.dtype}, expected integer token ids")
+        self.check_ids(raw)
+        return raw.astype(np.int64)
+
+    def check_ids(self, ids: NDArray[Any]) -> None:
+        """Raises TensorError for an id that the vocabulary does not have; any float passes."""
+        if self.vocabulary is None or ids.size == 0:
+            return
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= self.vocabulary:
+            wrong = low if low < 0 else high
+            raise TensorError(f"input holds token id {wrong}, expected 0 to {self.vocabulary - 1}")
 
 
 class File(Record, frozen=True):
@@ -95,6 +126,14 @@ class File(Record, frozen=True):
     file: str
     sha256: str
     bytes: Count
+
+
+class Extra(Record, frozen=True):
+    """A float32 input of a training graph beside x and y: (n, *shape) if it has a row for each sample."""
+
+    name: str
+    shape: Shape
+    per_sample: bool
 
 
 class Graph(Record, frozen=True):
@@ -108,6 +147,8 @@ class Graph(Record, frozen=True):
     fixed_bytes: Count
     bytes_per_sample: Count
     frozen: tuple[str, ...] = ()  # parameters that are initialisers, given to the session in memory
+    statistics: tuple[str, ...] = ()  # running statistics: inputs, whose next values are outputs next.NAME
+    extras: tuple[Extra, ...] = ()
 
     def activation_bytes(self, samples: int) -> int:
         """Predicted peak of live activations for a batch of `samples`."""
@@ -126,18 +167,31 @@ class Head(Record, frozen=True):
     features: Size
 
 
+class Source(Record, frozen=True):
+    """What the module was built from: a network of this package and its settings."""
+
+    network: str
+    settings: dict[str, Setting]
+
+
 class Manifest(Record, frozen=True):
-    """manifest.json. Graph names: forward, and loss.<set> and train.<set> for each tunable set."""
+    """manifest.json. Graphs: forward, features.LEVEL, and loss.SET and OBJECTIVE.SET for tunable sets.
+
+    OBJECTIVE is one of TRAINING. `features` has the shape of what features.LEVEL gives, and of what the
+    head takes, without the batch.
+    """
 
     name: str
     input: InputSpec
     labels: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     parameters: Annotated[tuple[Parameter, ...], msgspec.Meta(min_length=1)]
-    features: dict[Level, Shape]  # shape of each feature output of `forward`, without the batch
+    features: dict[Level, Shape]
     head: Head
+    sets: dict[Tunable, dict[str, Setting]]  # the tunable sets that there are, and what each was made with
     graphs: dict[str, Graph]
     weights: File
     producer: str
+    source: Source | None = None
     format: int = FORMAT
     seal: str = ""  # sha256 of manifest.json with an empty seal; `encode` sets it
 
@@ -146,10 +200,17 @@ class Manifest(Record, frozen=True):
         return tuple(spec.name for spec in self.specs(tunable))
 
     def specs(self, tunable: str = "all") -> tuple[TensorSpec, ...]:
-        """The parameters trained in a tunable set. Raises BundleError for an unknown set."""
-        if tunable not in TUNABLE_SETS:
-            raise BundleError(f"there is no tunable set {tunable!r}; there are {', '.join(TUNABLE_SETS)}")
+        """The parameters trained in a tunable set. Raises BundleError for a set that is not there."""
+        if tunable not in self.sets:
+            known = ", ".join(self.sets)
+            raise BundleError(f"bundle {self.name} has no tunable set {tunable!r}; it has {known}")
         return tuple(parameter.spec for parameter in self.parameters if tunable in parameter.sets)
+
+    def statistics(self, tunable: str) -> tuple[TensorSpec, ...]:
+        """Running statistics that training a set moves; they belong to an update beside `specs`."""
+        graph = self.graphs.get(f"train.{tunable}")
+        moved = set(graph.statistics if graph else ())
+        return tuple(parameter.spec for parameter in self.parameters if parameter.name in moved)
 
     def stored(self) -> tuple[TensorSpec, ...]:
         """Every tensor of the weights file, those that are never trained too."""

@@ -1,18 +1,19 @@
 """The default engine: a bundle's graphs on an ordinary ONNX Runtime, back-propagation included."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from .bundle import Bundle
-from .engine import Forward, Inputs, Labels, Matrix, Watch
+from .engine import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
 from .errors import EngineError
 from .manifest import Manifest
 from .onnx_session import (
     Loaded,
     SessionSettings,
+    checked_extras,
     checked_inputs,
     checked_labels,
     engine_errors,
@@ -46,6 +47,7 @@ class OnnxModel:
         self._settings = SessionSettings(threads, watch)
         self._weights: Tensors = {}
         self._sessions: dict[str, Loaded] = {}
+        self._outputs = {"logits": (len(self.manifest.labels),), "features": (self.manifest.head.features,)}
         self._adopt(bundle.weights())
         if weights:
             self.load(weights)
@@ -71,39 +73,43 @@ class OnnxModel:
 
     def forward(self, x: Inputs) -> Forward:
         """Logits (n, classes) and features (n, width) in one pass. Raises EngineError."""
-        logits, features = self._run(x, ["logits", "features"])
-        return Forward(logits, features)
+        return Forward(*self._run("forward", x, self._outputs))
 
     def logits(self, x: Inputs) -> Matrix:
         """(n, classes). Raises EngineError."""
-        return self._run(x, ["logits"])[0]
+        return self._run("forward", x, {"logits": self._outputs["logits"]})[0]
 
     def features(self, x: Inputs) -> Matrix:
         """(n, width), what the head takes. Raises EngineError."""
-        return self._run(x, ["features"])[0]
+        return self._run("forward", x, {"features": self._outputs["features"]})[0]
+
+    def level_features(self, x: Inputs, level: str) -> Matrix:
+        """(n, *features[level]). Raises BundleError where there is no such graph, EngineError."""
+        shapes = {str(known): shape for known, shape in self.manifest.features.items()}
+        return self._run(f"features.{level}", x, {"features": shapes.get(level, ())})[0]
 
     def probe(self, tunable: str = "all") -> "OnnxProbe":
         """The loss with a tunable set free, starting at `weights`. Raises BundleError, EngineError."""
         params = self._params(tunable)
         return OnnxProbe(self, self._session(f"loss.{tunable}"), params)
 
-    def trainer(self, tunable: str = "all") -> "OnnxGradients":
+    def trainer(self, tunable: str = "all", objective: str = "train") -> "OnnxGradients":
         """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
         params = self._params(tunable)
-        return OnnxGradients(self, self._session(f"train.{tunable}"), params)
+        return OnnxGradients(self, self._session(f"{objective}.{tunable}"), params)
 
     def _params(self, tunable: str) -> Flat:
         params = Flat(self.manifest.specs(tunable))
         params.load(self._weights)
         return params
 
-    def _run(self, x: Inputs, outputs: list[str]) -> list[Matrix]:
+    def _run(self, name: str, x: Inputs, outputs: Mapping[str, tuple[int, ...]]) -> list[Matrix]:
+        """Batch by batch; `outputs` has the shape of each without the batch."""
         x = checked_inputs(self.manifest, x)
-        loaded = self._session("forward")
-        width = {"logits": len(self.manifest.labels), "features": self.manifest.head.features}
-        results = [np.empty((len(x), width[name]), np.float32) for name in outputs]
+        loaded = self._session(name)
+        results = [np.empty((len(x), *shape), np.float32) for shape in outputs.values()]
         for part in _batches(len(x), self.batch):
-            for result, value in zip(results, loaded.run(outputs, {"x": x[part]}), strict=True):
+            for result, value in zip(results, loaded.run(list(outputs), {"x": x[part]}), strict=True):
                 result[part] = value
         return results
 
@@ -134,8 +140,12 @@ class _Bound:
         self._manifest, self._batch, self._loaded = model.manifest, model.batch, loaded
         with engine_errors(f"graph {loaded.name}"):
             self._binding: Any = loaded.session.io_binding()
-            for name, view in params.views.items():
-                self._binding.bind_ortvalue_input(name, _ortvalue(view))
+        for name, view in params.views.items():
+            self._bind_input(name, view)
+
+    def _bind_input(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
+        with engine_errors(f"graph {self._loaded.name}"):
+            self._binding.bind_ortvalue_input(name, _ortvalue(buffer))
 
     def _bind_output(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
         with engine_errors(f"graph {self._loaded.name}"):
@@ -146,9 +156,8 @@ class _Bound:
         x = checked_inputs(self._manifest, x)
         labels = checked_labels(self._manifest, x, y)
         for part in _batches(len(x), self._batch):
-            with engine_errors(f"graph {self._loaded.name}"):
-                self._binding.bind_ortvalue_input("x", _ortvalue(x[part]))
-                self._binding.bind_ortvalue_input("y", _ortvalue(labels[part]))
+            self._bind_input("x", x[part])
+            self._bind_input("y", labels[part])
             yield part
 
 
@@ -165,37 +174,52 @@ class OnnxProbe(_Bound):
 
 
 class OnnxGradients(_Bound):
-    """See `engine.Gradients`. More samples than one batch are micro-batches with summed gradients."""
+    """See `engine.Gradients`. More samples than one batch are micro-batches with summed gradients.
+
+    Batch statistics are those of a micro-batch.
+    """
 
     def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
         super().__init__(model, loaded, params)
         self.grads = Flat(params.specs)
+        moved = set(loaded.graph.statistics)
+        self.statistics = Flat([spec for spec in self._manifest.stored() if spec.name in moved])
+        self.statistics.load(model.weights)
+        self._next = Flat(self.statistics.specs)  # no buffer may be bound as input and as output
+        for name, view in self.statistics.views.items():
+            self._bind_input(name, view)
+            self._bind_output(f"next.{name}", self._next.views[name])
         self._loss = np.zeros((), np.float32)
         self._sum: np.ndarray[Any, np.dtype[np.float32]] | None = None
         self._bind_output("loss", self._loss)
         for name, view in self.grads.views.items():
             self._bind_output(f"grad.{name}", view)
 
-    def loss_and_grads(self, x: Inputs, y: Labels) -> float:
-        """Mean cross-entropy in nats; its gradient is left in `grads`."""
+    def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
+        """The objective's mean loss; its gradient is left in `grads`."""
+        given = checked_extras(self._loaded.graph, len(x), extras)
         if len(x) <= self._batch:
-            return sum(loss for _, loss in self._losses(x, y))
+            return sum(loss for _, loss in self._losses(x, y, given))
         if self._sum is None:
             self._sum = np.empty_like(self.grads.vector)
         self._sum.fill(0)
         total = 0.0
-        for share, loss in self._losses(x, y):
+        for share, loss in self._losses(x, y, given):
             total += share * loss
             self.grads.vector *= np.float32(share)
             self._sum += self.grads.vector
         np.copyto(self.grads.vector, self._sum)
         return total
 
-    def _losses(self, x: Inputs, y: Labels) -> Iterator[tuple[float, float]]:
+    def _losses(self, x: Inputs, y: Labels, extras: Tensors) -> Iterator[tuple[float, float]]:
         """Runs batch by batch; gives each one's share of the samples and mean loss."""
+        rows = {extra.name for extra in self._loaded.graph.extras if extra.per_sample}
         for part in self._batches_of(x, y):
+            for name, value in extras.items():
+                self._bind_input(name, value[part] if name in rows else value)
             samples = part.stop - part.start
             self._loaded.run_bound(self._binding, samples)
+            np.copyto(self.statistics.vector, self._next.vector)
             yield samples / len(x), float(self._loss)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .engine import Inputs, Labels, Watch
-from .errors import EngineError, one_line
+from .errors import EngineError, TensorError, one_line
 from .manifest import Graph, Manifest
 from .tensors import Tensors
 
@@ -95,13 +95,32 @@ def engine_errors(what: str) -> Iterator[None]:
 
 
 def checked_inputs(manifest: Manifest, x: Inputs) -> Inputs:
-    """`x` as contiguous float32 of shape (n, *shape). Raises EngineError for another dtype or shape."""
+    """`x` as contiguous array of shape (n, *shape). Raises EngineError for another dtype, shape, or id."""
     if x.shape[1:] != manifest.input.shape or x.ndim == 0:
         wanted = ", ".join(str(n) for n in manifest.input.shape)
         raise EngineError(f"x is {x.shape}, {manifest.name} takes (n, {wanted})")
-    if x.dtype != np.float32:
-        raise EngineError(f"x is {x.dtype}, {manifest.name} takes float32, as input.prepare gives it")
+    if x.dtype != manifest.input.dtype:
+        takes = f"{manifest.name} takes {manifest.input.dtype}, as input.prepare gives it"
+        raise EngineError(f"x is {x.dtype}, {takes}")
+    try:
+        manifest.input.check_ids(x)
+    except TensorError as error:
+        raise EngineError(f"{manifest.name}: {error}") from None
     return np.ascontiguousarray(x)
+
+
+def checked_extras(graph: Graph, samples: int, extras: Tensors) -> dict[str, NDArray[np.float32]]:
+    """The extra inputs of a training graph, contiguous float32. Raises EngineError for wrong ones."""
+    wanted = [extra.name for extra in graph.extras]
+    if sorted(extras) != sorted(wanted):
+        takes = ", ".join(wanted) or "none"
+        raise EngineError(f"extra inputs are {', '.join(sorted(extras)) or 'none'}, expected {takes}")
+    given = {extra.name: np.ascontiguousarray(extras[extra.name], np.float32) for extra in graph.extras}
+    for extra in graph.extras:
+        shape = (samples, *extra.shape) if extra.per_sample else extra.shape
+        if np.shape(extras[extra.name]) != shape:
+            raise EngineError(f"extra input {extra.name} is {np.shape(extras[extra.name])}, expected {shape}")
+    return {name: value.reshape(np.shape(extras[name])) for name, value in given.items()}
 
 
 def checked_labels(manifest: Manifest, x: Inputs, y: Labels) -> NDArray[np.int64]:

@@ -2,61 +2,47 @@
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import nn
 
 from . import bundle as bundles
 from .errors import ExportError, one_line
-from .manifest import (
-    LEVELS_OF,
-    TUNABLE_SETS,
-    File,
-    Graph,
-    Head,
-    InputSpec,
-    Level,
-    Manifest,
-    Parameter,
-    Tunable,
-)
+from .manifest import LEVELS, TRAINING, File, Graph, Head, InputSpec, Level, Manifest, Shape, Source
 from .onnx_work import measure_work
-from .torch_graph import convert, to_onnx, with_inputs
-from .torch_levels import Layout, find_head, lay_out
+from .torch_candidates import Wanted, candidates
+from .torch_levels import find_head, lay_out, level_outputs
+from .torch_objectives import Sizes, sizes_of
 from .torch_parity import Candidate, check_parity
-from .torch_trace import (
-    TRACED_BATCH,
-    HeadUnused,
-    Subject,
-    forward_with_features,
-    stored_tensors,
-    trace_forward,
-    trace_gradients,
-    trace_losses,
-)
-
-_ADVICE = {
-    "modified by an inplace operation": "the module changes in place a value that its gradient needs; "
-    "write x = x * 2 for x *= 2, and relu(x) for x.relu_()",
-    "data-dependent": "the module's Python code branches on values of its input; use torch.where instead",
-}
-"""What to do about an error of torch that has this in its message."""
+from .torch_sets import Sets, inject, parameter_table
+from .torch_subject import HeadUnused, Subject, run, stored_tensors
+from .torch_trace import TRACED_BATCH
 
 
 @dataclass(frozen=True)
 class ExportSpec:
-    """What a bundle says that the module does not know."""
+    """What a bundle says that the module does not know, and which graphs it has.
+
+    sets: tunable sets, each with its settings, as in {"all": {}, "lora": {"rank": 8}}. `batchnorm` training:
+    layers whose own parameters are in the trained set use the statistics of the batch and move the running
+    ones; frozen: all keep theirs.
+    """
 
     name: str
     input: InputSpec
     labels: tuple[str, ...]
     head: str | None = None  # name of the nn.Linear that gives the logits; the last one if None
     levels: Mapping[str, str] | None = None  # prefix of a parameter's name -> low, mid, up or head
+    outputs: Mapping[str, str] | None = None  # low, mid, up -> name of the submodule at the end of the level
+    sets: Sets = field(default_factory=lambda: {"all": {}, "mid": {}, "head": {}})
+    objectives: tuple[str, ...] = ("train",)
+    features: tuple[str, ...] = ()  # levels whose feature map the bundle gives
+    batchnorm: Literal["frozen", "training"] = "frozen"
+    source: Source | None = None
 
 
 @dataclass(frozen=True)
@@ -73,56 +59,87 @@ def export(
 ) -> bundles.Bundle:
     """Writes the bundle into `folder` and opens it; `report` is told of each graph that passed.
 
-    The module is exported in eval mode, also for training: no dropout, BatchNorm with fixed statistics.
+    The module is exported in eval mode, also for training: no dropout.
     Raises ExportError for a module that cannot be traced, ParityError if a graph does not compute what
     torch computes; then nothing has been written.
     """
+    _check_spec(spec)
     module = copy.deepcopy(module).eval()
-    subject = Subject(module, find_head(module, spec.head), _example(spec.input))
-    width = _checked_width(subject, spec)
-    parameters = _parameters(module, lay_out(module, subject.head, spec.levels))
+    injected = inject(module, spec.sets)
+    outputs = level_outputs(module, spec.outputs)
+    subject = Subject(module, find_head(module, spec.head), _example(spec.input), outputs)
+    sizes = _checked_sizes(subject, spec)
+    parameters = parameter_table(module, lay_out(module, subject.head, spec.levels), injected)
+    sets = {str(s): tuple(p.name for p in parameters if s in p.sets) for s in injected.settings}
+    wanted = Wanted(sets, spec.objectives, spec.features, spec.batchnorm == "training")
     graphs: dict[str, Graph] = {}
     files: dict[str, bytes] = {}
-    for candidate in _candidates(subject, parameters):
-        worst = check_parity(subject, candidate, len(spec.labels))
-        work = measure_work(candidate.onnx)
-        files[candidate.name] = candidate.onnx
-        graphs[candidate.name] = Graph(
-            f"{candidate.name}.onnx", "", len(candidate.onnx), candidate.trainable,
-            work.flops, work.fixed_bytes, work.bytes_per_sample, candidate.frozen,
-        )  # fmt: skip
+    for candidate in candidates(subject, wanted):
+        worst = check_parity(subject, candidate)
+        files[candidate.name], graphs[candidate.name] = candidate.onnx, _described(candidate)
         report(Checked(candidate.name, len(candidate.onnx), worst))
     manifest = Manifest(
         name=spec.name,
         input=spec.input,
         labels=spec.labels,
         parameters=parameters,
-        features={"head": (width,)},
-        head=_head(subject, width),
+        features=_features(sizes, spec),
+        head=_head(subject, sizes.width),
+        sets=injected.settings,
         graphs=graphs,
         weights=File("", "", 0),
         producer=f"torch {torch.__version__.partition('+')[0]}",
+        source=spec.source,
     )
     weights = {name: tensor.contiguous().numpy() for name, tensor in stored_tensors(module).items()}
     return bundles.write(folder, manifest, weights, files)
 
 
+def _check_spec(spec: ExportSpec) -> None:
+    if unknown := sorted(set(spec.objectives) - set(TRAINING)):
+        raise ExportError(f"there is no objective {unknown[0]!r}; there are {', '.join(TRAINING)}")
+    if spec.batchnorm == "training" and "prototype" in spec.objectives:
+        raise ExportError(
+            "objective prototype would move running statistics twice: freeze batch normalisation"
+        )
+
+
+def _described(candidate: Candidate) -> Graph:
+    work = measure_work(candidate.onnx)
+    return Graph(
+        f"{candidate.name}.onnx", "", len(candidate.onnx), candidate.trainable,
+        work.flops, work.fixed_bytes, work.bytes_per_sample, candidate.frozen,
+        candidate.statistics, candidate.extras,
+    )  # fmt: skip
+
+
+def _features(sizes: Sizes, spec: ExportSpec) -> dict[Level, Shape]:
+    levels = (cast(Level, level) for level in LEVELS if level in spec.features)
+    return {**{level: sizes.maps[level] for level in levels}, "head": (sizes.width,)}
+
+
 def _example(spec: InputSpec) -> torch.Tensor:
-    return torch.randn((TRACED_BATCH, *spec.shape), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    shape = (TRACED_BATCH, *spec.shape)
+    if spec.vocabulary is not None:
+        return torch.randint(spec.vocabulary, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
 
 
-def _checked_width(subject: Subject, spec: ExportSpec) -> int:
-    """Width of the features. Raises ExportError unless head(features) are the logits of all labels."""
+def _checked_sizes(subject: Subject, spec: ExportSpec) -> Sizes:
+    """What the module gives. Raises ExportError unless head(features) are the logits of all labels."""
     tensors = stored_tensors(subject.module)
-    if other := [f"{n} is {t.dtype}" for n, t in tensors.items() if t.dtype != torch.float32]:
+    parameters = dict(subject.module.named_parameters())
+    if other := [f"{n} is {t.dtype}" for n, t in tensors.items() if t.dtype != _dtype(n in parameters, t)]:
         raise ExportError(f"{other[0]}; only torch.float32 can be exported")
     try:
         with torch.no_grad():
-            logits, features = forward_with_features(subject, subject.example, tensors)
+            passed = run(subject, subject.example, tensors)
     except HeadUnused:
         raise ExportError(f"the module never calls its head {subject.head}; name the one it calls") from None
     except Exception as error:
         raise ExportError(f"the module fails on {tuple(subject.example.shape)}: {one_line(error)}") from error
+    logits, features = passed.logits, passed.features
     if not isinstance(logits, torch.Tensor):
         raise ExportError(f"the module returns a {type(logits).__name__}, expected the logits alone")
     if features.dim() != 2:
@@ -135,51 +152,11 @@ def _checked_width(subject: Subject, spec: ExportSpec) -> int:
         )
     if logits.shape[1] != len(spec.labels):
         raise ExportError(f"head {subject.head} gives {logits.shape[1]} logits for {len(spec.labels)} labels")
-    return int(features.shape[1])
+    return sizes_of(passed)
 
 
-def _parameters(module: nn.Module, layout: Layout) -> tuple[Parameter, ...]:
-    free = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    if not free:
-        raise ExportError("no parameter of the module has requires_grad=True, so there is nothing to train")
-
-    def sets(name: str, level: Level) -> tuple[Tunable, ...]:
-        chosen = [s for s in TUNABLE_SETS if name in free and level in LEVELS_OF[s]]
-        return cast(tuple[Tunable, ...], tuple(chosen))
-
-    return tuple(
-        Parameter(name, tuple(tensor.shape), "float32", layout.levels[name], sets(name, layout.levels[name]))
-        for name, tensor in stored_tensors(module).items()
-    )
-
-
-def _candidates(subject: Subject, parameters: tuple[Parameter, ...]) -> Iterator[Candidate]:
-    """forward, then loss and train for each tunable set that has parameters."""
-    with _export_errors("forward"):
-        forward = to_onnx(trace_forward(subject), ())
-    yield Candidate("forward", forward, ())
-    with _export_errors("loss"):
-        loss = trace_losses(subject)
-        converted = convert(loss)
-    for tunable in TUNABLE_SETS:
-        names = tuple(parameter.name for parameter in parameters if tunable in parameter.sets)
-        if not names:
-            continue
-        yield Candidate(f"loss.{tunable}", with_inputs(converted, loss, names), names)
-        with _export_errors(f"train.{tunable}"):
-            gradients = to_onnx(trace_gradients(subject, names), names)
-        yield Candidate(f"train.{tunable}", gradients, names)
-
-
-@contextmanager
-def _export_errors(graph: str) -> Iterator[None]:
-    """Tracing runs the user's module: anything can come out of it."""
-    try:
-        yield
-    except Exception as error:
-        text = one_line(error)
-        advice = next((say for part, say in _ADVICE.items() if part in text), text)
-        raise ExportError(f"graph {graph} cannot be exported: {advice}") from error
+def _dtype(is_parameter: bool, tensor: torch.Tensor) -> torch.dtype:
+    return torch.float32 if is_parameter or tensor.is_floating_point() else torch.int64
 
 
 def _head(subject: Subject, width: int) -> Head:

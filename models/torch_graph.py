@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import onnx
@@ -17,35 +18,45 @@ IR_VERSION = 10  # the newest that ONNX Runtime 1.19 reads
 LOCATION = "weights"  # a name only: the values are given to the session in memory
 
 
-def to_onnx(traced: Traced, trainable: Sequence[str]) -> bytes:
-    """The ONNX file; `trainable` stay inputs, all other tensors become external initialisers."""
-    return with_inputs(convert(traced), traced, trainable)
+def to_onnx(traced: Traced) -> bytes:
+    """The ONNX file of all outputs; every tensor is an external initialiser."""
+    return part(convert(traced), traced, (), traced.outputs.names)
 
 
 def convert(traced: Traced) -> Any:
     """The graph as torch's exporter writes it, all tensors as inputs, as an onnx.ModelProto."""
-    batch = torch.export.Dim("batch", min=1)
-    shapes = [{0: batch} if name in ("x", "y") else None for name in traced.inputs]
-    data = len(traced.example) - 1
+    batch = {0: torch.export.Dim("batch", min=1)}
+    outputs = traced.outputs
+    shapes: list[Any] = [batch] * (2 if outputs.labels else 1)
+    if outputs.extras:
+        shapes.append([batch if extra.per_sample else None for extra in outputs.extras])
+    shapes.append([None] * len(traced.example[-1]))
     with _quiet():
         program = torch.onnx.export(
             traced.graph,
             traced.example,
             dynamo=True,
             opset_version=OPSET,
-            dynamic_shapes=(*shapes[:data], shapes[data:]),
+            dynamic_shapes=tuple(shapes),
             verbose=False,
         )
     return program.model_proto
 
 
-def with_inputs(converted: Any, traced: Traced, trainable: Sequence[str]) -> bytes:
-    """The file from what `convert` gave, which may be used again for other `trainable`."""
+def part(converted: Any, traced: Traced, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    """The file that computes some of the `outputs` of what `convert` gave, which stays as it is.
+
+    The tensors of `inputs` are inputs, the others that are needed become external initialisers.
+    """
     model = onnx.ModelProto()
     model.CopyFrom(converted)
+    _keep_apart(model.graph)
+    wanted = [traced.outputs.names.index(name) for name in outputs]
+    _prune(model.graph, [model.graph.output[index] for index in wanted])
     _merge_constants(model.graph)
-    _rename(model.graph, traced)
-    _freeze(model.graph, set(traced.inputs) - {"x", "y", *trainable})
+    _rename(model.graph, traced.inputs, outputs)
+    extras = [extra.name for extra in traced.outputs.extras]
+    _freeze(model.graph, set(traced.inputs) - {"x", "y", *extras, *inputs})
     onnx_file: bytes = _stripped(model).SerializeToString(deterministic=True)
     return onnx_file
 
@@ -83,13 +94,37 @@ def _merge_constants(graph: Any) -> None:
         node.input[:] = [renamed.get(name, name) for name in node.input]
 
 
-def _rename(graph: Any, traced: Traced) -> None:
+def _keep_apart(graph: Any) -> None:
+    """An output that is also an input or another output gets a name of its own."""
+    taken = {value.name for value in graph.input}
+    for value in graph.output:
+        if value.name in taken:
+            own = f"{value.name}.as_output{len(taken)}"
+            graph.node.add(op_type="Identity", input=[value.name], output=[own])
+            value.name = own
+        taken.add(value.name)
+
+
+def _prune(graph: Any, outputs: Sequence[Any]) -> None:
+    """Keeps what these outputs need, in the order that it has."""
+    needed = {value.name for value in outputs}
+    nodes = []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            needed.update(node.input)
+            nodes.append(node)
+    kept = {"output": list(outputs), "node": nodes[::-1]}
+    kept["initializer"] = [tensor for tensor in graph.initializer if tensor.name in needed]
+    for field, items in kept.items():
+        copies = [type(item).FromString(item.SerializeToString()) for item in items]
+        graph.ClearField(field)
+        getattr(graph, field).extend(copies)
+
+
+def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Inputs and outputs get their own names, everything in between a number."""
-    names = dict(zip((value.name for value in graph.input), traced.inputs, strict=True))
-    outputs = [value.name for value in graph.output]
-    if len(set(outputs)) != len(outputs) or names.keys() & set(outputs):
-        raise ValueError("an output of the graph is also an input or another output")
-    names.update(zip(outputs, traced.outputs, strict=True))
+    names = dict(zip((value.name for value in graph.input), inputs, strict=True))
+    names.update(zip((value.name for value in graph.output), outputs, strict=True))
     for value in _values(graph):
         names.setdefault(value, f"v{len(names)}")
     names[""] = ""
@@ -133,10 +168,8 @@ def _freeze(graph: Any, frozen: set[str]) -> None:
         dims = [dim.dim_value for dim in tensor_type.shape.dim]
         initializer = graph.initializer.add(name=value.name, data_type=tensor_type.elem_type, dims=dims)
         initializer.data_location = onnx.TensorProto.EXTERNAL
-        size = 4
-        for dim in dims:
-            size *= dim
-        for key, entry in (("location", LOCATION), ("offset", "0"), ("length", str(size))):
+        element = onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type).itemsize
+        for key, entry in (("location", LOCATION), ("offset", "0"), ("length", str(element * prod(dims)))):
             initializer.external_data.add(key=key, value=entry)
 
 

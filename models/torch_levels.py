@@ -9,7 +9,7 @@ from torch import nn
 
 from .errors import ExportError
 from .manifest import LEVELS, Level
-from .torch_trace import stored_tensors
+from .torch_subject import stored_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,21 @@ def lay_out(module: nn.Module, head: str, prefixes: Mapping[str, str] | None) ->
         else:
             levels[name] = prefixes[max(matching, key=len)]  # type: ignore[assignment]
     return Layout(head, levels)
+
+
+def level_outputs(module: nn.Module, given: Mapping[str, str] | None) -> dict[str, str]:
+    """The submodule at the end of low, mid and up: `given`, else the module's attribute `level_outputs`.
+
+    Raises ExportError for another level or a submodule that is not there.
+    """
+    outputs = dict(given or getattr(module, "level_outputs", {}))
+    known = {name for name, _ in module.named_modules()}
+    for level, name in outputs.items():
+        if level not in LEVELS[:-1]:
+            raise ExportError(f"level {level!r} has no feature map; {', '.join(LEVELS[:-1])} have")
+        if name not in known:
+            raise ExportError(f"the feature map of level {level} is that of {name!r}, which is no submodule")
+    return {level: outputs[level] for level in LEVELS if level in outputs}
 
 
 def _thirds(module: nn.Module, head: str) -> dict[str, Level]:

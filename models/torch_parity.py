@@ -2,7 +2,7 @@
 # mypy: allow-untyped-calls, allow-any-unimported
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import ParityError, one_line
-from .manifest import Graph
+from .manifest import Extra, Graph
 from .onnx_session import Loaded, SessionSettings, load_session
 from .torch_graph import external_names
-from .torch_trace import Subject, forward_with_features, loss_and_gradients, losses_of, stored_tensors
+from .torch_objectives import measure
+from .torch_subject import Subject, run, statistics, stored_tensors, training
+from .torch_trace import Inputs, loss_and_gradients, losses_of
 
-BATCHES = (1, 3, 8)  # none of them the batch that was traced
-SEEDS = (0, 1, 2)
+BATCHES = (1, 5)  # neither is the batch that was traced
+BATCHES_OF_STATISTICS = (2, 5)  # one sample alone may have no variance
+SEEDS = (0, 1, 2, 3, 4)
+NOISE = 0.05  # of a tensor's root mean square, or plainly where that is 0
 ABSOLUTE = 2e-6
 RELATIVE = 1e-4  # of the largest value of the tensor
 
@@ -27,41 +31,71 @@ _BRANCH = "look for Python code of the module that depends on the batch size, an
 
 @dataclass(frozen=True)
 class Candidate:
-    """A graph that wants into a bundle."""
+    """A graph that wants into a bundle; `norms` are the layers that use batch statistics in it."""
 
     name: str
     onnx: bytes
-    trainable: tuple[str, ...]
+    trainable: tuple[str, ...] = ()
+    extras: tuple[Extra, ...] = ()
+    norms: tuple[str, ...] = ()
 
     @property
     def frozen(self) -> tuple[str, ...]:
         """Names of the tensors that are initialisers."""
         return external_names(self.onnx)
 
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Names of the running statistics that it moves."""
+        return statistics(self.norms)
 
-def check_parity(subject: Subject, candidate: Candidate, classes: int) -> float:
+
+def check_parity(subject: Subject, candidate: Candidate) -> float:
     """The worst difference found, relative to each tensor's largest value.
 
-    Inputs are standard normal, labels uniform; seed 0 has the module's own weights, the others weights with
-    noise, since norm weights that are all 1 would hide mistakes. Raises ParityError with graph, tensor,
-    batch, seed and difference if a difference exceeds ABSOLUTE + RELATIVE * largest.
+    Inputs are standard normal (token ids and labels uniform); seed 0 has the module's own weights, the
+    others weights with noise, since norm weights that are all 1 would hide mistakes. torch computes with its
+    own operators. Raises ParityError with graph, tensor, batch, seed and difference if a difference exceeds
+    ABSOLUTE + RELATIVE * largest.
     """
     worst = 0.0
+    subject = training(subject, candidate.norms)
+    classes = measure(subject).classes
     for seed in SEEDS:
         generator = torch.Generator().manual_seed(seed)
         tensors = _disturbed(subject, generator) if seed else stored_tensors(subject.module)
         loaded = _loaded(candidate, tensors)
-        for batch in BATCHES:
-            x = torch.randn((batch, *subject.example.shape[1:]), generator=generator)
+        for batch in BATCHES_OF_STATISTICS if candidate.norms else BATCHES:
             y = torch.randint(classes, (batch,), generator=generator)
+            extras = _drawn_extras(candidate.extras, batch, generator)
+            inputs = Inputs(_drawn(subject, batch, generator), y, extras, tensors)
             where = f"graph {candidate.name}, batch {batch}, seed {seed}"
             try:
-                expected = _torch_outputs(subject, candidate, (x, y), tensors)
-                found = _onnx_outputs(loaded, x, y, tensors)
+                expected = _torch_outputs(subject, candidate, inputs)
+                found = _onnx_outputs(loaded, candidate, inputs)
             except Exception as error:  # the module's own code runs here
                 raise ParityError(f"{where}: {one_line(error)}; {_BRANCH}") from error
             worst = max(worst, _compare(where, found, expected))
     return worst
+
+
+def _drawn(subject: Subject, batch: int, generator: torch.Generator) -> Tensor:
+    """Ids are drawn from those of the example."""
+    example = subject.example
+    if example.dtype == torch.int64:
+        ids = example.flatten()
+        return ids[torch.randint(len(ids), (batch, *example.shape[1:]), generator=generator)]
+    return torch.randn((batch, *example.shape[1:]), generator=generator)
+
+
+def _drawn_extras(extras: Sequence[Extra], batch: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Tensors are standard normal, a scalar is between 0.5 and 1."""
+    drawn = {}
+    for extra in extras:
+        shape = (batch, *extra.shape) if extra.per_sample else extra.shape
+        normal = torch.randn(shape, generator=generator)
+        drawn[extra.name] = normal if shape else 0.5 + 0.5 * torch.rand(shape, generator=generator)
+    return drawn
 
 
 def _disturbed(subject: Subject, generator: torch.Generator) -> dict[str, Tensor]:
@@ -69,42 +103,46 @@ def _disturbed(subject: Subject, generator: torch.Generator) -> dict[str, Tensor
     result = {}
     for name, tensor in stored_tensors(subject.module).items():
         if name in parameters:
-            result[name] = tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
-        else:  # running statistics: a variance must stay positive
+            size = float(tensor.square().mean().sqrt()) or 1.0
+            result[name] = tensor + NOISE * size * torch.randn(tensor.shape, generator=generator)
+        elif tensor.dtype == torch.float32:  # running statistics: a variance must stay positive
             result[name] = tensor * (1 + 0.1 * torch.rand(tensor.shape, generator=generator))
+        else:
+            result[name] = tensor
     return result
 
 
 def _loaded(candidate: Candidate, tensors: Mapping[str, Tensor]) -> Loaded:
     frozen = {name: tensors[name].contiguous().numpy() for name in candidate.frozen}
-    nothing_known = Graph("", "", 0, candidate.trainable, 0, 0, 0)
+    nothing_known = Graph("", "", 0, candidate.trainable, 0, 0, 0, statistics=candidate.statistics)
     return load_session(candidate.name, nothing_known, candidate.onnx, frozen, SessionSettings())
 
 
-def _onnx_outputs(
-    loaded: Loaded, x: Tensor, y: Tensor, tensors: Mapping[str, Tensor]
-) -> dict[str, NDArray[Any]]:
-    inputs = {"x": x.numpy()} | {name: tensors[name].numpy() for name in loaded.graph.trainable}
-    if loaded.name != "forward":
-        inputs["y"] = y.numpy()
+def _onnx_outputs(loaded: Loaded, candidate: Candidate, inputs: Inputs) -> dict[str, NDArray[Any]]:
+    """ONNX Runtime refuses a graph that takes other inputs than it should."""
+    given = {name: inputs.tensors[name] for name in (*candidate.trainable, *candidate.statistics)}
+    labels = {} if candidate.name.startswith(("forward", "features")) else {"y": inputs.y}
+    given |= {"x": inputs.x, **labels, **inputs.extras}
+    taken = {name: value.numpy() for name, value in given.items()}
     names = [output.name for output in loaded.session.get_outputs()]
-    return dict(zip(names, loaded.run(names, inputs), strict=True))
+    return dict(zip(names, loaded.run(names, taken), strict=True))
 
 
-def _torch_outputs(
-    subject: Subject, candidate: Candidate, batch: tuple[Tensor, Tensor], tensors: Mapping[str, Tensor]
-) -> dict[str, NDArray[Any]]:
-    x, y = batch
-    values: Sequence[Tensor]
+def _torch_outputs(subject: Subject, candidate: Candidate, inputs: Inputs) -> dict[str, NDArray[Any]]:
+    kind, _, of = candidate.name.partition(".")
     with torch.no_grad():
-        if candidate.name == "forward":
-            values = forward_with_features(subject, x, tensors)
-            return dict(zip(("logits", "features"), (v.numpy() for v in values), strict=True))
-        if candidate.name.startswith("loss."):
-            return {"losses": losses_of(subject, x, y, tensors).numpy()}
-        loss, grads = loss_and_gradients(subject, x, y, candidate.trainable, tensors)
+        if kind in ("forward", "features"):
+            passed = run(subject, inputs.x, inputs.tensors)
+            if of:
+                return {"features": passed.maps[of].numpy()}
+            return {"logits": passed.logits.numpy(), "features": passed.features.numpy()}
+        if kind == "loss":
+            return {"losses": losses_of(subject, inputs).numpy()}
+        moving = {name: inputs.tensors[name].clone() for name in candidate.statistics}
+        inputs = replace(inputs, tensors={**inputs.tensors, **moving})
+        loss, grads = loss_and_gradients(subject, kind, inputs, candidate.trainable)
     named = {f"grad.{name}": g.numpy() for name, g in zip(candidate.trainable, grads, strict=True)}
-    return {"loss": loss.numpy(), **named}
+    return {"loss": loss.numpy(), **named, **{f"next.{name}": t.numpy() for name, t in moving.items()}}
 
 
 def _compare(where: str, found: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> float:

@@ -8,18 +8,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .manifest import Extra
+from .torch_objectives import OBJECTIVES, Given, measure
 from .torch_rules import GRADIENTS_ONLY, RULES
+from .torch_subject import (
+    Subject,
+    batch_norms,
+    recorded_statistics,
+    run,
+    statistics,
+    stored_tensors,
+)
 
 aten = torch.ops.aten
 
@@ -39,122 +48,134 @@ _KEPT = [
 ]  # fmt: skip
 
 
-class HeadUnused(Exception):
-    """Raised when a module gives its result without a call of its head."""
+@dataclass(frozen=True)
+class Outputs:
+    """Names of what a graph gives, and what it takes beside x and the tensors."""
+
+    names: tuple[str, ...]
+    labels: bool = False
+    gradients: bool = False
+    extras: tuple[Extra, ...] = ()
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is traced: a module in eval mode, its last linear layer, and an example input (n, ...)."""
+class Inputs:
+    """What a graph is given: x (n, ...), y (n,), extra inputs and tensors of the model by name."""
 
-    module: nn.Module
-    head: str  # name of the linear layer whose input is the features
-    example: Tensor
+    x: Tensor
+    y: Tensor
+    extras: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A torch graph and the names of its flat inputs and outputs, in order."""
+    """A torch graph, its arguments (x, [y], [list of extra inputs], list of tensors), all inputs by name."""
 
     graph: torch.fx.GraphModule
-    example: tuple[Any, ...]  # x, [y], list of parameters
+    example: tuple[Any, ...]
     inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-def stored_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters, then the float32 buffers that state_dict has, by name, detached."""
-    kept = module.state_dict().keys()
-    buffers = {n: b for n, b in module.named_buffers() if n in kept and b.dtype == torch.float32}
-    return {name: tensor.detach() for name, tensor in {**dict(module.named_parameters()), **buffers}.items()}
+    outputs: Outputs
 
 
 def trace_forward(subject: Subject) -> Traced:
     """x, every tensor -> logits, features."""
 
-    def run(x: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return forward_with_features(subject, x, dict(zip(names, tensors, strict=True)))
+            passed = run(subject, inputs.x, inputs.tensors)
+        return passed.logits, passed.features
 
-    names = tuple(stored_tensors(subject.module))
-    return _trace(subject, run, labels=False, outputs=("logits", "features"))
+    return _trace(subject, compute, Outputs(("logits", "features")))
+
+
+def trace_features(subject: Subject, level: str) -> Traced:
+    """x, every tensor -> the feature map at the end of a level."""
+
+    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return (run(subject, inputs.x, inputs.tensors).maps[level],)
+
+    return _trace(subject, compute, Outputs(("features",)))
 
 
 def trace_losses(subject: Subject) -> Traced:
     """x, y, every tensor -> cross-entropy of each sample."""
 
-    def run(x: Tensor, y: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return (losses_of(subject, x, y, dict(zip(names, tensors, strict=True))),)
+            return (losses_of(subject, inputs),)
 
-    names = tuple(stored_tensors(subject.module))
-    return _trace(subject, run, labels=True, outputs=("losses",))
-
-
-def trace_gradients(subject: Subject, trainable: Sequence[str]) -> Traced:
-    """x, y, every tensor -> mean cross-entropy and its gradient for each trainable tensor."""
-
-    def run(x: Tensor, y: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        loss, grads = loss_and_gradients(subject, x, y, trainable, dict(zip(names, tensors, strict=True)))
-        return (loss, *grads)
-
-    names = tuple(stored_tensors(subject.module))
-    return _trace(subject, run, labels=True, outputs=("loss", *(f"grad.{name}" for name in trainable)))
+    return _trace(subject, compute, Outputs(("losses",), labels=True))
 
 
-def forward_with_features(subject: Subject, x: Tensor, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Logits (n, classes) and what the head was given (n, width). Raises HeadUnused."""
-    seen: list[Tensor] = []
-    head = subject.module.get_submodule(subject.head)
-    hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    try:
-        logits = functional_call(subject.module, dict(tensors), (x,))
-    finally:
-        hook.remove()
-    if not seen:
-        raise HeadUnused(subject.head)
-    return logits, seen[-1]
+def trace_training(subject: Subject, objective: str, trainable: Sequence[str]) -> Traced:
+    """x, y, extra inputs, every tensor -> loss, its gradient for each trainable tensor, next statistics.
+
+    Layers of the subject that are in training mode use batch statistics.
+    """
+    moved = statistics(
+        [name for name in batch_norms(subject.module) if subject.module.get_submodule(name).training]
+    )
+    extras = OBJECTIVES[objective].extras(measure(subject))
+
+    def compute(inputs: Inputs) -> tuple[Tensor, ...]:
+        with recorded_statistics(subject) as recorded:
+            loss, grads = loss_and_gradients(subject, objective, inputs, trainable)
+        return (loss, *grads, *(recorded[name] for name in moved))
+
+    names = ("loss", *(f"grad.{name}" for name in trainable), *(f"next.{name}" for name in moved))
+    return _trace(subject, compute, Outputs(names, labels=True, gradients=True, extras=extras))
 
 
-def loss_of(subject: Subject, x: Tensor, y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Mean cross-entropy in nats, shape ()."""
-    return functional.cross_entropy(functional_call(subject.module, dict(tensors), (x,)), y)
-
-
-def losses_of(subject: Subject, x: Tensor, y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+def losses_of(subject: Subject, inputs: Inputs) -> Tensor:
     """Cross-entropy of each sample in nats, shape (n,); their mean depends on batches by rounding only."""
-    logits = functional_call(subject.module, dict(tensors), (x,))
-    return -functional.log_softmax(logits, 1).gather(1, y.unsqueeze(1)).squeeze(1)
+    logits = run(subject, inputs.x, inputs.tensors).logits
+    return -functional.log_softmax(logits, 1).gather(1, inputs.y.unsqueeze(1)).squeeze(1)
 
 
 def loss_and_gradients(
-    subject: Subject, x: Tensor, y: Tensor, trainable: Sequence[str], tensors: Mapping[str, Tensor]
+    subject: Subject, objective: str, inputs: Inputs, trainable: Sequence[str]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Loss () and the gradient of each trainable tensor. `autograd.grad` keeps fused backwards whole."""
-    free = {name: tensors[name].detach().requires_grad_() for name in trainable}
+    free = {name: inputs.tensors[name].detach().requires_grad_() for name in trainable}
+    given = Given(subject, inputs.x, inputs.y, inputs.extras, {**inputs.tensors, **free})
     with torch.enable_grad():
-        loss = loss_of(subject, x, y, {**tensors, **free})
+        loss = OBJECTIVES[objective].loss(given)
         grads = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
     if idle := [name for name, grad in zip(trainable, grads, strict=True) if grad is None]:
         raise ValueError(f"{idle[0]} does not influence the loss; give it requires_grad=False")
     return loss.detach(), grads
 
 
-def _trace(subject: Subject, run: Callable[..., Any], labels: bool, outputs: tuple[str, ...]) -> Traced:
+def _trace(subject: Subject, compute: Callable[[Inputs], Any], outputs: Outputs) -> Traced:
     tensors = stored_tensors(subject.module)
+    extras = {extra.name: extra for extra in outputs.extras}
+
+    def flat(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        y = rest[0] if outputs.labels else x
+        given = dict(zip(extras, rest[1], strict=True)) if extras else {}
+        return tuple(compute(Inputs(x, y, given, dict(zip(tensors, rest[-1], strict=True)))))
+
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     x = _fake_input(mode, subject.example)
     with mode:
-        y = [torch.empty((x.shape[0],), dtype=torch.int64)] if labels else []
-        fakes = [torch.empty_like(tensor) for tensor in tensors.values()]
-    table = _decompositions(gradients=len(outputs) > 1 and labels)
+        fakes = _arguments(x, outputs, tensors)
     with _tracing(mode):
-        graph = make_fx(run, decomposition_table=table, _allow_non_fake_inputs=True)(x, *y, fakes)
+        table = _decompositions(outputs.gradients)
+        graph = make_fx(flat, decomposition_table=table, _allow_non_fake_inputs=True)(*fakes)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    example_y = [torch.zeros(len(subject.example), dtype=torch.int64)] if labels else []
-    example = (subject.example, *example_y, [tensor.clone() for tensor in tensors.values()])
-    return Traced(graph.eval(), example, ("x", *(["y"] if labels else []), *tensors), outputs)
+    names = ("x", *(["y"] if outputs.labels else []), *extras, *tensors)
+    return Traced(graph.eval(), _arguments(subject.example, outputs, tensors), names, outputs)
+
+
+def _arguments(x: Tensor, outputs: Outputs, tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """x, [y], [extra inputs], tensors: of the right shapes."""
+    batch = x.shape[0]
+    y = [torch.zeros((batch,), dtype=torch.int64)] if outputs.labels else []
+    extras = [torch.ones((batch, *e.shape) if e.per_sample else e.shape) for e in outputs.extras]
+    return (x, *y, *([extras] if extras else []), [torch.zeros_like(tensor) for tensor in tensors.values()])
 
 
 def _fake_input(mode: FakeTensorMode, example: Tensor) -> Tensor:

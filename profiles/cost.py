@@ -49,6 +49,12 @@ class Workload:
             raise MissingGraph(f"needs graph {name}, the bundle has {', '.join(self.graphs)}")
         return self.graphs[name]
 
+    def values(self, tunable: str) -> int:
+        """How many values a tunable set trains. Raises MissingGraph where the bundle has no such set."""
+        if tunable not in self.parameters:
+            raise MissingGraph(f"needs tunable set {tunable}, the bundle has {', '.join(self.parameters)}")
+        return self.parameters[tunable]
+
     @property
     def samples(self) -> int:
         return sum(self.class_counts)

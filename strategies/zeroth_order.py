@@ -65,7 +65,7 @@ class ZerothOrder(Usual):
         """2 num_z forward passes over all samples; the memory of inference and two copies of the set."""
         graph = f"loss.{self.tunable}"
         samples = 2.0 * self.num_z * workload.samples
-        held = 2 * workload.weights_bytes + 2 * 4 * workload.parameters[self.tunable]
+        held = 2 * workload.weights_bytes + 2 * 4 * workload.values(self.tunable)
         work = Work(
             passes=passes(workload, **{f"loss_{self.tunable}": samples}),
             peak_bytes=held + workload.samples * workload.sample_bytes + activation_bytes(workload, graph),

@@ -1,13 +1,13 @@
 """`device-runtime inspect`: what is in a bundle."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from tabulate import tabulate
 
 from models.bundle import Bundle, find
-from models.manifest import LEVELS, TUNABLE_SETS, Manifest
+from models.manifest import LEVELS, Manifest, Setting, Tunable
 
 HELP = "show what is in a bundle: parameters, graphs, their cost, hashes"
 EXAMPLE = "device-runtime inspect digits-wrn-10-1"
@@ -18,7 +18,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     sha256: str
     bytes: int
-    num_parameters: dict[str, int]  # by tunable set
+    num_parameters: dict[Tunable, int]
     manifest: Manifest
 
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the bundle. Raises BundleError."""
     bundle = Bundle.open(find(args.bundle))
     manifest = bundle.manifest
-    counts = {tunable: manifest.num_parameters(tunable) for tunable in TUNABLE_SETS}
+    counts = {tunable: manifest.num_parameters(tunable) for tunable in manifest.sets}
     figures = Figures(bundle.sha256, len(bundle.packed()), counts, manifest)
     print(msgspec.json.encode(figures).decode() if args.format == "json" else _text(figures))
     return 0
@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
 def _text(figures: Figures) -> str:
     manifest = figures.manifest
     shape = "x".join(str(n) for n in manifest.input.shape)
-    trained = ", ".join(f"{name} {count}" for name, count in figures.num_parameters.items())
+    counts = figures.num_parameters
+    trained = ", ".join(f"{_with_settings(s, manifest.sets[s])} {counts[s]}" for s in manifest.sets)
     lines = [
         f"{manifest.name}: {figures.bytes / 1000:.0f} KB, sha256 {figures.sha256}",
         f"input {shape}, {manifest.head.features} features, {len(manifest.labels)} labels",
@@ -49,6 +50,11 @@ def _text(figures: Figures) -> str:
         f"trainable parameters: {trained}",
     ]
     return "\n\n".join(["\n".join(lines), _parameter_table(manifest), _graph_table(manifest)])
+
+
+def _with_settings(tunable: str, settings: Mapping[str, Setting]) -> str:
+    chosen = ", ".join(f"{name} {value}" for name, value in settings.items())
+    return f"{tunable} ({chosen})" if chosen else tunable
 
 
 def _parameter_table(manifest: Manifest) -> str:

@@ -56,7 +56,7 @@ def update_of(bundle):
             return {"sums": rng.normal(size=(10, 64)).astype(np.float32), "counts": counts}, int(counts.sum())
         if kind == "zeroth-order":
             return {"g": rng.normal(size=2).astype(np.float32)}, 10 + seed
-        level = {"few-shot": "head", "entropy-subset": "upper", "full": "all"}[kind]
+        level = {"few-shot": "head", "entropy-subset": "mid", "full": "all"}[kind]
         weights = bundle.weights()
         moved = {
             n: weights[n] + rng.normal(size=weights[n].shape).astype(np.float32) * 0.01

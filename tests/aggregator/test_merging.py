@@ -29,9 +29,9 @@ def test_updates_are_averaged_by_examples_times_the_weight_of_their_kind(bench, 
 
     b.join("a", "b")
     b.contribute("a", b.contribution("full", (filled("all", 1.0), 10)))
-    b.contribute("b", b.contribution("entropy-subset", (filled("upper", 4.0), 40)))
+    b.contribute("b", b.contribution("entropy-subset", (filled("mid", 4.0), 40)))
     merged = tensors.decode(b.store.models.get(b.store.base(2).checkpoint))
-    upper = set(bundle.manifest.names("upper"))
+    upper = set(bundle.manifest.names("mid"))
     for name in bundle.manifest.names("all"):
         # upper: (10 * 2 * 1 + 40 * 4) / (10 * 2 + 40) = 3; below it only the full update
         np.testing.assert_allclose(merged[name], 3.0 if name in upper else 1.0, rtol=1e-6)

@@ -13,7 +13,7 @@ def test_manifest_comes_back_as_it_was_encoded(digits):
 
 def test_upper_is_everything_but_the_low_level(digits):
     levels = {p.name: p.level for p in digits.manifest.parameters}
-    names = digits.manifest.names("upper")
+    names = digits.manifest.names("mid")
     assert {levels[n] for n in names} == {"mid", "up", "head"}
     assert set(digits.manifest.names("all")) - set(names) == {n for n, v in levels.items() if v == "low"}
 
@@ -26,18 +26,18 @@ def test_parameters_of_the_digits_network_are_counted_by_hand(digits):
     upper = block(16, 32, 1) + block(32, 64, 1) + 2 * 64
     head = 64 * 10 + 10
     assert digits.manifest.num_parameters("head") == head
-    assert digits.manifest.num_parameters("upper") == upper + head
+    assert digits.manifest.num_parameters("mid") == upper + head
     assert digits.manifest.num_parameters() == low + upper + head
 
 
 def test_unknown_tunable_set_is_refused(digits):
-    with pytest.raises(BundleError, match="no tunable set 'most'; there are all, upper, head"):
+    with pytest.raises(BundleError, match="no tunable set 'most'; it has all, mid, head"):
         digits.manifest.specs("most")
 
 
 def test_newer_format_is_refused_before_anything_else_is_read(digits):
-    with pytest.raises(BundleError, match="format 2, this version reads 1"):
-        manifests.decode(b'{"format": 2, "novelty": true}')
+    with pytest.raises(BundleError, match="format 3, this version reads 2"):
+        manifests.decode(b'{"format": 3, "novelty": true}')
 
 
 def test_unknown_fields_and_broken_json_are_refused(digits):

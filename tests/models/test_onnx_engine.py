@@ -9,7 +9,7 @@ from models.engine import DeviceModel, engine_choice, open_model
 from models.errors import BundleError, EngineError, TensorError
 from models.onnx_engine import OnnxModel
 
-SETS = ("all", "upper", "head")
+SETS = ("all", "mid", "head")
 
 
 @pytest.fixture(scope="module")

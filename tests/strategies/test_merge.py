@@ -17,10 +17,10 @@ def effect(value, names, n, round_model):
 def test_each_tensor_is_averaged_over_those_who_trained_it(round_model):
     manifest = round_model.manifest
     full = effect(1.0, manifest.names("all"), 60, round_model)
-    subset = effect(4.0, manifest.names("upper"), 30, round_model)
+    subset = effect(4.0, manifest.names("mid"), 30, round_model)
     base = merge(round_model, [full, subset]).base
     for name in manifest.names("all"):
-        expected = (60 * 1 + 30 * 4) / 90 if name in manifest.names("upper") else 1.0
+        expected = (60 * 1 + 30 * 4) / 90 if name in manifest.names("mid") else 1.0
         assert np.allclose(base[name], expected), name
 
 

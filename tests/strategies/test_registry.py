@@ -49,7 +49,7 @@ def test_a_kind_of_a_newer_aggregator_is_passed_over_and_the_others_are_not(newe
         ("entropy-subset", {"shares": [2.0]}, "settings of entropy-subset: .*shares"),
         ("entropy-subset", {"shares": [NAN]}, "shares are"),
         ("entropy-subset", {"rho": NAN}, "rho is nan, expected more than 0"),
-        ("entropy-subset", {"tunable": "toes"}, "no tunable set 'toes'; there are all, upper, head"),
+        ("entropy-subset", {"tunable": "toes"}, "no tunable set 'toes'; there are all, mid, up, head"),
         ("full", {"epochs": 0}, "epochs is 0, expected 1 to 1000000"),
         ("full", {"epochs": 10**12}, "epochs is 1000000000000"),
         ("full", {"batch": -1}, "batch is -1"),

@@ -20,8 +20,8 @@ def test_example_shows_parameters_by_level_and_graphs(capsys, digits):
     lines = out.splitlines()
     assert digits.sha256 in lines[0]
     assert "input 1x8x8, 64 features, 10 labels" in out
-    assert "all 77562, upper 72746, head 650" in out
-    assert any(line.split() == ["head", "head.bias", "10", "10", "all", "upper", "head"] for line in lines)
+    assert "all 77562, mid 72746, head 650" in out
+    assert any(line.split() == ["head", "head.bias", "10", "10", "all", "mid", "head"] for line in lines)
     (forward,) = (line.split() for line in lines if line.split()[:1] == ["forward"])
     graph = digits.manifest.graphs["forward"]
     assert forward[1:3] == [f"{graph.bytes / 1000:.1f}", f"{graph.flops / 1e6:.2f}"]

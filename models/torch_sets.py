@@ -1,0 +1,71 @@
+"""Which parameters of a module each tunable set trains."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from torch import nn
+
+from .errors import ExportError
+from .manifest import LEVELS_OF, TUNABLE_SETS, Parameter, Setting, Tunable
+from .torch_levels import Layout
+from .torch_subject import stored_tensors
+
+Sets = Mapping[str, Mapping[str, Setting]]
+
+
+@dataclass(frozen=True)
+class Injected:
+    """The tunable sets of a bundle with all their settings; `base` names the module's own parameters."""
+
+    settings: dict[Tunable, dict[str, Setting]]
+    base: frozenset[str]
+
+
+def inject(module: nn.Module, sets: Sets) -> Injected:
+    """Adds to the module what the parameter-efficient sets train. Raises ExportError for an unknown set."""
+    if unknown := sorted(sets.keys() - set(TUNABLE_SETS)):
+        raise ExportError(f"there is no tunable set {unknown[0]!r}; there are {', '.join(TUNABLE_SETS)}")
+    base = frozenset(name for name, parameter in module.named_parameters() if parameter.requires_grad)
+    if not base:
+        raise ExportError("no parameter of the module has requires_grad=True, so there is nothing to train")
+    settings: dict[Tunable, dict[str, Setting]] = {}
+    for name in (cast(Tunable, name) for name in TUNABLE_SETS if name in sets):
+        if name in LEVELS_OF and sets[name]:
+            raise ExportError(f"tunable set {name} has no settings, got {', '.join(sets[name])}")
+        if name in LEVELS_OF:
+            settings[name] = {}
+            continue
+        from . import torch_peft
+
+        settings[name] = dict(torch_peft.inject(module, name, sets[name]))
+    return Injected(settings, base)
+
+
+def parameter_table(module: nn.Module, layout: Layout, injected: Injected) -> tuple[Parameter, ...]:
+    """Every stored tensor with its level and the sets that train it. Raises ExportError for an empty set."""
+    members = {name: _members(module, layout, injected, name) for name in injected.settings}
+    if empty := [name for name, names in members.items() if not names]:
+        raise ExportError(f"no parameter of the module is in tunable set {empty[0]}")
+    return tuple(
+        Parameter(
+            name,
+            tuple(tensor.shape),
+            "float32" if tensor.is_floating_point() else "int64",
+            layout.levels[name],
+            tuple(tunable for tunable, names in members.items() if name in names),
+        )
+        for name, tensor in stored_tensors(module).items()
+    )
+
+
+def _members(module: nn.Module, layout: Layout, injected: Injected, tunable: Tunable) -> frozenset[str]:
+    """A level set has the module's own parameters, the others what was injected, and the head."""
+    if tunable in LEVELS_OF:
+        return frozenset(name for name in injected.base if layout.levels[name] in LEVELS_OF[tunable])
+    from . import torch_peft
+
+    names = frozenset(torch_peft.members(module, tunable, layout.head))
+    free = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return names & free
