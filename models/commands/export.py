@@ -11,7 +11,7 @@ from tabulate import tabulate
 
 from models import torch_networks as networks
 from models.errors import ExportError, one_line
-from models.manifest import InputSpec
+from models.manifest import InputSpec, Source
 
 if TYPE_CHECKING:
     from models.torch_export import ExportSpec
@@ -84,7 +84,7 @@ def build(args: argparse.Namespace) -> Any:
     if args.new_head and args.weights is None:
         raise ExportError("--new-head is for --weights; without them the whole module is new")
     torch.manual_seed(args.seed)
-    module = _made(args.factory, dict(_pair(item) for item in args.set))
+    module = _made(args.factory, _settings(args))
     if not isinstance(module, torch.nn.Module):
         raise ExportError(f"{args.factory} gives a {type(module).__name__}, expected a torch.nn.Module")
     if args.weights is not None:
@@ -138,7 +138,12 @@ def spec(args: argparse.Namespace) -> "ExportSpec":
         labels=tuple(args.labels.split(",")),
         head=args.head,
         levels=dict(_level(item) for item in args.level) or None,
+        source=None if ":" in args.factory else Source(args.factory, _settings(args)),
     )
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    return dict(_pair(item) for item in args.set)
 
 
 def _level(text: str) -> tuple[str, str]:

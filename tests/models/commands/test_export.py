@@ -8,6 +8,7 @@ import pytest
 from models import tensors
 from models.commands import export
 from models.errors import ExportError
+from models.manifest import Source
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -86,6 +87,12 @@ def test_weights_of_other_labels_are_loaded_without_the_head(tmp_path):
     assert module.conv1.weight.equal(wide.conv1.weight)
 
 
+def test_networks_of_ours_are_named_in_the_bundle_with_their_settings():
+    pytest.importorskip("torch")
+    spec = export.spec(parsed("wrn", *PLACE, "--set", "depth=16", "--set", "norm=batch"))
+    assert spec.source == Source("wrn", {"depth": 16, "norm": "batch"})
+
+
 def test_seed_decides_the_weights():
     pytest.importorskip("torch")
     one, same, other = (export.build(parsed(WRN, *PLACE, "--seed", s)).conv1.weight for s in "001")
@@ -101,5 +108,6 @@ def test_numbers_and_levels_are_read_from_the_words():
     assert spec.input.mean == (0.5, 1.0)
     assert spec.levels == {"a": "low", "b": "up"}
     assert spec.name == "out"
+    assert spec.source is None
     with pytest.raises(ExportError, match="'1,x' are not numbers"):
         export.spec(parsed(WRN, "--input", "1,x", "--labels", "0", "--out", "o"))
