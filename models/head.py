@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from .errors import TensorError
 from .manifest import Manifest
-from .sgd import Sgd, SgdState
+from .optimizer import Optimizer
 from .softmax import Matrix, log_softmax
 from .tensors import Flat, Tensors, TensorSpec
 
@@ -55,12 +55,14 @@ class SoftmaxHead:
             slope.sum(axis=0, out=self.grads.views[self._bias])
         return loss
 
-    def train(self, features: Matrix, y: NDArray[Any], batches: Iterable[Indices], sgd: Sgd) -> float:
+    def train(
+        self, features: Matrix, y: NDArray[Any], batches: Iterable[Indices], optimizer: Optimizer
+    ) -> float:
         """One step for each batch of indices into `features`; the mean loss over all samples seen."""
-        state = SgdState(sgd, self.params.vector)
+        steps = optimizer.start(self.params.vector)
         total, seen = 0.0, 0
         for batch in batches:
             total += self.loss_and_grads(features[batch], y[batch]) * len(batch)
             seen += len(batch)
-            state.step(self.params.vector, self.grads.vector)
+            steps.step(self.params.vector, self.grads.vector)
         return total / seen if seen else float("nan")

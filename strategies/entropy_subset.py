@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from models.engine import DeviceModel
 from models.manifest import Manifest
-from models.sgd import Sgd
+from models.optimizer import Sgd
 from models.softmax import entropy
 from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
@@ -40,7 +40,7 @@ class EntropySubset(Usual):
     momentum: float = 0.5
     weight_decay: float = 0.0
     batch: int = 64
-    tunable: str = "upper"
+    tunable: str = "mid"
 
     def __post_init__(self) -> None:
         if not self.shares or not all(0 < share <= 1 for share in self.shares):
@@ -67,8 +67,8 @@ class EntropySubset(Usual):
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         chosen = self.select(model.logits(data.x))
         sgd = Sgd(self.lr, self.momentum, self.weight_decay)
-        plan = local_training.Epochs(sgd, self.epochs, self.batch, chosen)
-        trained = local_training.train(model, self.tunable, data, plan, run)
+        plan = local_training.Epochs(sgd, self.epochs, self.batch, chosen, self.tunable)
+        trained = local_training.train(model, data, plan, run)
         return Contribution(self.name, trained.tensors, len(chosen), trained.loss)
 
     def select(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -84,7 +84,7 @@ class EntropySubset(Usual):
         return ceil(self.share * samples)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
-        return manifest.specs(self.tunable)
+        return (*manifest.specs(self.tunable), *manifest.statistics(self.tunable))
 
     def start(self, model: RoundModel) -> TensorMean:
         return TensorMean()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.engine import DeviceModel
 from models.head import SoftmaxHead
 from models.manifest import Manifest
-from models.sgd import Sgd
+from models.optimizer import Sgd
 from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Pass, Workload, predict
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from models.engine import DeviceModel
 from models.manifest import Manifest
-from models.sgd import Sgd
+from models.optimizer import Sgd
+from models.proximal import Proximal
 from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
@@ -23,6 +24,7 @@ from .workload import training_work
 class Full(Usual):
     """Every parameter, trained for `epochs` local epochs. `mu > 0` adds FedProx's mu/2 * ||w - w_g||^2.
 
+    `clip_norm > 0` bounds the norm of each step's gradient, which recurrent networks need.
     Defaults: thesis 002, table 4.1 (SGD lr 0.1, momentum 0.5, weight decay 1e-5, batch 64, E = 10).
     """
 
@@ -33,11 +35,12 @@ class Full(Usual):
     weight_decay: float = 1e-5
     batch: int = 64
     mu: float = 0.0
+    clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
         ranges.counts(epochs=self.epochs, batch=self.batch)
         ranges.positive(lr=self.lr)
-        ranges.not_negative(weight_decay=self.weight_decay, mu=self.mu)
+        ranges.not_negative(weight_decay=self.weight_decay, mu=self.mu, clip_norm=self.clip_norm)
         ranges.momentum(self.momentum)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
@@ -45,13 +48,25 @@ class Full(Usual):
         return predict(profile, training_work(workload, "all", trained, batch=self.batch), self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
-        sgd = Sgd(self.lr, self.momentum, self.weight_decay, self.mu)
-        plan = local_training.Epochs(sgd, self.epochs, self.batch, np.arange(len(data)))
-        trained = local_training.train(model, "all", data, plan, run)
+        plan = local_training.Epochs(
+            optimizer=Sgd(self.lr, self.momentum, self.weight_decay),
+            epochs=self.epochs,
+            batch=self.batch,
+            indices=np.arange(len(data)),
+            proximal=self._proximal(model),
+            clip_norm=self.clip_norm,
+        )
+        trained = local_training.train(model, data, plan, run)
         return Contribution(self.name, trained.tensors, len(data), trained.loss)
 
+    def _proximal(self, model: DeviceModel) -> tuple[Proximal, ...]:
+        if not self.mu:
+            return ()
+        weights = model.weights
+        return (Proximal(self.mu, {name: weights[name] for name in model.manifest.names("all")}),)
+
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
-        return manifest.specs("all")
+        return (*manifest.specs("all"), *manifest.statistics("all"))
 
     def start(self, model: RoundModel) -> TensorMean:
         return TensorMean()

@@ -1,52 +1,100 @@
-"""Local epochs of mini-batch SGD on a tunable set: what full and subset updates have in common."""
+"""Local epochs of mini-batches on a tunable set: what all kinds that train a device's model share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.engine import DeviceModel
-from models.sgd import Sgd, SgdState
+from models.clipping import Privacy, PrivateGradients, clip
+from models.engine import NO_EXTRAS, DeviceModel, Gradients
+from models.optimizer import Optimizer
+from models.proximal import Proximal
 from models.tensors import Tensors
 
 from .kind import LocalData, Run
 
+Indices = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Epochs:
-    """E epochs of SGD over `indices`, shuffled anew in each, in batches of `batch` samples."""
+    """E epochs over `indices`, shuffled anew in each, in batches of `batch` samples.
 
-    sgd: Sgd
+    clip_norm: of a step's whole gradient, proximal terms included; 0 for none.
+    privacy: clips each sample instead, and draws batches as the accountants assume: ceil(n / batch)
+    an epoch, each of which holds any sample with probability batch / n.
+    proximal: anchors are tensors of the tunable set.
+    extras: the objective's inputs for the samples at these indices, beside x and y.
+    """
+
+    optimizer: Optimizer
     epochs: int
     batch: int
-    indices: NDArray[np.int64]
+    indices: Indices
+    tunable: str = "all"
+    objective: str = "train"
+    extras: Callable[[Indices], Tensors] = lambda _: NO_EXTRAS
+    proximal: tuple[Proximal, ...] = ()
+    clip_norm: float = 0.0
+    privacy: Privacy | None = None
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The tunable set after training, and the mean loss over the samples of the last epoch."""
+    """The tunable set after training with the statistics it moved, and the last epoch's mean loss."""
 
     tensors: Tensors
     loss: float
 
 
-def train(model: DeviceModel, tunable: str, data: LocalData, plan: Epochs, run: Run) -> Trained:
-    """Train a tunable set from the distributed weights. Raises OutOfTime by the device's own clock."""
-    trainer = model.trainer(tunable)
-    state = SgdState(plan.sgd, trainer.params.vector)
-    rng, began = run.rng(), run.clock()
-    seen, total = 0, len(plan.indices) * plan.epochs
-    loss = 0.0
-    for _ in range(plan.epochs):
-        loss = 0.0
-        order = rng.permutation(plan.indices)
-        for start in range(0, len(order), plan.batch):
-            batch = order[start : start + plan.batch]
-            loss += trainer.loss_and_grads(data.x[batch], data.y[batch]) * len(batch)
-            state.step(trainer.params.vector, trainer.grads.vector)
+def train(model: DeviceModel, data: LocalData, plan: Epochs, run: Run) -> Trained:
+    """Train from the distributed weights. Raises OutOfTime by the device's own clock, and TensorError for a
+    proximal term that does not fit.
+
+    Memory beside the engine's: what the optimiser holds. The tensors given back are the trainer's own.
+    """
+    trainer = _trainer(model, plan)
+    params, grads = trainer.params, trainer.grads
+    pulls = [term.start(params) for term in plan.proximal]
+    steps = plan.optimizer.start(params.vector)
+    rng, began, loss = run.rng(), run.clock(), 0.0
+    for epoch in range(plan.epochs):
+        total, seen = 0.0, 0
+        for batch, done in _batches(plan, rng):
+            total += trainer.loss_and_grads(data.x[batch], data.y[batch], plan.extras(batch)) * len(batch)
             seen += len(batch)
-            run.pace(began, seen / total)
-        loss /= len(order)
-    return Trained(trainer.params.tensors(), loss)
+            for pull in pulls:
+                pull.add(params, grads)
+            if plan.clip_norm:
+                clip(grads.vector, plan.clip_norm)
+            steps.step(params.vector, grads.vector)
+            run.pace(began, (epoch + done) / plan.epochs)
+        loss = total / max(seen, 1)
+    return Trained({**params.views, **trainer.statistics.views}, loss)
+
+
+def _trainer(model: DeviceModel, plan: Epochs) -> Gradients:
+    trainer = model.trainer(plan.tunable, plan.objective)
+    if plan.privacy is None:
+        return trainer
+    graph = model.manifest.graphs[f"{plan.objective}.{plan.tunable}"]
+    rows = {extra.name for extra in graph.extras if extra.per_sample}
+    return PrivateGradients(trainer, plan.privacy, min(plan.batch, len(plan.indices)), rows)
+
+
+def _batches(plan: Epochs, rng: np.random.Generator) -> Iterator[tuple[Indices, float]]:
+    """The batches of one epoch, each with the share of the epoch that is done after it."""
+    samples = len(plan.indices)
+    if plan.privacy is None:
+        order = rng.permutation(plan.indices)
+        for start in range(0, samples, plan.batch):
+            batch = order[start : start + plan.batch]
+            yield batch, (start + len(batch)) / samples
+        return
+    steps = -(-samples // plan.batch)
+    for step in range(steps):
+        chosen = plan.privacy.rng.random(samples) < plan.batch / samples
+        yield plan.indices[chosen], (step + 1) / steps

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from models.manifest import TUNABLE_SETS, Manifest
+from models.blocks import BLOCK
+from models.manifest import Manifest
 from models.tensors import TensorSpec
 from profiles import GraphWork, Pass, Work, Workload
 from profiles.cost import activation_bytes
@@ -22,8 +23,8 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
             name: GraphWork(graph.flops, graph.memory_bytes(0), graph.memory_bytes(1) - graph.memory_bytes(0))
             for name, graph in manifest.graphs.items()
         },
-        parameters={name: manifest.num_parameters(name) for name in TUNABLE_SETS},
-        tensors={name: len(manifest.names(name)) for name in TUNABLE_SETS},
+        parameters={name: manifest.num_parameters(name) for name in manifest.sets},
+        tensors={name: len(manifest.names(name)) for name in manifest.sets},
         weights_bytes=manifest.weights.bytes,
         download_bytes=manifest.weights.bytes,
         feature_width=manifest.head.features,
@@ -40,7 +41,7 @@ def head_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
 
 
 def passes(load: Workload, **samples: float) -> tuple[Pass, ...]:
-    """Samples through each graph: `passes(load, forward=100, train_upper=250)`."""
+    """Samples through each graph: `passes(load, forward=100, train_mid=250)`."""
     named = {name.replace("_", ".", 1): count for name, count in samples.items()}
     return tuple(Pass(graph, count, load.graph(graph).flops) for graph, count in named.items())
 
@@ -53,13 +54,16 @@ def upload_bytes(values: int, tensors: int) -> int:
 def training_work(load: Workload, tunable: str, trained: float, scored: float = 0.0, batch: int = 32) -> Work:
     """SGD on a tunable set over `trained` samples in all, after a forward pass over `scored` samples.
 
-    Memory: weights, gradients, momentum and scratch of the set, the model itself, one batch's activations,
-    the data.
+    Memory: weights, gradients and momentum of the set, and summed gradients where a batch takes several
+    runs; the optimiser's block; the model itself; a run's activations; the data, and a batch drawn from it.
     """
-    values = load.parameters[tunable]
+    values = load.values(tunable)
     forward = passes(load, forward=scored) if scored else ()
     training = passes(load, **{f"train_{tunable}": trained})
-    held = 4 * 4 * values + 2 * load.weights_bytes + load.samples * load.sample_bytes
+    vectors = 4 if batch > load.batch else 3
+    set_bytes = 4 * (vectors * values + BLOCK)
+    data_bytes = (load.samples + min(batch, load.samples)) * load.sample_bytes
+    held = set_bytes + 2 * load.weights_bytes + data_bytes
     return Work(
         passes=(*forward, *training),
         peak_bytes=held + activation_bytes(load, f"train.{tunable}", batch),

@@ -3,7 +3,7 @@ import pytest
 
 from models.errors import TensorError
 from models.head import SoftmaxHead
-from models.sgd import Sgd
+from models.optimizer import Sgd
 
 torch = pytest.importorskip("torch")
 

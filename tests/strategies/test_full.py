@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from models.sgd import Sgd, SgdState
+from models.optimizer import Sgd
 from strategies.full import Full
 from strategies.kind import Contribution, OutOfTime, Run
 
@@ -65,8 +65,7 @@ def test_sgd_of_the_thesis_is_the_default():
     strategy = Full()
     sgd = Sgd(strategy.lr, strategy.momentum, strategy.weight_decay)
     params = np.array([1.0], np.float32)
-    state = SgdState(sgd, params)
-    state.step(params, np.array([2.0], np.float32))
+    sgd.start(params).step(params, np.array([2.0], np.float32))
     assert params[0] == pytest.approx(1 - 0.1 * (2 + 1e-5))
 
 
