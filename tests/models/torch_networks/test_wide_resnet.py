@@ -5,11 +5,21 @@ torch = pytest.importorskip("torch")
 from models.torch_networks.wide_resnet import wrn  # noqa: E402
 
 
-@pytest.mark.parametrize(("depth", "convolutions"), [(10, 10), (16, 16), (22, 22)])
-def test_depth_is_the_number_of_convolutions(depth, convolutions):
-    """6 n + 4: the first, 6 n in the blocks, and three shortcuts."""
-    module = wrn(depth, width=2)
-    assert sum(isinstance(m, torch.nn.Conv2d) for m in module.modules()) == convolutions
+@pytest.mark.parametrize("depth", [10, 16, 22, 28, 34, 40])
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_depth_is_the_number_of_convolutions(depth, width):
+    """6 n + 4: the first, 6 n in the blocks, and three shortcuts; at width 1 group 1 needs none."""
+    module = wrn(depth, width)
+    convolutions = sum(isinstance(m, torch.nn.Conv2d) for m in module.modules())
+    assert convolutions == depth - (width == 1)
+
+
+def test_size_is_that_of_the_paper():
+    """36.5 million parameters of WRN-28-10 (table 5), 8.9 million of WRN-40-4."""
+    for depth, width, millions in ((28, 10, 36.5), (40, 4, 8.9)):
+        assert sum(p.numel() for p in wrn(depth, width).parameters()) / 1e6 == pytest.approx(
+            millions, abs=0.1
+        )
 
 
 def test_features_are_the_averaged_last_group():
@@ -21,6 +31,17 @@ def test_features_are_the_averaged_last_group():
     maps = torch.relu(module.norm(module.group3(module.group2(module.group1(module.conv1(x))))))
     assert maps.shape == (2, 128, 8, 8)
     torch.testing.assert_close(seen[0], maps.mean((2, 3)))
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_maps_of_the_levels_are_those_of_the_groups(norm):
+    module = wrn(10, 2, norm=norm).eval()
+    maps = []
+    for place in module.level_outputs.values():
+        module.get_submodule(place).register_forward_hook(lambda *a: maps.append(tuple(a[-1].shape[1:])))
+    module(torch.randn(1, 3, 32, 32))
+    assert list(module.level_outputs) == ["low", "mid", "up"]
+    assert maps == [(32, 32, 32), (64, 16, 16), (128, 8, 8)]
 
 
 def test_convolutions_start_with_variance_two_over_fan_out():

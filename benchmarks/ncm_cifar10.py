@@ -1,0 +1,130 @@
+"""One pass over the data, no training: nearest class mean on SqueezeNet 1.0 features of CIFAR-10.
+
+    .venv/bin/python benchmarks/ncm_cifar10.py                 # 10,000 + 2,000 images, some minutes
+    .venv/bin/python benchmarks/ncm_cifar10.py --train 1000    # a look
+
+Pre-trained weights become a bundle with a head of ten classes; ONNX Runtime computes the features, which are
+the averages of the last feature maps, from images enlarged from 32 to 128 pixels. A row of the head is the
+mean of its class at length 1, the bias is 0. Real data is read from ../shared/data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tabulate import tabulate
+
+from models.bundle import Bundle
+from models.head import SoftmaxHead
+from models.manifest import InputSpec
+from models.onnx_engine import OnnxModel
+from models.softmax import accuracy_and_loss
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+WEIGHTS, IMAGES = DATA / "squeezenet1_0_imagenet.npz", DATA / "cifar10_10k_2k_jpegbytes.npz"
+SIZE = 128  # pixels
+INPUT = InputSpec((3, SIZE, SIZE), 1 / 255, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+PART = 100  # images in memory at a time
+
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Photos:
+    """JPEG files and their classes, int64 (n,)."""
+
+    files: tuple[bytes, ...]
+    y: NDArray[np.int64]
+
+    def parts(self) -> Iterator[NDArray[np.uint8]]:
+        """Enlarged images, (up to 100, 3, 128, 128)."""
+        for start in range(0, len(self.files), PART):
+            yield np.stack([_enlarged(file) for file in self.files[start : start + PART]])
+
+
+@dataclass(frozen=True)
+class Result:
+    """Accuracy on the test images, and seconds per 1000 images, decoding and enlarging included."""
+
+    accuracy: float
+    seconds: float
+
+
+def read(part: str, most: int | None = None) -> Photos:
+    """The images of "train" or "test", the first `most` of them."""
+    with np.load(IMAGES) as file:
+        data, ends = file[f"jpeg_{part}"].tobytes(), file[f"off_{part}"].tolist()
+        files = tuple(data[a:b] for a, b in pairwise(ends))
+        return Photos(files[:most], file[f"y_{part}"][:most].astype(np.int64))
+
+
+def _enlarged(file: bytes) -> NDArray[np.uint8]:
+    image = Image.open(io.BytesIO(file)).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def backbone(folder: Path) -> Bundle:
+    """SqueezeNet 1.0 with the weights of ImageNet and a new head of ten classes, as a bundle."""
+    from models.torch_export import ExportSpec, export
+    from models.torch_networks import build
+    from models.torch_weights import load_weights
+
+    with np.load(IMAGES) as file:
+        labels = tuple(str(name) for name in file["class_names"])
+    module = build("squeezenet", {"version": "1.0", "classes": len(labels)})
+    load_weights(module, WEIGHTS, skip_head="classifier.1")
+    return export(module, ExportSpec("squeezenet-ncm", INPUT, labels, sets={"head": {}}), folder)
+
+
+def features(model: OnnxModel, photos: Photos) -> Matrix:
+    """(n, 512), with progress on stderr."""
+    found: list[Matrix] = []
+    for part in photos.parts():
+        found.append(model.features(INPUT.prepare(part)))
+        print(f"\r{PART * len(found)} of {len(photos.files)} images", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return np.concatenate(found)
+
+
+def nearest_class_mean(bundle: Bundle, train: Photos, test: Photos, threads: int = 1) -> Result:
+    """Rows of the head from the train images; its accuracy on the test images."""
+    model = OnnxModel(bundle, threads=threads)
+    began = time.perf_counter()
+    known, asked = features(model, train), features(model, test)
+    seconds = 1000 * (time.perf_counter() - began) / (len(known) + len(asked))
+    rows = np.stack([known[train.y == label].mean(0) for label in range(len(bundle.manifest.labels))])
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    head = bundle.manifest.head
+    weights = {head.weight: rows, head.bias: np.zeros(len(rows), np.float32)}
+    logits = SoftmaxHead(bundle.manifest, weights).logits(asked)
+    return Result(accuracy_and_loss(logits, test.y).eval_acc, seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--train", type=int, help="train images (default: all 10,000)")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    train, test = read("train", options.train), read("test")
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = backbone(Path(folder) / "bundle")
+        result = nearest_class_mean(bundle, train, test, options.threads)
+    row = (len(train.files), len(test.files), result.accuracy, result.seconds)
+    print(
+        tabulate([row], ("train", "test", "accuracy", "s per 1000 images"), floatfmt=("", "", ".4f", ".1f"))
+    )
+
+
+if __name__ == "__main__":
+    main()
