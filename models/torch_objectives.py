@@ -122,7 +122,7 @@ def prototype(given: Given) -> Tensor:
     prototypes = extras["prototypes"]
     places = given.x.new_zeros((prototypes.shape[0], *given.x.shape[1:]))
     logits = run(given.subject, places, given.tensors, ("up", prototypes)).logits
-    own = -(functional.log_softmax(logits, 1) * torch.eye(len(prototypes))).sum(1)
+    own = -(functional.log_softmax(logits, 1) * torch.eye(len(prototypes), device=logits.device)).sum(1)
     return distil(given) + extras["beta"] * (own * extras["present"]).sum()
 
 

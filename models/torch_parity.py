@@ -13,10 +13,10 @@ from torch import Tensor
 from .errors import ParityError, one_line
 from .manifest import Extra, Graph
 from .onnx_session import Loaded, SessionSettings, load_session
+from .torch_gradients import Inputs, loss_and_gradients, losses_of
 from .torch_graph import external_names
 from .torch_objectives import measure
 from .torch_subject import Subject, run, statistics, stored_tensors, training
-from .torch_trace import Inputs, loss_and_gradients, losses_of
 
 BATCHES = (1, 5)  # neither is the batch that was traced
 BATCHES_OF_STATISTICS = (2, 5)  # one sample alone may have no variance

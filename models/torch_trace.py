@@ -15,11 +15,11 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .manifest import Extra
-from .torch_objectives import OBJECTIVES, Given, measure
+from .torch_gradients import Inputs, loss_and_gradients, losses_of
+from .torch_objectives import OBJECTIVES, measure
 from .torch_rules import GRADIENTS_ONLY, RULES
 from .torch_subject import (
     Subject,
@@ -56,16 +56,6 @@ class Outputs:
     labels: bool = False
     gradients: bool = False
     extras: tuple[Extra, ...] = ()
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a graph is given: x (n, ...), y (n,), extra inputs and tensors of the model by name."""
-
-    x: Tensor
-    y: Tensor
-    extras: Mapping[str, Tensor]
-    tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -126,26 +116,6 @@ def trace_training(subject: Subject, objective: str, trainable: Sequence[str]) -
 
     names = ("loss", *(f"grad.{name}" for name in trainable), *(f"next.{name}" for name in moved))
     return _trace(subject, compute, Outputs(names, labels=True, gradients=True, extras=extras))
-
-
-def losses_of(subject: Subject, inputs: Inputs) -> Tensor:
-    """Cross-entropy of each sample in nats, shape (n,); their mean depends on batches by rounding only."""
-    logits = run(subject, inputs.x, inputs.tensors).logits
-    return -functional.log_softmax(logits, 1).gather(1, inputs.y.unsqueeze(1)).squeeze(1)
-
-
-def loss_and_gradients(
-    subject: Subject, objective: str, inputs: Inputs, trainable: Sequence[str]
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Loss () and the gradient of each trainable tensor. `autograd.grad` keeps fused backwards whole."""
-    free = {name: inputs.tensors[name].detach().requires_grad_() for name in trainable}
-    given = Given(subject, inputs.x, inputs.y, inputs.extras, {**inputs.tensors, **free})
-    with torch.enable_grad():
-        loss = OBJECTIVES[objective].loss(given)
-        grads = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
-    if idle := [name for name, grad in zip(trainable, grads, strict=True) if grad is None]:
-        raise ValueError(f"{idle[0]} does not influence the loss; give it requires_grad=False")
-    return loss.detach(), grads
 
 
 def _trace(subject: Subject, compute: Callable[[Inputs], Any], outputs: Outputs) -> Traced:

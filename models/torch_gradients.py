@@ -1,0 +1,42 @@
+"""Losses and gradients of a module on one batch: traced into graphs, and run by the torch engine."""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .torch_objectives import OBJECTIVES, Given
+from .torch_subject import Subject, run
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a graph is given: x (n, ...), y (n,), extra inputs and tensors of the model by name."""
+
+    x: Tensor
+    y: Tensor
+    extras: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
+
+
+def losses_of(subject: Subject, inputs: Inputs) -> Tensor:
+    """Cross-entropy of each sample in nats, shape (n,); their mean depends on batches by rounding only."""
+    logits = run(subject, inputs.x, inputs.tensors).logits
+    return -functional.log_softmax(logits, 1).gather(1, inputs.y.unsqueeze(1)).squeeze(1)
+
+
+def loss_and_gradients(
+    subject: Subject, objective: str, inputs: Inputs, trainable: Sequence[str]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Loss () and the gradient of each trainable tensor. `autograd.grad` keeps fused backwards whole."""
+    free = {name: inputs.tensors[name].detach().requires_grad_() for name in trainable}
+    given = Given(subject, inputs.x, inputs.y, inputs.extras, {**inputs.tensors, **free})
+    with torch.enable_grad():
+        loss = OBJECTIVES[objective].loss(given)
+        grads = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
+    if idle := [name for name, grad in zip(trainable, grads, strict=True) if grad is None]:
+        raise ValueError(f"{idle[0]} does not influence the loss; give it requires_grad=False")
+    return loss.detach(), grads
