@@ -43,12 +43,16 @@ class Bundle:
         """Every tensor of the weights file, by name; a new copy each time."""
         return _weights(self.manifest, _files(self.path))
 
-    def graph(self, name: str) -> bytes:
-        """The ONNX graph of that name, without weights. Raises BundleError where there is none."""
+    def entry(self, name: str) -> Graph:
+        """What the manifest says of the graph of that name. Raises BundleError where there is none."""
         if name not in self.manifest.graphs:
             known = ", ".join(self.manifest.graphs)
             raise BundleError(f"bundle {self.manifest.name} has no graph {name!r}; it has {known}")
-        return _verified(self.manifest, self.manifest.graphs[name], _files(self.path))
+        return self.manifest.graphs[name]
+
+    def graph(self, name: str) -> bytes:
+        """The ONNX graph of that name, without weights. Raises BundleError where there is none."""
+        return _verified(self.manifest, self.entry(name), _files(self.path))
 
     @cached_property
     def sha256(self) -> str:
