@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from models.bundle import Bundle
-from models.engine import open_model
+from models.engines import open_model
 from models.errors import ModelError
 from models.softmax import Evaluation, accuracy_and_loss
 from models.tensors import Tensors

@@ -13,7 +13,9 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from models.engine import DeviceModel, engine_choice
+from models.engine import DeviceModel, Inputs
+from models.engines import engine_choice
+from models.manifest import Manifest
 from profiles import DeviceProfile, Speed, host_profile, measure_speed
 from profiles.measure import Trial
 
@@ -29,9 +31,7 @@ def measure(model: DeviceModel, clock: Callable[[], float], batch: int = 32) -> 
     What the memory does not allow is left out; raises OutOfMemory when that is even a forward pass.
     """
     graphs = model.manifest.graphs
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((batch, *model.manifest.input.shape)).astype(np.float32)
-    y = rng.integers(0, len(model.manifest.labels), batch)
+    x, y = drawn(model.manifest, batch)
     model.forward(x[:1])
     trials = {"forward": Trial(partial(model.forward, x), batch, graphs["forward"].flops)}
     wanted = (*(f"train.{tunable}" for tunable in model.manifest.sets), "loss.all")
@@ -43,9 +43,16 @@ def measure(model: DeviceModel, clock: Callable[[], float], batch: int = 32) -> 
     return measure_speed(trials, clock)
 
 
-def _runnable(
-    model: DeviceModel, name: str, x: NDArray[np.float32], y: NDArray[np.int64]
-) -> Callable[[], object]:
+def drawn(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[np.int64]]:
+    """Samples as a bundle takes them, always the same: standard normal, or any ids; labels of any class."""
+    rng, given = np.random.default_rng(0), manifest.input
+    shape = (samples, *given.shape)
+    ids = given.vocabulary
+    x: Inputs = rng.standard_normal(shape, np.float32) if ids is None else rng.integers(0, ids, shape)
+    return x, rng.integers(0, len(manifest.labels), samples)
+
+
+def _runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[np.int64]) -> Callable[[], object]:
     what, tunable = name.split(".")
     if what == "train":
         return partial(model.trainer(tunable).loss_and_grads, x, y)
@@ -87,4 +94,5 @@ class SpeedCache:
 def cache_key(bundle_sha: str, pretence: Pretence | None) -> str:
     """What a measurement holds for: this bundle, on this engine, on this (or the pretended) device."""
     device = "here" if pretence is None else f"{pretence.profile.name}/{pretence.slow:g}"
-    return f"{bundle_sha}@{device}@{engine_choice().version}"
+    engine = engine_choice()
+    return f"{bundle_sha}@{device}@{engine.name} {engine.version}"

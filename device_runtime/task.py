@@ -9,7 +9,7 @@ from pathlib import Path
 
 from broker.messages import Hello, Offer
 from models.bundle import Bundle
-from models.engine import open_model
+from models.engines import open_model
 from models.tensors import Tensors
 from profiles import DeviceProfile
 from strategies import registry

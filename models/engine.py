@@ -1,9 +1,8 @@
-"""What an engine offers, whatever it runs on: the interfaces, and which one this device has."""
+"""What an engine offers, whatever it runs on; `engines` says which there are."""
 
 from dataclasses import dataclass
-from importlib import metadata, util
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +10,10 @@ from numpy.typing import NDArray
 from .manifest import Graph, Manifest
 from .tensors import Flat, Tensors
 
-if TYPE_CHECKING:
-    from .bundle import Bundle
-
 Inputs = NDArray[Any]  # (n, *manifest.input.shape), prepared: float32, or int64 token ids
 Labels = NDArray[np.integer[Any]]  # (n,), 0 <= y < len(manifest.labels)
 Matrix = NDArray[np.float32]
 NO_EXTRAS: Tensors = MappingProxyType({})
-
-
-DISTRIBUTIONS = ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime-gpu")
-"""Who may bring the import name `onnxruntime`; they cannot live side by side."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +22,6 @@ class Forward:
 
     logits: Matrix
     features: Matrix
-
-
-@dataclass(frozen=True)
-class EngineChoice:
-    """Which engine runs bundles here, in which version, and why that one."""
-
-    name: str
-    version: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.version}".strip() + f" ({self.reason})"
 
 
 class Watch(Protocol):
@@ -124,29 +104,3 @@ class DeviceModel(Protocol):
 
         `objective` is one of manifest.TRAINING; `train` is cross-entropy in nats.
         """
-
-
-def engine_choice() -> EngineChoice:
-    """Which engine `open_model` uses here, without loading it."""
-    if util.find_spec("onnxruntime") is None:
-        return EngineChoice("none", "", "no ONNX Runtime is installed: pip install onnxruntime")
-    reason = "ordinary ONNX graphs for inference and for back-propagation; needs no torch"
-    return EngineChoice("onnxruntime", _version(), reason)
-
-
-def open_model(
-    bundle: "Bundle", *, threads: int = 1, batch: int = 32, watch: Watch | None = None
-) -> DeviceModel:
-    """The bundle on the engine of `engine_choice`. Raises EngineError where there is none."""
-    from .onnx_engine import OnnxModel
-
-    return OnnxModel(bundle, threads=threads, batch=batch, watch=watch)
-
-
-def _version() -> str:
-    for name in DISTRIBUTIONS:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return ""

@@ -50,7 +50,7 @@ def test_the_device_imports_neither_torch_nor_aggregator_nor_simulation(statemen
 def test_a_device_at_work_brings_in_no_torch_either():
     loaded = modules_after(
         "from models.bundle import Bundle, shipped\n"
-        "from models.engine import open_model\n"
+        "from models.engines import open_model\n"
         "import numpy as np, strategies.registry as r\n"
         "from strategies.kind import LocalData, Run\n"
         "model = open_model(Bundle.open(shipped('digits-wrn-10-1')))\n"

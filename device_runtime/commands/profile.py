@@ -12,7 +12,7 @@ from device_runtime.measuring import measure
 from device_runtime.measuring import profile as make_profile
 from device_runtime.watching import Watcher, limit_bytes, own_memory
 from models.bundle import Bundle, find
-from models.engine import open_model
+from models.engines import open_model
 from models.manifest import Manifest
 from profiles import DeviceProfile
 
@@ -51,9 +51,10 @@ def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
 def rows(profile: DeviceProfile, manifest: Manifest) -> list[tuple[str, str, str]]:
     """What is known, each with where it is known from."""
     memory, power, link, speed = profile.memory, profile.power, profile.bandwidth, profile.speed
+    engine, _, why = profile.engine.partition(" (")
     table = [
         ("device", profile.name, f"{profile.cores} cores"),
-        ("engine", profile.engine.split(" (")[0], profile.engine.split("(")[-1].rstrip(")")),
+        ("engine", engine, why.removesuffix(")")),
         ("memory", _mb(memory.limit_bytes), f"may be used, of {_mb(memory.total_bytes)}"),
         ("in use", _mb(memory.resident_bytes), "by this process, idle"),
         ("speed", f"{speed.flops_per_s / 1e9:.2f} GFLOP/s", speed.source),

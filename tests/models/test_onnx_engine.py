@@ -5,7 +5,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from models.engine import DeviceModel, engine_choice, open_model
+from models.engine import DeviceModel
+from models.engines import open_model
 from models.errors import BundleError, EngineError, TensorError
 from models.onnx_engine import OnnxModel
 
@@ -280,12 +281,6 @@ def test_refused_graph_is_an_engine_error_of_one_line(digits, monkeypatch):
     with pytest.raises(EngineError, match="ONNX Runtime, graph forward") as caught:
         OnnxModel(digits).logits(np.zeros((1, 1, 8, 8), np.float32))
     assert "\n" not in str(caught.value)
-
-
-def test_engine_is_named_with_its_version():
-    import onnxruntime
-
-    assert str(engine_choice()).startswith(f"onnxruntime {onnxruntime.__version__} (")
 
 
 def test_importing_models_loads_neither_torch_nor_onnx_nor_onnxruntime():

@@ -1,0 +1,109 @@
+"""Which engines there are, which of them this installation has, and which one runs a bundle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata, util
+
+from .bundle import Bundle
+from .engine import DeviceModel, Watch
+from .errors import EngineError
+
+AUTO = "auto"
+ENGINES = ("onnxruntime", "torch")
+PREFERRED = ("onnxruntime", "torch")
+"""What `auto` takes, the first that is usable: by time and memory of a step, and what an install needs."""
+
+DISTRIBUTIONS = ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime-gpu")
+"""Who may bring the import name `onnxruntime`; they cannot live side by side."""
+
+INSTALL = "pip install onnxruntime, or pip install 'device-runtime[torch]' for bundles of its own networks"
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine: its version ("" where it is not installed), whether it can be used here, why or why not."""
+
+    name: str
+    version: str
+    usable: bool
+    reason: str
+    chosen: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}".strip() + f" ({self.reason})"
+
+
+def engine_choices(bundle: Bundle | None = None) -> tuple[EngineChoice, ...]:
+    """Every engine, in the order of ENGINES, and which one `auto` takes for this bundle, or for any.
+
+    Found out from what is installed; no engine is imported.
+    """
+    found = (_onnxruntime(), _torch(bundle))
+    usable = {choice.name: choice for choice in found if choice.usable}
+    best = next((name for name in PREFERRED if name in usable), None)
+    return tuple(replace(choice, chosen=choice.name == best) for choice in found)
+
+
+def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineChoice:
+    """The engine that `open_model` takes. Raises EngineError where there is none, or not this one."""
+    choices = engine_choices(bundle)
+    if engine not in (AUTO, *ENGINES):
+        raise EngineError(f"there is no engine {engine!r}; there are {AUTO}, {', '.join(ENGINES)}")
+    if engine == AUTO:
+        for choice in choices:
+            if choice.chosen:
+                return choice
+        raise EngineError(f"no engine can be used here: {_all(choices)}; {INSTALL}")
+    [choice] = [choice for choice in choices if choice.name == engine]
+    if not choice.usable:
+        raise EngineError(f"engine {engine} cannot be used here: {choice.reason}")
+    return choice
+
+
+def open_model(
+    bundle: Bundle, *, engine: str = AUTO, threads: int = 1, batch: int = 32, watch: Watch | None = None
+) -> DeviceModel:
+    """The bundle on an engine, which is imported here. Raises EngineError as `engine_choice` does."""
+    name = engine_choice(bundle, engine).name
+    if name == "torch":
+        from .torch_engine import TorchModel
+
+        return TorchModel(bundle, threads=threads, batch=batch, watch=watch)
+    from .onnx_engine import OnnxModel
+
+    return OnnxModel(bundle, threads=threads, batch=batch, watch=watch)
+
+
+def _onnxruntime() -> EngineChoice:
+    if not _installed("onnxruntime"):
+        return EngineChoice("onnxruntime", "", False, "not installed: pip install onnxruntime")
+    reason = "least memory; ordinary ONNX graphs, back-propagation included"
+    return EngineChoice("onnxruntime", _version(*DISTRIBUTIONS), True, reason)
+
+
+def _torch(bundle: Bundle | None) -> EngineChoice:
+    if not _installed("torch"):
+        return EngineChoice("torch", "", False, "not installed: pip install 'device-runtime[torch]'")
+    version = _version("torch")
+    if bundle is not None and bundle.manifest.source is None:
+        says = f"bundle {bundle.manifest.name} does not say which network it was made from"
+        return EngineChoice("torch", version, False, says)
+    reason = "the network itself; takes two to four times the memory"
+    return EngineChoice("torch", version, True, reason)
+
+
+def _installed(module: str) -> bool:
+    return util.find_spec(module) is not None
+
+
+def _version(*distributions: str) -> str:
+    for name in distributions:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _all(choices: Sequence[EngineChoice]) -> str:
+    return "; ".join(f"{choice.name} is {choice.reason}" for choice in choices)
