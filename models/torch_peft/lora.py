@@ -1,0 +1,62 @@
+"""LoRA: a layer's weight W as W + alpha / rank * B A with small A and B (Hu et al. 2022, equation 3).
+
+For a convolution A is one of the same kernel with `rank` channels, and B one of 1x1.
+"""
+# mypy: allow-untyped-calls, allow-any-unimported
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .places import nowhere, weighted_layers
+from .settings import Value
+
+TRAINED = ("lora_a", "lora_b")
+ATTENTION = ("qkv", "q", "v", "q_lin", "v_lin", "q_proj", "v_proj", "query", "value", "to_q", "to_v")
+"""Last parts of names: timm's joint projection; else queries and values alone, as Hu et al. advise."""
+
+
+def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
+    """A is random, B is 0. Raises ExportError for a network without a layer that can have them."""
+    layers = _layers(module, head)
+    if settings["targets"] == "attention":
+        layers = {n: m for n, m in layers.items() if n.rpartition(".")[2] in ATTENTION} or layers
+    if not layers:
+        raise nowhere(module, "lora", "an nn.Linear or ungrouped nn.Conv2d beside its head")
+    generator = torch.Generator().manual_seed(int(settings["seed"]))
+    rank = int(settings["rank"])
+    for layer in layers.values():
+        out, *inner = layer.weight.shape
+        bound = prod(inner) ** -0.5  # as in the authors' code
+        drawn = torch.empty(rank, *inner).uniform_(-bound, bound, generator=generator)
+        layer.lora_a = nn.Parameter(drawn)
+        layer.lora_b = nn.Parameter(torch.zeros(out, rank, *[1 for _ in inner[1:]]))
+        layer.lora_scale = float(settings["alpha"]) / rank
+        layer.register_forward_hook(_add_low_rank)
+
+
+def _layers(module: nn.Module, head: str) -> dict[str, nn.Module]:
+    """Left out: weights that others read, classes with their own forward, grouped convolutions."""
+    read_by_others = {
+        f"{name}.out_proj" for name, m in module.named_modules() if isinstance(m, nn.MultiheadAttention)
+    }
+    return {
+        name: layer
+        for name, layer in weighted_layers(module, head).items()
+        if type(layer).forward in (nn.Linear.forward, nn.Conv2d.forward)
+        and getattr(layer, "groups", 1) == 1
+        and name not in read_by_others
+        and "patch_embed" not in name.split(".")
+    }
+
+
+def _add_low_rank(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    if isinstance(layer, nn.Conv2d):
+        inner = layer._conv_forward(inputs[0], layer.lora_a, None)
+        return output + functional.conv2d(inner * layer.lora_scale, layer.lora_b)
+    inner = functional.linear(inputs[0], layer.lora_a)
+    return output + functional.linear(inner * layer.lora_scale, layer.lora_b)

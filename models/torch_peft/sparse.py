@@ -1,0 +1,62 @@
+"""Sparse fine-tuning through one random mask, the same at every client.
+
+Stage 1 of SLoRA (Babakniya et al. 2023): the weight of each layer is what it was, plus k trained values at
+k places drawn once.
+"""
+# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from .places import nowhere, weighted_layers
+from .settings import Value
+
+TRAINED = ("sparse_values",)
+
+
+class Sparse(nn.Module):
+    """A layer whose weight, wherever it is read, has the trained values added."""
+
+    @property
+    def weight(self) -> Tensor:
+        """Of the shape of the layer's own weight, which stays as it is."""
+        own = self._parameters["weight"]
+        summed = own.flatten().scatter_add(0, self.sparse_indices, self.sparse_values)
+        return summed.reshape(own.shape)
+
+
+def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
+    """Values of 0, float32 (k,), and their places, a buffer of int64 (k,).
+
+    A layer so small that k rounds to 0 has none. Raises ExportError if no layer has any.
+    """
+    density, seed = float(settings["density"]), int(settings["seed"])
+    layers = weighted_layers(module, head).values()
+    chosen = [(layer, indices(layer.weight.numel(), density, (seed, i))) for i, layer in enumerate(layers)]
+    chosen = [(layer, places) for layer, places in chosen if places.size]
+    if not chosen:
+        raise nowhere(
+            module, "sparse", f"an nn.Linear or nn.Conv2d beside its head, {1 / density:g} or more wide"
+        )
+    for layer, places in chosen:
+        layer.register_buffer("sparse_indices", torch.from_numpy(places))
+        layer.register_parameter("sparse_values", nn.Parameter(torch.zeros(len(places))))
+        own = type(layer)
+        layer.__class__ = type(f"Sparse{own.__name__}", (Sparse, own), {})
+
+
+def indices(size: int, density: float, key: tuple[int, int]) -> NDArray[np.int64]:
+    """round(density * size) places of range(size), ascending: those of the smallest words of Philox4x64-10.
+
+    `key` is that of Philox (Salmon et al. 2011), counters begin at 1: the same places on every platform.
+    """
+    count = round(density * size)
+    if count == 0:
+        return np.empty(0, np.int64)
+    words = np.random.Philox(key=np.array(key, np.uint64)).random_raw(size)
+    largest = np.partition(words, count - 1)[count - 1]
+    return np.flatnonzero(words <= largest)[:count].astype(np.int64)
