@@ -1,7 +1,10 @@
+import msgspec
 import numpy as np
 import pytest
 
+from models.manifest import Parameter
 from models.optimizer import Sgd
+from strategies.entropy_subset import EntropySubset
 from strategies.full import Full
 from strategies.kind import Contribution, OutOfTime, Run
 
@@ -86,3 +89,23 @@ def test_fedavg_of_several_batches_is_the_loop_written_out(model, digits, run):
             w[:] = w - 0.1 * velocity
     for name, expected in trainer.params.views.items():
         np.testing.assert_allclose(sent.tensors[name], expected, atol=2e-5)
+
+
+def test_a_clipped_step_is_as_long_as_the_learning_rate_times_the_norm(model, digits, run):
+    """One step without momentum and decay, from a gradient longer than 0.1: 0.5 * 0.1 in all."""
+    strategy = Full(epochs=1, batch=240, lr=0.5, momentum=0.0, weight_decay=0.0, clip_norm=0.1)
+    sent = strategy.train(model, digits, run())
+    moved = sum(float(((v - model.weights[n]) ** 2).sum()) for n, v in sent.tensors.items())
+    assert np.sqrt(moved) == pytest.approx(0.05, rel=1e-3)
+
+
+@pytest.mark.parametrize(("strategy", "tunable"), [(Full(), "all"), (EntropySubset(), "mid")])
+def test_statistics_that_training_moves_belong_to_an_update(bundle, strategy, tunable):
+    manifest = bundle.manifest
+    graph = msgspec.structs.replace(manifest.graphs[f"train.{tunable}"], statistics=("running",))
+    moving = msgspec.structs.replace(
+        manifest,
+        parameters=(*manifest.parameters, Parameter("running", (16,), "float32", "mid", ())),
+        graphs={**manifest.graphs, f"train.{tunable}": graph},
+    )
+    assert [spec.name for spec in strategy.expected(moving)] == [*manifest.names(tunable), "running"]
