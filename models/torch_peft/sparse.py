@@ -39,9 +39,8 @@ def add(module: nn.Module, settings: Mapping[str, Value], head: str) -> None:
     chosen = [(layer, indices(layer.weight.numel(), density, (seed, i))) for i, layer in enumerate(layers)]
     chosen = [(layer, places) for layer, places in chosen if places.size]
     if not chosen:
-        raise nowhere(
-            module, "sparse", f"an nn.Linear or nn.Conv2d beside its head, {1 / density:g} or more wide"
-        )
+        needed = f"an nn.Linear or nn.Conv2d beside its head with a place at density {density:g}"
+        raise nowhere(module, "sparse", needed)
     for layer, places in chosen:
         layer.register_buffer("sparse_indices", torch.from_numpy(places))
         layer.register_parameter("sparse_values", nn.Parameter(torch.zeros(len(places))))
