@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from .archive import is_plain
 from .errors import BundleError
-from .manifest import LEVELS, TRAINING, File, Graph, Manifest
+from .manifest import LEVELS, PRECISIONS, TRAINING, File, Graph, Manifest
 from .tensors import TensorSpec
 
 
@@ -40,7 +40,8 @@ def _check_once(what: str, names: Iterable[str]) -> None:
 def _check_graphs(manifest: Manifest) -> None:
     if "forward" not in manifest.graphs:
         raise BundleError("lists no graph 'forward'")
-    takes = {"forward": set[str]()} | {f"features.{level}": set[str]() for level in LEVELS[:-1]}
+    forward = ("forward", *(f"forward.{precision}" for precision in PRECISIONS[1:]))
+    takes = {name: set[str]() for name in (*forward, *(f"features.{level}" for level in LEVELS[:-1]))}
     for tunable in manifest.sets:
         names = set(manifest.names(tunable))
         takes |= {f"{kind}.{tunable}": names for kind in ("loss", *TRAINING)}
@@ -60,11 +61,17 @@ def _check_graphs(manifest: Manifest) -> None:
 def _check_inputs(manifest: Manifest, name: str) -> None:
     graph = manifest.graphs[name]
     never_trained = {parameter.name for parameter in manifest.parameters if not parameter.sets}
-    stored = {spec.name for spec in manifest.stored()}
-    if unknown := sorted({*graph.trainable, *graph.frozen, *graph.statistics} - stored):
+    stored = {spec.name: spec for spec in manifest.stored()}
+    derived_from = {derived.parameter for derived in graph.derived}
+    if unknown := sorted({*graph.trainable, *graph.frozen, *graph.statistics, *derived_from} - stored.keys()):
         raise BundleError(f"graph {name} takes {unknown[0]}, which is no parameter")
     if trained := sorted(set(graph.statistics) - never_trained):
         raise BundleError(f"graph {name} has {trained[0]} as a statistic, which is in a tunable set")
+    for derived in graph.derived:
+        spec = stored[derived.parameter]
+        if spec.dtype != "float32" or len(spec.shape) <= 1:
+            raise BundleError(f"graph {name} derives {derived.name} from {spec.dtype} of shape {spec.shape}")
+    _check_once("initialiser", (*graph.frozen, *(derived.name for derived in graph.derived)))
     _check_once("input", ("x", "y", *(extra.name for extra in graph.extras), *stored))
 
 

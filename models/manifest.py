@@ -17,6 +17,9 @@ LEVELS_OF = {"all": LEVELS, "mid": LEVELS[1:], "up": LEVELS[2:], "head": LEVELS[
 TUNABLE_SETS = (*LEVELS_OF, "bias", "adapter", "prompt", "prefix", "lora", "sparse")
 """A level and what is above it (low and above is all); then the parameter-efficient ones, with the head."""
 
+PRECISIONS = ("float32", "int8", "float16")
+"""Of the weights of forward graphs: forward, forward.int8 and forward.float16."""
+
 TRAINING = ("train", "moon", "distil", "kl", "attention", "prototype")
 """Objectives of training graphs; `train` is cross-entropy alone."""
 
@@ -136,6 +139,20 @@ class Extra(Record, frozen=True):
     per_sample: bool
 
 
+class Derived(Record, frozen=True):
+    """An initialiser that the device computes from a parameter, as `models.quantised` says.
+
+    transposed: of the parameter as (shape[0], the rest), transposed. columns: one scale for each column of
+    that, not one for all.
+    """
+
+    name: str
+    parameter: str
+    what: Literal["float32", "float16", "int8", "int8.scale", "uint8", "uint8.scale", "uint8.zero_point"]
+    transposed: bool = False
+    columns: bool = False
+
+
 class Graph(Record, frozen=True):
     """An ONNX graph; peak memory of live activations is fixed_bytes + samples * bytes_per_sample."""
 
@@ -149,6 +166,7 @@ class Graph(Record, frozen=True):
     frozen: tuple[str, ...] = ()  # parameters that are initialisers, given to the session in memory
     statistics: tuple[str, ...] = ()  # running statistics: inputs, whose next values are outputs next.NAME
     extras: tuple[Extra, ...] = ()
+    derived: tuple[Derived, ...] = ()  # initialisers that are given to the session in memory, as `frozen`
 
     def activation_bytes(self, samples: int) -> int:
         """Predicted peak of live activations for a batch of `samples`."""
@@ -175,10 +193,10 @@ class Source(Record, frozen=True):
 
 
 class Manifest(Record, frozen=True):
-    """manifest.json. Graphs: forward, features.LEVEL, and loss.SET and OBJECTIVE.SET for tunable sets.
+    """manifest.json. Graphs: forward, forward.PRECISION, features.LEVEL, loss.SET and OBJECTIVE.SET.
 
-    OBJECTIVE is one of TRAINING. `features` has the shape of what features.LEVEL gives, and of what the
-    head takes, without the batch.
+    SET is a tunable set, OBJECTIVE one of TRAINING, PRECISION one of PRECISIONS but the first. `features` has
+    the shape of what features.LEVEL gives, and of what the head takes, without the batch.
     """
 
     name: str
