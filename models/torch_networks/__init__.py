@@ -45,7 +45,9 @@ def build(name: str, settings: Mapping[str, Setting]) -> "nn.Module":
         raise ExportError(f"{name} takes no setting {unknown[0]}; it takes {', '.join(taken)}")
     try:
         return function(**settings)
-    except (TypeError, ValueError) as error:
+    except ExportError:
+        raise
+    except Exception as error:  # torch refuses values with errors of many types
         given = ", ".join(f"{key}={value}" for key, value in settings.items())
         raise ExportError(f"{name} with {given or 'no settings'} fails: {one_line(error)}") from error
 

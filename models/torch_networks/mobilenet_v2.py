@@ -105,9 +105,11 @@ class MobileNetV2(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
+        """Of a convolution by groups only its own group counts, so that fresh networks do not fade out."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out")
+                fan_out = module.weight[:, 0].numel() // module.groups
+                nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
         nn.init.normal_(self.classifier[1].weight, std=0.01)
         nn.init.zeros_(self.classifier[1].bias)
 

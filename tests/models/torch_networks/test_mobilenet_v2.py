@@ -48,6 +48,14 @@ def test_paddings_share_their_parameters_and_are_one_pixel_apart_at_stride_two()
     assert not torch.allclose(one[..., 0, :], other[..., 0, :])
 
 
+def test_fresh_network_passes_on_what_it_sees():
+    """While batch norm does nothing yet; counting all groups in the fan gives features of 1e-9."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        features = mobilenet_v2(3).eval().features(torch.randn(4, 3, 64, 64))
+    assert 0.1 < features.std().item() < 10
+
+
 def test_wrong_settings_are_refused():
     with pytest.raises(ValueError, match="padding is 'valid', expected one of torch, same"):
         mobilenet_v2(padding="valid")

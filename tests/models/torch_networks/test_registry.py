@@ -1,3 +1,6 @@
+import importlib
+import inspect
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -17,6 +20,13 @@ def test_every_network_has_a_place():
         "wrn", "squeezenet", "mobilenet_v2", "resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5",
         "efficientnet_b0", "vit", "lstm", "gru", "keywords", "distilbert", "roberta",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", NETWORKS.values())
+def test_every_place_holds_a_function(place):
+    module, _, function = place.partition(":")
+    found = getattr(importlib.import_module(f"models.torch_networks.{module}"), function)
+    assert inspect.isfunction(found)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -61,3 +71,5 @@ def test_values_that_a_network_refuses_are_named():
         build("squeezenet", {"version": 1.2})
     with pytest.raises(ExportError, match="squeezenet with classes=many fails"):
         build("squeezenet", {"classes": "many"})
+    with pytest.raises(ExportError, match="mobilenet_v2 with classes=-1 fails"):
+        build("mobilenet_v2", {"classes": -1})
