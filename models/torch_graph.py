@@ -12,6 +12,9 @@ import onnx
 import torch
 
 from .torch_trace import Traced
+from .torch_writer import Unwritable, write
+
+logger = logging.getLogger(__name__)
 
 OPSET = 20
 IR_VERSION = 10  # the newest that ONNX Runtime 1.19 reads
@@ -24,7 +27,16 @@ def to_onnx(traced: Traced) -> bytes:
 
 
 def convert(traced: Traced) -> Any:
-    """The graph as torch's exporter writes it, all tensors as inputs, as an onnx.ModelProto."""
+    """The whole graph, all tensors as inputs, as an onnx.ModelProto."""
+    try:
+        return write(traced.graph, traced.inputs, traced.outputs.names, OPSET)
+    except Unwritable as error:
+        logger.info("written by torch's exporter, which takes longer: %s", error)
+        return exported(traced)
+
+
+def exported(traced: Traced) -> Any:
+    """The graph as torch's exporter writes it."""
     batch = {0: torch.export.Dim("batch", min=1)}
     outputs = traced.outputs
     shapes: list[Any] = [batch] * (2 if outputs.labels else 1)

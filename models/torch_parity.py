@@ -1,8 +1,9 @@
 """The gate before a bundle is written: every graph computes what torch computes."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,12 @@ NOISE = 0.05  # of a tensor's root mean square, or plainly where that is 0
 ABSOLUTE = 2e-6
 RELATIVE = 1e-4  # of the largest value of the tensor
 
+NUDGE = 1e-6  # relative change of the weights, about what rounding makes of them in a few layers
+NUDGES = 4
+KINKS = 4  # times torch's own mean change under a nudge: a value next to the kink of a ReLU falls either way
+
+
+Outputs = Mapping[str, NDArray[Any]]
 
 _BRANCH = "look for Python code of the module that depends on the batch size, and for randomness"
 
@@ -56,7 +63,7 @@ def check_parity(subject: Subject, candidate: Candidate) -> float:
     Inputs are standard normal (token ids and labels uniform); seed 0 has the module's own weights, the
     others weights with noise, since norm weights that are all 1 would hide mistakes. torch computes with its
     own operators. Raises ParityError with graph, tensor, batch, seed and difference if a difference exceeds
-    ABSOLUTE + RELATIVE * largest.
+    ABSOLUTE + RELATIVE * largest, and what torch itself would change by if weights moved by a rounding.
     """
     worst = 0.0
     subject = training(subject, candidate.norms)
@@ -75,7 +82,7 @@ def check_parity(subject: Subject, candidate: Candidate) -> float:
                 found = _onnx_outputs(loaded, candidate, inputs)
             except Exception as error:  # the module's own code runs here
                 raise ParityError(f"{where}: {one_line(error)}; {_BRANCH}") from error
-            worst = max(worst, _compare(where, found, expected))
+            worst = max(worst, _compare(where, found, expected, partial(_shaken, subject, candidate, inputs)))
     return worst
 
 
@@ -118,7 +125,7 @@ def _loaded(candidate: Candidate, tensors: Mapping[str, Tensor]) -> Loaded:
     return load_session(candidate.name, nothing_known, candidate.onnx, frozen, SessionSettings())
 
 
-def _onnx_outputs(loaded: Loaded, candidate: Candidate, inputs: Inputs) -> dict[str, NDArray[Any]]:
+def _onnx_outputs(loaded: Loaded, candidate: Candidate, inputs: Inputs) -> Outputs:
     """ONNX Runtime refuses a graph that takes other inputs than it should."""
     given = {name: inputs.tensors[name] for name in (*candidate.trainable, *candidate.statistics)}
     labels = {} if candidate.name.startswith(("forward", "features")) else {"y": inputs.y}
@@ -128,7 +135,7 @@ def _onnx_outputs(loaded: Loaded, candidate: Candidate, inputs: Inputs) -> dict[
     return dict(zip(names, loaded.run(names, taken), strict=True))
 
 
-def _torch_outputs(subject: Subject, candidate: Candidate, inputs: Inputs) -> dict[str, NDArray[Any]]:
+def _torch_outputs(subject: Subject, candidate: Candidate, inputs: Inputs) -> Outputs:
     kind, _, of = candidate.name.partition(".")
     with torch.no_grad():
         if kind in ("forward", "features"):
@@ -145,26 +152,47 @@ def _torch_outputs(subject: Subject, candidate: Candidate, inputs: Inputs) -> di
     return {"loss": loss.numpy(), **named, **{f"next.{name}": t.numpy() for name, t in moving.items()}}
 
 
-def _compare(where: str, found: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> float:
+def _compare(where: str, found: Outputs, expected: Outputs, nudged: Callable[[], Sequence[Outputs]]) -> float:
+    """The worst difference, relative. `nudged` gives torch's results with weights off by a rounding."""
     if found.keys() != expected.keys():
         raise ParityError(f"{where}: outputs are {sorted(found)}, expected {sorted(expected)}")
-    worst = {name: _difference(where, name, found[name], value) for name, value in expected.items()}
-    name = max(worst, key=lambda n: worst[n] if np.isfinite(worst[n]) else np.inf)
-    if not worst[name] <= 1:
-        largest = float(np.abs(expected[name]).max())
-        off = float(np.abs(found[name].astype(np.float64) - expected[name]).max())
+    for name, value in expected.items():
+        if found[name].shape != value.shape:
+            raise ParityError(f"{where}: {name} is {found[name].shape}, torch gives {value.shape}; {_BRANCH}")
+    accepted = {name: ABSOLUTE + RELATIVE * _largest(value) for name, value in expected.items()}
+    excess = {name: _apart(found[name], value) / accepted[name] for name, value in expected.items()}
+    if not max(excess.values()) <= 1:
+        for other in nudged():
+            for name, value in expected.items():
+                accepted[name] += KINKS / NUDGES * _apart(other[name], value)
+        excess = {name: _apart(found[name], value) / accepted[name] for name, value in expected.items()}
+    name = max(excess, key=lambda n: excess[n] if np.isfinite(excess[n]) else np.inf)
+    if not excess[name] <= 1:
+        off, largest = _apart(found[name], expected[name]), _largest(expected[name])
         raise ParityError(
             f"{where}: {name} differs from torch by {off:.2g} where the largest value is {largest:.2g}; "
-            f"at most {ABSOLUTE:g} + {RELATIVE:g} of it is accepted; {_BRANCH}"
+            f"at most {accepted[name]:.2g} is accepted; {_BRANCH}"
         )
-    return worst[name] * RELATIVE
+    return excess[name] * RELATIVE
 
 
-def _difference(where: str, name: str, found: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Largest difference in units of what is accepted."""
-    if found.shape != expected.shape:
-        raise ParityError(f"{where}: {name} is {found.shape}, torch gives {expected.shape}; {_BRANCH}")
-    if expected.size == 0:
-        return 0.0
-    off = float(np.abs(found.astype(np.float64) - expected).max())
-    return off / (ABSOLUTE + RELATIVE * float(np.abs(expected).max()))
+def _shaken(subject: Subject, candidate: Candidate, inputs: Inputs) -> list[Outputs]:
+    return [_torch_outputs(subject, candidate, nudged) for nudged in _nudged(inputs)]
+
+
+def _nudged(inputs: Inputs) -> Iterator[Inputs]:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(NUDGES):
+        moved = {
+            name: t * (1 + NUDGE * torch.randn(t.shape, generator=generator)) if t.is_floating_point() else t
+            for name, t in inputs.tensors.items()
+        }
+        yield replace(inputs, tensors=moved)
+
+
+def _largest(value: NDArray[Any]) -> float:
+    return float(np.abs(value).max()) if value.size else 0.0
+
+
+def _apart(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    return float(np.abs(found.astype(np.float64) - expected).max()) if expected.size else 0.0
