@@ -102,10 +102,13 @@ def attention(given: Given) -> Tensor:
 
     beta * mean over samples of sum_levels || Q / ||Q||_2 - Q_t / ||Q_t||_2 ||_2, where Q is the sum of
     squares over the channels at each place, and `teacher.LEVEL` is that of the teacher, (n, places).
+    Levels whose map has no places, a vector for each sample, are left out.
     """
     passed, extras = run(given.subject, given.x, given.tensors), given.extras
     apart: list[Tensor] = []
     for level, value in passed.maps.items():
+        if value.dim() == 2:
+            continue
         square = value * value
         ours = square.sum(2) if value.dim() == 3 else square.sum(1).flatten(1)
         apart.append(_norm(_unit(ours) - _unit(extras[f"teacher.{level}"])))
@@ -154,8 +157,9 @@ def _moon_extras(sizes: Sizes) -> tuple[Extra, ...]:
 
 
 def _attention_extras(sizes: Sizes) -> tuple[Extra, ...]:
-    _need("attention", sizes, next(iter(sizes.maps), "low"))
-    maps = (Extra(f"teacher.{level}", (sizes.positions(level),), True) for level in sizes.maps)
+    levels = [level for level, shape in sizes.maps.items() if len(shape) > 1]
+    _need("attention", sizes, levels[0] if levels else "low")
+    maps = (Extra(f"teacher.{level}", (sizes.positions(level),), True) for level in levels)
     return (*maps, *_scalars("beta"))
 
 
