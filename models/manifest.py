@@ -29,7 +29,7 @@ ARENA_FACTOR = 2
 
 Level = Literal["low", "mid", "up", "head"]
 Tunable = Literal["all", "mid", "up", "head", "bias", "adapter", "prompt", "prefix", "lora", "sparse"]
-Setting = int | float | str
+Setting = bool | int | float | str
 
 # What a manifest may say at most: figures beyond these are damage or malice, and would end in overflows.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]

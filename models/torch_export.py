@@ -65,7 +65,7 @@ def export(
     """
     _check_spec(spec)
     module = copy.deepcopy(module).eval()
-    injected = inject(module, spec.sets)
+    injected = inject(module, spec.sets, spec.head)
     outputs = level_outputs(module, spec.outputs)
     subject = Subject(module, find_head(module, spec.head), _example(spec.input), outputs)
     sizes = _checked_sizes(subject, spec)

@@ -1,12 +1,13 @@
 """Which parameters of a module each tunable set trains."""
 # mypy: allow-untyped-calls, allow-any-unimported
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import cast
 
 from torch import nn
 
+from . import torch_peft
 from .errors import ExportError
 from .manifest import LEVELS_OF, TUNABLE_SETS, Parameter, Setting, Tunable
 from .torch_levels import Layout
@@ -23,7 +24,7 @@ class Injected:
     base: frozenset[str]
 
 
-def inject(module: nn.Module, sets: Sets) -> Injected:
+def inject(module: nn.Module, sets: Sets, head: str | None = None) -> Injected:
     """Adds to the module what the parameter-efficient sets train. Raises ExportError for an unknown set."""
     if unknown := sorted(sets.keys() - set(TUNABLE_SETS)):
         raise ExportError(f"there is no tunable set {unknown[0]!r}; there are {', '.join(TUNABLE_SETS)}")
@@ -37,9 +38,7 @@ def inject(module: nn.Module, sets: Sets) -> Injected:
         if name in LEVELS_OF:
             settings[name] = {}
             continue
-        from . import torch_peft
-
-        settings[name] = dict(torch_peft.inject(module, name, sets[name]))
+        settings[name] = dict(torch_peft.inject(module, name, sets[name], head))
     return Injected(settings, base)
 
 
@@ -60,12 +59,9 @@ def parameter_table(module: nn.Module, layout: Layout, injected: Injected) -> tu
     )
 
 
-def _members(module: nn.Module, layout: Layout, injected: Injected, tunable: Tunable) -> frozenset[str]:
+def _members(module: nn.Module, layout: Layout, injected: Injected, tunable: Tunable) -> Set[str]:
     """A level set has the module's own parameters, the others what was injected, and the head."""
     if tunable in LEVELS_OF:
         return frozenset(name for name in injected.base if layout.levels[name] in LEVELS_OF[tunable])
-    from . import torch_peft
-
-    names = frozenset(torch_peft.members(module, tunable, layout.head))
     free = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    return names & free
+    return free.intersection(torch_peft.members(module, tunable, layout.head))

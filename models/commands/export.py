@@ -1,17 +1,17 @@
 """`device-runtime export`: a torch module becomes a bundle."""
 
 import argparse
-import importlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from tabulate import tabulate
 
 from models import torch_networks as networks
 from models.errors import ExportError, one_line
-from models.manifest import InputSpec, Source
+from models.manifest import LEVELS, TRAINING, TUNABLE_SETS, InputSpec, Source
+
+from .factory import build, settings
 
 if TYPE_CHECKING:
     from models.torch_export import ExportSpec
@@ -47,6 +47,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--std", default="1", metavar="S,..", help="divided by, one or one per channel (default: 1)")
     add("--head", metavar="NAME", help="the nn.Linear that gives the logits (default: the last)")
     add("--level", action="append", default=[], metavar="PREFIX=LEVEL", help="low, mid, up or head")
+    add("--output", action="append", default=[], metavar="LEVEL=NAME", help="submodule at the end of a level")
+    add("--vocabulary", type=int, metavar="N", help="the input is token ids from 0 to N - 1")
+    add_graph_arguments(parser)
+
+
+def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which graphs the bundle is to have."""
+    add = parser.add_argument
+    add(
+        "--tunable",
+        action="append",
+        default=[],
+        metavar="SET[:NAME=VALUE,..]",
+        help=f"{', '.join(TUNABLE_SETS)}, as in lora:rank=8; may be repeated (default: all, mid, head)",
+    )
+    add("--objective", action="append", default=[], choices=TRAINING, help="may be repeated (default: train)")
+    add("--features", action="append", default=[], choices=LEVELS[:-1], help="give the level's feature map")
+    add(
+        "--batchnorm",
+        choices=("frozen", "training"),
+        default="frozen",
+        help="training: batch statistics where the layer itself is trained (default: frozen)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,88 +91,43 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def build(args: argparse.Namespace) -> Any:
-    """The module the arguments ask for, with its weights. Raises ExportError."""
-    try:
-        import onnx
-        import onnxscript
-        import torch
-    except ImportError as error:
-        hint = "pip install 'device-runtime[torch]'"
-        raise ExportError(f"export needs {error.name}, which is not installed: {hint}") from error
-    del onnx, onnxscript
-    from models.torch_levels import find_head
-    from models.torch_weights import load_weights
-
-    if args.new_head and args.weights is None:
-        raise ExportError("--new-head is for --weights; without them the whole module is new")
-    torch.manual_seed(args.seed)
-    module = _made(args.factory, _settings(args))
-    if not isinstance(module, torch.nn.Module):
-        raise ExportError(f"{args.factory} gives a {type(module).__name__}, expected a torch.nn.Module")
-    if args.weights is not None:
-        head = find_head(module, args.head) if args.new_head else None
-        load_weights(module, args.weights, skip_head=head)
-    return module
-
-
-def _made(where: str, settings: dict[str, Any]) -> Any:
-    if ":" not in where:
-        return networks.build(where, settings)
-    factory = _factory(where)
-    try:
-        return factory(**settings)
-    except Exception as error:
-        raise ExportError(f"{where} with {settings} fails: {one_line(error)}") from error
-
-
-def _factory(where: str) -> Any:
-    package, colon, name = where.partition(":")
-    if not (package and colon and name) or package.startswith("."):
-        raise ExportError(f"{where!r} is not MODULE:NAME, as in mynetwork:build for build in mynetwork.py")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # last: a folder here named like one of ours stays hidden
-    try:
-        found = getattr(importlib.import_module(package), name)
-    except Exception as error:  # a module of the user's runs when it is imported
-        hint = f"{type(error).__name__}: {one_line(error)}"
-        raise ExportError(
-            f"{where} cannot be imported from here or from what is installed: {hint}"
-        ) from error
-    if not callable(found):
-        raise ExportError(f"{where} is a {type(found).__name__}, expected a function or class to call")
-    return found
-
-
 def spec(args: argparse.Namespace) -> "ExportSpec":
     """What the arguments say about the bundle. Raises ExportError."""
     from models.torch_export import ExportSpec
 
     try:
         shape = _numbers(args.input, int)
-        given = InputSpec(shape, args.scale, _numbers(args.mean), _numbers(args.std))
+        kind: Any = "float32" if args.vocabulary is None else "int64"
+        means, deviations = _numbers(args.mean), _numbers(args.std)
+        given = InputSpec(shape, args.scale, means, deviations, kind, args.vocabulary)
     except ValueError as error:
         raise ExportError(one_line(error)) from error
-    if min(shape) < 1:
-        raise ExportError(f"--input {args.input} holds a size below 1")
+    if min(*shape, args.vocabulary or 1) < 1:
+        raise ExportError(f"--input {args.input} or --vocabulary holds a size below 1")
     return ExportSpec(
         name=args.name or args.out.resolve().name,
         input=given,
         labels=tuple(args.labels.split(",")),
         head=args.head,
         levels=dict(_level(item) for item in args.level) or None,
-        source=None if ":" in args.factory else Source(args.factory, _settings(args)),
+        outputs=dict(_level(item) for item in args.output) or None,
+        sets=dict(_tunable(item) for item in args.tunable) or {"all": {}, "mid": {}, "head": {}},
+        objectives=tuple(args.objective) or ("train",),
+        features=tuple(args.features),
+        batchnorm=args.batchnorm,
+        source=None if ":" in args.factory else Source(args.factory, settings(args.set)),
     )
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    return dict(_pair(item) for item in args.set)
+def _tunable(text: str) -> tuple[str, dict[str, Any]]:
+    name, colon, rest = text.partition(":")
+    return name, settings(rest.split(",") if colon else [])
 
 
 def _level(text: str) -> tuple[str, str]:
     prefix, equals, level = text.partition("=")
-    if not (prefix and equals):
-        raise ExportError(f"--level {text!r} is not PREFIX=LEVEL, as in conv1=low")
+    if not (prefix and equals and level):
+        raise ExportError(f"{text!r} is not NAME=VALUE, as in conv1=low")
     return prefix, level
 
 
@@ -158,13 +136,3 @@ def _numbers(text: str, kind: type = float) -> tuple[Any, ...]:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
         raise ExportError(f"{text!r} are not numbers separated by commas") from None
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ExportError(f"--set {text!r} is not NAME=VALUE")
-    try:
-        return name, msgspec.json.decode(value)
-    except msgspec.DecodeError:
-        return name, value

@@ -38,7 +38,7 @@ def test_missing_torch_says_what_to_install(monkeypatch):
     [
         (("nowhere:net",), "nowhere:net cannot be imported"),
         (("models.torch_networks.wide_resnet:net",), "cannot be imported"),
-        ((WRN, "--set", "depth"), "--set 'depth' is not NAME=VALUE"),
+        ((WRN, "--set", "depth"), "'depth' is not NAME=VALUE"),
         ((WRN, "--set", "depth=11"), "depth is 11"),
         ((WRN, "--set", "height=11"), "unexpected keyword argument 'height'"),
         (("collections:Counter",), "gives a Counter, expected a torch.nn.Module"),

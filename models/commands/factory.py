@@ -1,0 +1,81 @@
+"""The torch module that `device-runtime export` is asked for."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from models import torch_networks as networks
+from models.errors import ExportError, one_line
+
+
+def build(args: argparse.Namespace) -> Any:
+    """The module the arguments ask for, with its weights. Raises ExportError."""
+    try:
+        import onnx
+        import onnxscript
+        import torch
+    except ImportError as error:
+        hint = "pip install 'device-runtime[torch]'"
+        raise ExportError(f"export needs {error.name}, which is not installed: {hint}") from error
+    del onnx, onnxscript
+    from models.torch_levels import find_head
+    from models.torch_weights import load_weights
+
+    if args.new_head and args.weights is None:
+        raise ExportError("--new-head is for --weights; without them the whole module is new")
+    torch.manual_seed(args.seed)
+    module = _made(args.factory, settings(args.set))
+    if not isinstance(module, torch.nn.Module):
+        raise ExportError(f"{args.factory} gives a {type(module).__name__}, expected a torch.nn.Module")
+    if args.weights is not None:
+        head = find_head(module, args.head) if args.new_head else None
+        load_weights(module, args.weights, skip_head=head)
+    return module
+
+
+def _made(where: str, given: dict[str, Any]) -> Any:
+    if ":" not in where:
+        return networks.build(where, given)
+    factory = _factory(where)
+    try:
+        return factory(**given)
+    except Exception as error:
+        raise ExportError(f"{where} with {given} fails: {one_line(error)}") from error
+
+
+def _factory(where: str) -> Any:
+    package, colon, name = where.partition(":")
+    if not (package and colon and name) or package.startswith("."):
+        raise ExportError(f"{where!r} is not MODULE:NAME, as in mynetwork:build for build in mynetwork.py")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last: a folder here named like one of ours stays hidden
+    try:
+        found = getattr(importlib.import_module(package), name)
+    except Exception as error:  # a module of the user's runs when it is imported
+        hint = f"{type(error).__name__}: {one_line(error)}"
+        raise ExportError(
+            f"{where} cannot be imported from here or from what is installed: {hint}"
+        ) from error
+    if not callable(found):
+        raise ExportError(f"{where} is a {type(found).__name__}, expected a function or class to call")
+    return found
+
+
+def settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE each; a value is a JSON literal, or else a string. Raises ExportError."""
+    return dict(_pair(item) for item in pairs)
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ExportError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
