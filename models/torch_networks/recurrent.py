@@ -1,0 +1,187 @@
+"""LSTM and GRU layers whose training graph is small: ONNX's own operator forward, a short recurrence backward.
+
+Unrolled by autograd, a layer of 32 steps is some 800 nodes. Here the forward pass is one node. It gives the
+hidden states alone, so the backward pass first computes the gates of all steps again, in two matrix products,
+and from them every factor that does not depend on the gradient. What is left to do step by step is one
+product with the recurrent weights, and weight gradients are products over all steps at once.
+
+Shapes: T steps, n samples, E inputs, H hidden; x (T, n, E), y (T, n, H). Weights and gates are laid out as in
+torch: w_ih (G H, E), w_hh (G H, H), b_ih and b_hh (G H,); GRU r, z, n; LSTM i, f, g, o.
+"""
+# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any, allow-untyped-decorators
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.onnx import ops
+
+Weights = tuple[Tensor, Tensor, Tensor, Tensor]
+"""w_ih, w_hh, b_ih, b_hh."""
+
+OPERATOR_VERSION = 14  # of GRU and LSTM in ONNX
+MATMUL_VERSION = 13
+SPLIT_VERSION = 18
+GRU_ORDER = (1, 0, 2)  # ONNX has z, r, n
+LSTM_ORDER = (0, 3, 1, 2)  # ONNX has i, o, f, g
+
+
+def gru(x: Tensor, weights: Weights) -> Tensor:
+    """y of one GRU layer that starts at 0 (Cho et al. 2014, in torch's variant: r times b_hh too)."""
+    if get_proxy_mode() is not None:
+        return _Gru.apply(x, *weights)
+    start = x.new_zeros(1, x.shape[1], weights[1].shape[1])
+    return torch._VF.gru(x, start, weights, True, 1, 0.0, False, False, False)[0]
+
+
+def lstm(x: Tensor, weights: Weights) -> Tensor:
+    """y of one LSTM layer that starts at 0 (Hochreiter and Schmidhuber 1997, with a forget gate)."""
+    if get_proxy_mode() is not None:
+        return _Lstm.apply(x, *weights)
+    start = x.new_zeros(1, x.shape[1], weights[1].shape[1])
+    return torch._VF.lstm(x, (start, start), weights, True, 1, 0.0, False, False, False)[0]
+
+
+class _Gru(torch.autograd.Function):
+    """Only while tracing; eager torch has its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        y = _operator("GRU", x, weights, GRU_ORDER, {"linear_before_reset": 1})
+        ctx.save_for_backward(x, y, *weights)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
+        """delta_t, the gradient of h_t, is dy_t + [delta (a_r, a_z, a_q)]_t+1 w_hh + (delta z)_t+1.
+
+        The factors a_ follow from h = (1 - z) n + z h', n = tanh(x_n + r q), q = w_hn h' + b_hn.
+        """
+        x, y, w_ih, w_hh, b_ih, b_hh = ctx.saved_tensors
+        before = _before(y)
+        from_x = (_product(x, w_ih.t()) + b_ih).chunk(3, 2)
+        from_h = (_product(before, w_hh.t()) + b_hh).chunk(3, 2)
+        r, z = torch.sigmoid(from_x[0] + from_h[0]), torch.sigmoid(from_x[1] + from_h[1])
+        q = from_h[2]
+        n = torch.tanh(from_x[2] + r * q)
+        a_n = (1 - z) * (1 - n * n)
+        a_q = a_n * r
+        a_r = a_q * q * (1 - r)
+        a_z = (before - n) * z * (1 - z)
+        factors = _split(torch.cat([a_r, a_z, a_q, z], 2))
+        given = _split(grad[0])
+        recurrent = torch.cat([w_hh, torch.eye(w_hh.shape[1])])
+        deltas = [given[-1]]
+        for t in range(len(given) - 1, 0, -1):
+            flow = torch.cat([deltas[0]] * 4, 2) * factors[t]
+            deltas.insert(0, given[t - 1] + _product(flow, recurrent))
+        delta = torch.cat(deltas)
+        to_r, to_z = a_r * delta, a_z * delta
+        to_x = torch.cat([to_r, to_z, a_n * delta], 2)
+        return _gradients(ctx, to_x, torch.cat([to_r, to_z, a_q * delta], 2), before)
+
+
+class _Lstm(torch.autograd.Function):
+    """Only while tracing; eager torch has its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        y = _operator("LSTM", x, weights, LSTM_ORDER, {})
+        ctx.save_for_backward(x, y, *weights)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
+        """With c = f c' + i g and h = o tanh(c): d_h and d_c, the gradients of h_t and c_t, go back in time."""
+        x, y, w_ih, w_hh, b_ih, b_hh = ctx.saved_tensors
+        before = _before(y)
+        gates = _product(x, w_ih.t()) + _product(before, w_hh.t()) + (b_ih + b_hh)
+        i, f, g, o = gates.chunk(4, 2)
+        i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
+        forgets = _split(f)
+        c = _cells(forgets, _split(i * g))
+        active = torch.tanh(c)
+        a_c = o * (1 - active * active)
+        c_before = torch.cat([torch.zeros_like(forgets[0]), c[:-1]])
+        i_open = i * (1 - i)
+        factors = torch.cat([g * i_open, c_before * f * (1 - f), i * (1 - g * g), active * o * (1 - o)], 2)
+        to_gates = torch.cat(_flows(_split(grad[0]), _split(factors), forgets, _split(a_c), w_hh))
+        return _gradients(ctx, to_gates, to_gates, before)
+
+
+def _cells(forgets: Sequence[Tensor], added: Sequence[Tensor]) -> Tensor:
+    cells = [added[0]]
+    for f, new in zip(forgets[1:], added[1:], strict=True):
+        cells.append(f * cells[-1] + new)
+    return torch.cat(cells)
+
+
+def _flows(
+    given: Sequence[Tensor],
+    factors: Sequence[Tensor],
+    forgets: Sequence[Tensor],
+    a_c: Sequence[Tensor],
+    w_hh: Tensor,
+) -> list[Tensor]:
+    """The gradient of the four gates before their activations, (1, n, 4 H) for each step."""
+    d_h = given[-1]
+    d_c = d_h * a_c[-1]
+    flows = [torch.cat([d_c, d_c, d_c, d_h], 2) * factors[-1]]
+    for t in range(len(given) - 1, 0, -1):
+        d_h = given[t - 1] + _product(flows[0], w_hh)
+        d_c = d_c * forgets[t] + d_h * a_c[t - 1]
+        flows.insert(0, torch.cat([d_c, d_c, d_c, d_h], 2) * factors[t - 1])
+    return flows
+
+
+def _gradients(ctx: Any, to_x: Tensor, to_h: Tensor, before: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of x, w_ih, w_hh, b_ih, b_hh; to_x and to_h (T, n, G H) are those of the two products."""
+    x, _, w_ih, *_ = ctx.saved_tensors
+    needed = ctx.needs_input_grad
+    rows_x, rows_h = to_x.flatten(0, 1), to_h.flatten(0, 1)
+    return (
+        _product(to_x, w_ih) if needed[0] else None,
+        torch.mm(rows_x.t(), x.flatten(0, 1)) if needed[1] else None,
+        torch.mm(rows_h.t(), before.flatten(0, 1)) if needed[2] else None,
+        rows_x.sum(0) if needed[3] else None,
+        rows_h.sum(0) if needed[4] else None,
+    )
+
+
+def _before(y: Tensor) -> Tensor:
+    """The hidden states one step earlier."""
+    return torch.cat([torch.zeros_like(y[:1]), y[:-1]])
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """x (T, n, A) @ weight (A, B) in one node; torch's own would be between two changes of shape.
+
+    ONNX Runtime does not see through these that the size of the batch stays, and then searches for memory
+    that fits for seconds at the start of a session.
+    """
+    shape = (*x.shape[:2], weight.shape[1])
+    return ops.symbolic("MatMul", [x, weight], dtype=x.dtype, shape=shape, version=MATMUL_VERSION)
+
+
+def _operator(
+    kind: str, x: Tensor, weights: Sequence[Tensor], order: Sequence[int], settings: dict[str, int]
+) -> Tensor:
+    """ONNX's operator; it has the gates in another order, both biases in one, and an axis of directions."""
+    w_ih, w_hh, b_ih, b_hh = ([w.chunk(len(order))[k] for k in order] for w in weights)
+    hidden = w_hh[0].shape[1]
+    given = [x, torch.cat(w_ih).unsqueeze(0), torch.cat(w_hh).unsqueeze(0), torch.cat(b_ih + b_hh).unsqueeze(0)]
+    shape = (x.shape[0], 1, x.shape[1], hidden)
+    attributes = {"hidden_size": hidden, **settings}
+    return ops.symbolic(kind, given, attributes, dtype=x.dtype, shape=shape, version=OPERATOR_VERSION).squeeze(1)
+
+
+def _split(x: Tensor) -> Sequence[Tensor]:
+    """(T, n, width) as T tensors of (1, n, width), in one node."""
+    steps = x.shape[0]
+    shapes = [(1, *x.shape[1:])] * steps
+    return ops.symbolic_multi_out(
+        "Split", [x], {"axis": 0, "num_outputs": steps}, dtypes=[x.dtype] * steps, shapes=shapes,
+        version=SPLIT_VERSION,
+    )  # fmt: skip
