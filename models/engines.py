@@ -9,7 +9,7 @@ from .engine import DeviceModel, Watch
 from .errors import EngineError
 
 AUTO = "auto"
-ENGINES = ("onnxruntime", "torch")
+ENGINES = ("onnxruntime", "onnxruntime-training", "torch")
 PREFERRED = ("onnxruntime", "torch")
 """What `auto` takes, the first that is usable: by time and memory of a step, and what an install needs."""
 
@@ -38,7 +38,7 @@ def engine_choices(bundle: Bundle | None = None) -> tuple[EngineChoice, ...]:
 
     Found out from what is installed; no engine is imported.
     """
-    found = (_onnxruntime(), _torch(bundle))
+    found = (_onnxruntime(), _training(bundle), _torch(bundle))
     usable = {choice.name: choice for choice in found if choice.usable}
     best = next((name for name in PREFERRED if name in usable), None)
     return tuple(replace(choice, chosen=choice.name == best) for choice in found)
@@ -69,6 +69,10 @@ def open_model(
         from .torch_engine import TorchModel
 
         return TorchModel(bundle, threads=threads, batch=batch, watch=watch)
+    if name == "onnxruntime-training":
+        from .ort_training_engine import OrtTrainingModel
+
+        return OrtTrainingModel(bundle, threads=threads, batch=batch, watch=watch)
     from .onnx_engine import OnnxModel
 
     return OnnxModel(bundle, threads=threads, batch=batch, watch=watch)
@@ -79,6 +83,16 @@ def _onnxruntime() -> EngineChoice:
         return EngineChoice("onnxruntime", "", False, "not installed: pip install onnxruntime")
     reason = "least memory; ordinary ONNX graphs, back-propagation included"
     return EngineChoice("onnxruntime", _version(*DISTRIBUTIONS), True, reason)
+
+
+def _training(bundle: Bundle | None) -> EngineChoice:
+    from .ort_training_engine import available  # which knows the names above
+
+    version = _version(*DISTRIBUTIONS[1:3])
+    if missing := available(None if bundle is None else bundle.manifest):
+        return EngineChoice("onnxruntime-training", version, False, missing)
+    reason = "gradient operators of its own, for cross-entropy only; its makers have deprecated it"
+    return EngineChoice("onnxruntime-training", version, True, reason)
 
 
 def _torch(bundle: Bundle | None) -> EngineChoice:
