@@ -55,18 +55,19 @@ def members(module: nn.Module, name: str, head: str) -> tuple[str, ...]:
     """Names of the parameters that the set trains, the head's included, in the module's order.
 
     bias: every bias, and weight and bias of every normalisation layer (Cai et al. 2020 have biases alone).
-    Raises ExportError for an unknown set, a head without parameters, or a set that was not injected.
+    Parameters with requires_grad=False are left out. Raises ExportError for an unknown set, a head that has
+    nothing to train, or a set that was not injected.
     """
     settings_of(name)
-    names = [parameter for parameter, _ in module.named_parameters()]
-    of_head = {parameter for parameter in names if parameter.rpartition(".")[0] == head}
+    names = [own for own, parameter in module.named_parameters() if parameter.requires_grad]
+    of_head = {own for own in names if own.rpartition(".")[0] == head}
     if not of_head:
-        raise ExportError(f"head {head!r} has no parameters")
+        raise ExportError(f"head {head!r} has no parameters with requires_grad=True")
     trained = _trained(module, name) if name in _ADD else _biases(module)
     if name in _ADD and not trained:
         raise ExportError(f"tunable set {name} was not injected into the module")
     chosen = of_head.union(trained)
-    return tuple(parameter for parameter in names if parameter in chosen)
+    return tuple(own for own in names if own in chosen)
 
 
 def _trained(module: nn.Module, name: str) -> list[str]:

@@ -74,6 +74,7 @@ def test_network_that_takes_no_image_of_the_sizes_tried_is_refused():
         torch_peft.inject(network, "adapter", {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "network", "block"),
     [

@@ -96,6 +96,14 @@ def test_bias_trains_every_bias_norms_and_the_head():
     )
 
 
+def test_frozen_parameters_are_left_out(make):
+    network = make("vit")
+    network.norm.requires_grad_(False)
+    names = torch_peft.members(network, "bias", "head")
+    assert not any(name.startswith("norm.") for name in names)
+    assert "blocks.0.norm1.weight" in names
+
+
 def test_bias_leaves_out_what_other_sets_have_added(make):
     network = make("vit")
     alone = torch_peft.members(network, "bias", "head")
@@ -175,5 +183,5 @@ def test_set_that_was_not_injected_has_no_members(make):
 
 
 def test_head_without_parameters_is_refused(make):
-    with pytest.raises(ExportError, match="head 'blocks' has no parameters"):
+    with pytest.raises(ExportError, match="head 'blocks' has no parameters with requires_grad=True"):
         torch_peft.members(make("vit"), "bias", "blocks")

@@ -57,6 +57,7 @@ def test_attention_is_the_joint_projection_where_there_is_one(make):
     assert places(network) == [f"blocks.{index}.attn.qkv" for index in range(3)]
 
 
+@pytest.mark.slow
 def test_attention_of_text_networks_is_queries_and_values():
     transformers = pytest.importorskip("transformers")
     config = transformers.RobertaConfig(
