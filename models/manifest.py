@@ -148,7 +148,11 @@ class Derived(Record, frozen=True):
 
     name: str
     parameter: str
-    what: Literal["float32", "float16", "int8", "int8.scale", "uint8", "uint8.scale", "uint8.zero_point"]
+    what: Literal[
+        "float32", "float16",
+        "int8", "int8.scale", "int8.zero_point",
+        "uint8", "uint8.scale", "uint8.zero_point",
+    ]  # fmt: skip
     transposed: bool = False
     columns: bool = False
 

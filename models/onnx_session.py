@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .engine import Inputs, Labels, Watch
 from .errors import EngineError, TensorError, one_line
 from .manifest import Graph, Manifest
+from .quantised import has_exact_int8, holds_float16
 from .tensors import Tensors
 
 
@@ -66,11 +67,15 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
     options.enable_mem_pattern = False  # a third less peak memory at the same speed
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # doubles times when busy
+    options.add_session_config_entry("session.x64quantprecision", "0" if has_exact_int8() else "1")
+    unwanted = ["ConstantFolding"] if holds_float16(graph) else []
     with engine_errors(f"graph {name}"):
         if frozen:
             values = [ort.OrtValue.ortvalue_from_numpy(value) for value in frozen.values()]
             options.add_external_initializers(list(frozen), values)
-        session = ort.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            onnx, options, providers=["CPUExecutionProvider"], disabled_optimizers=unwanted
+        )
     return Loaded(name, graph, session, frozen, settings.watch)
 
 

@@ -10,7 +10,10 @@ import onnx
 from .errors import ExportError
 
 BATCHES = (8, 32)  # figures are lines through these two
-_ELEMENT_BYTES = {onnx.TensorProto.BOOL: 1, onnx.TensorProto.INT64: 8, onnx.TensorProto.DOUBLE: 8}
+_ELEMENT_BYTES = {
+    onnx.TensorProto.BOOL: 1, onnx.TensorProto.INT8: 1, onnx.TensorProto.UINT8: 1,
+    onnx.TensorProto.FLOAT16: 2, onnx.TensorProto.INT64: 8, onnx.TensorProto.DOUBLE: 8,
+}  # fmt: skip
 
 _ALIASES = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}  # the result is the input's memory
 _MOVES = {
@@ -90,11 +93,11 @@ def _flops(model: Any, batch: int) -> int:
 
 def _node_flops(node: Any, values: Mapping[str, _Value]) -> int:
     first, result = values[node.input[0]] if node.input else _Value((), 4), values[node.output[0]]
-    if node.op_type == "Conv":
+    if node.op_type in ("Conv", "ConvInteger"):
         return 2 * result.size * prod(values[node.input[1]].shape[1:])
     if node.op_type == "ConvTranspose":
         return 2 * first.size * prod(values[node.input[1]].shape[1:])
-    if node.op_type == "MatMul":
+    if node.op_type in ("MatMul", "MatMulInteger"):
         return 2 * result.size * first.shape[-1]
     if node.op_type == "Gemm":
         transposed = any(a.name == "transA" and a.i for a in node.attribute)

@@ -86,30 +86,15 @@ def _drop_unread(graph: Any) -> None:
 
 
 def emptied(model: Any, layouts: Layouts) -> Lower:
-    """The file without what parameters give; zero points of int8 are always 0, and stay in it, each once."""
+    """The file without parameters and what was made of them."""
     graph = model.graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    kept, derived = [], []
-    zeros: dict[str, Any] = {}
-    for tensor in graph.initializer:
-        found = _derived(tensor.name, tensors, layouts)
-        if tensor.data_type == onnx.TensorProto.INT8 and tensor.name.endswith("_zero_point"):
-            zeros[tensor.name] = onnx.numpy_helper.to_array(tensor)
-            continue
-        if found is not None:
-            derived.append(found)
-        if found is not None or tensor.name in layouts:
-            _take_out(tensor)
-        kept.append(tensor)
-    shared = {name: f"zeros.{'x'.join(map(str, value.shape))}" for name, value in zeros.items()}
-    unique = {shared[name]: value for name, value in zeros.items()}
-    kept += [onnx.numpy_helper.from_array(value, name) for name, value in sorted(unique.items())]
-    for node in graph.node:
-        node.input[:] = [shared.get(name, name) for name in node.input]
-    given = {entry.name for entry in derived}
-    frozen = tuple(t.name for t in kept if t.name in layouts and t.name not in given)
-    replace(graph.initializer, kept)
-    return Lower(_stripped(model), frozen, tuple(derived))
+    found = {name: _derived(name, tensors, layouts) for name in tensors}
+    frozen = tuple(name for name in tensors if name in layouts and found[name] is None)
+    derived = tuple(entry for entry in found.values() if entry is not None)
+    for name in (*frozen, *(entry.name for entry in derived)):
+        _take_out(tensors[name])
+    return Lower(_stripped(model), frozen, derived)
 
 
 def _derived(name: str, tensors: Mapping[str, Any], layouts: Layouts) -> Derived | None:

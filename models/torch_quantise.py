@@ -16,7 +16,8 @@ import numpy as np
 import onnx
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from .errors import ExportError
+from .errors import ExportError, ParityError
+from .quantised import derive
 from .tensors import Tensors
 from .torch_outside import HALF, Layouts, Lower, attribute, emptied, filled, replace
 
@@ -31,14 +32,22 @@ def lower(graph: bytes, weights: Tensors, precision: str) -> Lower:
     one scale, ungrouped convolutions uint8 with one scale (ONNX Runtime is slow at int8 convolutions, and at
     grouped ones in either). Activations are quantised as they come, each tensor with one scale. float16:
     each matrix, table or kernel becomes float32 again where it is used.
-    Raises ExportError for another precision, or if there is nothing to quantise.
+    Raises ExportError for another precision, or if there is nothing to quantise, ParityError if a device
+    would derive other values than the tool.
     """
     if precision not in LOWERED:
         raise ExportError(f"precision is {precision!r}, expected {' or '.join(LOWERED)}")
     model, layouts = filled(graph, weights)
-    result = emptied(LOWERED[precision](model, layouts), layouts)
+    lowered = LOWERED[precision](model, layouts)
+    by_tool = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in lowered.graph.initializer}
+    result = emptied(lowered, layouts)
     if all(derived.what == "float32" for derived in result.derived):
         raise ExportError(f"the forward graph has nothing that could be {precision}")
+    for name, value in derive(result.derived, weights).items():
+        if value.dtype != by_tool[name].dtype or not np.array_equal(value, by_tool[name]):
+            raise ParityError(
+                f"graph forward.{precision}: {name} is not derived as onnxruntime.quantization makes it here"
+            )
     return result
 
 
