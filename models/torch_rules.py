@@ -179,8 +179,10 @@ def _embed(go: Tensor, sizes: Sequence[Any], dim: int, start: int) -> Tensor:
 
 def embedding_backward(go: Tensor, indices: Tensor, rows: int, padding_index: int, scale: bool) -> Tensor:
     """Adds each gradient to the row that was looked up; go: (..., width), result (rows, width)."""
-    if padding_index >= 0 or scale:
-        raise NotImplementedError("embeddings with a padding index or scaled gradients cannot be trained")
+    if scale:
+        raise NotImplementedError("embeddings with gradients scaled by frequency cannot be trained")
+    if padding_index >= 0:  # this row stays as it is
+        go = go * (indices != padding_index).to(go.dtype).unsqueeze(-1)
     width = go.shape[-1]
     return torch.zeros(rows, width).scatter_add(
         0, indices.reshape(-1, 1).expand(-1, width), go.reshape(-1, width)
