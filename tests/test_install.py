@@ -30,7 +30,7 @@ def modules_after(statement):
         "import device_runtime",
         "import device_runtime.cli",
         "import device_runtime.commands.join",
-        "from device_runtime.commands import explain, join, profile",
+        "from device_runtime.commands import doctor, explain, join, profile",
     ],
 )
 def test_the_device_imports_neither_torch_nor_aggregator_nor_simulation(statement):

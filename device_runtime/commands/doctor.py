@@ -1,0 +1,76 @@
+"""`device-runtime doctor`: what this installation can do, and what to do about what it cannot."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import platformdirs
+from tabulate import tabulate
+
+from device_runtime.examining import (
+    Finding,
+    broker,
+    engines,
+    extras,
+    machine,
+    memory,
+    storage,
+    work,
+)
+from models.bundle import Bundle, find
+from models.errors import BundleError
+
+HELP = "Examine this installation: engines, memory, storage; try a forward pass and a training step."
+EXAMPLE = "device-runtime doctor --bundle digits-wrn-10-1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", default="digits-wrn-10-1", help="bundle to try (folder, zip or shipped)")
+    parser.add_argument("--state", type=Path, help="folder that `join` is to keep things in")
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 1 if anything that a device needs is a problem."""
+    folder = options.state or Path(platformdirs.user_state_dir("device-runtime"))
+    found = list(examine(options.bundle, folder))
+    problems = [finding for finding in found if finding.state == "problem"]
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+    else:
+        print(tabulate([_cells(finding) for finding in found], tablefmt="plain"))
+        print(_verdict(problems))
+    return 1 if problems else 0
+
+
+def examine(bundle: str, folder: Path) -> Iterator[Finding]:
+    """All findings; without a sound bundle, those that need none."""
+    yield from machine()
+    try:
+        opened = Bundle.open(find(bundle))
+    except BundleError as error:
+        yield Finding("bundle", "problem", str(error), "name a sound one with --bundle")
+    else:
+        size = (
+            f"{len(opened.manifest.graphs)} graphs, {opened.manifest.weights.bytes / 1e3:.0f} kB of weights"
+        )
+        yield Finding("bundle", "ok", f"{opened.manifest.name}, {size}")
+        yield from engines(opened)
+        yield from work(opened)
+        yield memory(opened)
+        yield storage(folder, opened)
+    yield from extras()
+    yield broker()
+
+
+def _cells(finding: Finding) -> tuple[str, str, str]:
+    return finding.state, finding.what, "; ".join(filter(None, (finding.found, finding.advice)))
+
+
+def _verdict(problems: list[Finding]) -> str:
+    if not problems:
+        return "This device can take part."
+    return f"This device cannot take part: {', '.join(finding.what for finding in problems)}."

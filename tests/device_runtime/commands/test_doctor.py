@@ -1,0 +1,163 @@
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_runtime import examining
+from device_runtime.cli import main
+from device_runtime.commands.doctor import examine
+from models.engines import EngineChoice
+from models.errors import EngineError
+from models.onnx_engine import OnnxModel
+
+BUNDLE = "digits-wrn-10-1"
+
+
+def states(findings):
+    return {finding.what: finding.state for finding in findings}
+
+
+def test_a_sound_installation_can_take_part_and_says_why(capsys, tmp_path):
+    assert main(["doctor", "--state", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    for line in ("ok +python", "ok +engine onnxruntime .*chosen", "ok +training step .*the loss fell by"):
+        assert re.search(f"^{line}", shown, re.M), line
+    assert shown.endswith("This device can take part.\n")
+
+
+def test_json_holds_every_finding_with_its_state(capsys, tmp_path):
+    assert main(["doctor", "--state", str(tmp_path), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["state"] for row in rows} <= {"ok", "missing"}
+    assert {"python", "platform", "numpy", "bundle", "memory", "storage", "mosquitto"} <= {
+        row["what"] for row in rows
+    }
+
+
+def test_a_bundle_that_is_not_there_is_a_problem_and_the_rest_is_still_examined(capsys, tmp_path):
+    assert main(["doctor", "--bundle", "nothing", "--state", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert "problem  bundle" in shown
+    assert "name a sound one with --bundle" in shown
+    assert "mosquitto" in shown
+    assert shown.endswith("This device cannot take part: bundle.\n")
+
+
+def test_without_an_engine_the_device_is_told_what_to_install(bundle, monkeypatch):
+    none = tuple(EngineChoice(name, "", False, "not installed") for name in ("onnxruntime", "torch"))
+    monkeypatch.setattr(examining, "engine_choices", lambda bundle: none)
+    found = list(examining.engines(bundle))
+    assert states(found) == {"engine onnxruntime": "missing", "engine torch": "missing", "engine": "problem"}
+    assert found[-1].advice == "pip install onnxruntime"
+
+
+def test_an_engine_that_does_not_open_is_a_problem(bundle):
+    def broken(bundle):
+        raise EngineError("ONNX Runtime cannot be loaded: libgomp.so.1 is missing")
+
+    [found] = examining.work(bundle, broken)
+    assert (found.state, "libgomp.so.1" in found.found) == ("problem", True)
+
+
+def test_gradients_that_are_wrong_are_found(bundle):
+    class Wrong(OnnxModel):
+        def trainer(self, tunable="all", objective="train"):
+            made = super().trainer(tunable, objective)
+            right = made.loss_and_grads
+
+            def half_missing(x, y):
+                loss = right(x, y)
+                made.grads.vector *= np.float32(2)  # the loss then falls by half of what they promise
+                return loss
+
+            made.loss_and_grads = half_missing
+            return made
+
+    assert states(examining.work(bundle, Wrong)) == {"forward pass": "ok", "training step": "problem"}
+    assert states(examining.work(bundle)) == {"forward pass": "ok", "training step": "ok"}
+
+
+def test_logits_that_are_not_the_head_s_are_found(bundle):
+    class Wrong(OnnxModel):
+        def forward(self, x):
+            passed = super().forward(x)
+            passed.logits[3, 2] += 0.01
+            return passed
+
+    assert states(examining.work(bundle, Wrong))["forward pass"] == "problem"
+
+
+@pytest.mark.parametrize(
+    "free_of, state", [(lambda need: need["forward"] - 1, "problem"), (lambda need: 10**9, "ok")]
+)
+def test_memory_is_held_against_what_the_graphs_need(bundle, monkeypatch, free_of, state):
+    need = {
+        name: examining.SESSION_BYTES + graph.memory_bytes(examining.BATCH)
+        for name, graph in bundle.manifest.graphs.items()
+    }
+    own = namedtuple("own", "rss")(5)
+    monkeypatch.setattr(examining.psutil.Process, "memory_info", lambda self: own)
+    monkeypatch.setattr(examining, "limit_bytes", lambda pretence, memory: free_of(need) + 5)
+    assert examining.memory(bundle).state == state
+
+
+def test_with_memory_for_some_graphs_only_these_are_named(bundle, monkeypatch):
+    graphs = bundle.manifest.graphs
+    monkeypatch.setattr(examining.psutil.Process, "memory_info", lambda self: namedtuple("own", "rss")(0))
+    enough = examining.SESSION_BYTES + graphs["train.all"].memory_bytes(examining.BATCH) - 1
+    monkeypatch.setattr(examining, "limit_bytes", lambda pretence, memory: enough)
+    found = examining.memory(bundle)
+    assert found.state == "missing"
+    assert "train.head" in found.advice
+    assert "train.all" not in found.advice
+
+
+def test_a_folder_that_cannot_be_made_or_has_no_room_is_a_problem(bundle, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    assert examining.storage(tmp_path / "file" / "below", bundle).state == "problem"
+    assert examining.storage(tmp_path / "not" / "yet", bundle).state == "ok"
+    assert not (tmp_path / "not").exists()
+    monkeypatch.setattr(examining.shutil, "disk_usage", lambda path: namedtuple("disk", "free")(1000))
+    assert "free some space" in examining.storage(tmp_path, bundle).advice
+
+
+def test_an_extra_that_is_not_installed_is_named_with_its_use(monkeypatch):
+    found = examining.util.find_spec
+    monkeypatch.setattr(examining.util, "find_spec", lambda name: None if name == "amqtt" else found(name))
+    [aggregator] = [finding for finding in examining.extras() if finding.what == "extra aggregator"]
+    assert aggregator.state == "missing"
+    assert aggregator.found == "no amqtt"
+    assert "pip install 'device-runtime[aggregator]' for `serve`" in aggregator.advice
+
+
+def test_examining_imports_neither_torch_nor_aggregator_nor_simulation(tmp_path):
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom device_runtime.commands.doctor import examine\n"
+        f"assert len(list(examine({BUNDLE!r}, Path({str(tmp_path)!r})))) > 10\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(ast.literal_eval(out.stdout))
+    assert "onnxruntime" in loaded
+    assert not loaded & {
+        "torch",
+        "onnx",
+        "onnxscript",
+        "aggregator",
+        "simulation",
+        "amqtt",
+        "rich",
+        "sklearn",
+    }
+
+
+def test_findings_are_in_the_order_in_which_they_matter(tmp_path):
+    whats = [finding.what for finding in examine(BUNDLE, Path(tmp_path))]
+    assert whats.index("python") < whats.index("bundle") < whats.index("engine onnxruntime")
+    assert whats.index("training step") < whats.index("extra torch")
