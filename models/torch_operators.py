@@ -97,7 +97,22 @@ def _compare(name: str, *after: str) -> Write:
 
 
 def _reshape(writer: Writer, node: fx.Node) -> str:
-    return writer.reshape(_value(writer, node), shape_of(node))
+    return writer.reshape(_value(writer, node), shape_of(node), shape_of(_first(node)))
+
+
+def _unsqueeze(writer: Writer, node: fx.Node) -> Any:
+    axis = _argument(node, 1) % _rank(node)
+    return writer.emit("Unsqueeze", _value(writer, node), writer.integers([axis]))
+
+
+def _squeeze(writer: Writer, node: fx.Node) -> Any:
+    """Axes whose size is not 1 stay."""
+    shape, axes = shape_of(_first(node)), _argument(node, 1, range(_rank(_first(node))))
+    places = sorted(axis % len(shape) for axis in ([axes] if isinstance(axes, int) else axes))
+    gone = [place for place in places if shape[place] == 1 and not isinstance(shape[place], torch.SymInt)]
+    return (
+        writer.emit("Squeeze", _value(writer, node), writer.integers(gone)) if gone else _same(writer, node)
+    )
 
 
 def _permute(writer: Writer, node: fx.Node) -> Any:
@@ -271,7 +286,7 @@ def _group_norm(writer: Writer, node: fx.Node) -> Any:
     unit = [writer.constant(np.full(groups, value, np.float32)) for value in (1.0, 0.0)]
     shape = shape_of(_first(node))
     flat = writer.emit("Reshape", writer.values[x], writer.integers([0, groups, -1]))
-    y = writer.reshape(writer.emit("InstanceNormalization", flat, *unit, epsilon=eps), shape)
+    y = writer.reshape(writer.emit("InstanceNormalization", flat, *unit, epsilon=eps), shape, shape)
     per_channel = writer.integers([1, channels, *(1 for _ in shape[2:])])
     for name, affine in (("Mul", weight), ("Add", bias)):
         if affine is not None:
@@ -345,6 +360,15 @@ def _index(writer: Writer, node: fx.Node) -> Any:
     return writer.emit("Gather", _value(writer, node), writer.values[indices[given[0]]], axis=given[0])
 
 
+def _index_select(writer: Writer, node: fx.Node) -> Any:
+    return writer.emit("Gather", _value(writer, node), _value(writer, node, 2), axis=node.args[1])
+
+
+def _log1p(writer: Writer, node: fx.Node) -> Any:
+    one = writer.operand(1, _dtype(node))
+    return writer.emit("Log", writer.emit("Add", _value(writer, node), one))
+
+
 def _gather(writer: Writer, node: fx.Node) -> Any:
     return writer.emit("GatherElements", _value(writer, node), _value(writer, node, 2), axis=node.args[1])
 
@@ -375,22 +399,39 @@ def _hard_sigmoid(writer: Writer, node: fx.Node) -> Any:
     return writer.emit("HardSigmoid", _value(writer, node), alpha=1 / 6, beta=0.5)
 
 
+def _symbolic(writer: Writer, node: fx.Node) -> Any:
+    """An operator of ONNX that the network asks for by its name (torch.onnx.ops.symbolic)."""
+    inputs = ["" if given is None else writer.values[given] for given in _sequence(node.args[0])]
+    settings = node.kwargs
+    if settings.get("domain") or any(kind not in ("i", "is") for kind in _sequence(settings["attr_types"])):
+        raise Unwritable(f"operator {node.args[1]} with its domain or attributes")
+    numbers = list(_sequence(settings["attr_ints"]))
+    named = zip(*(_sequence(settings[key]) for key in ("attr_keys", "attr_types", "attr_pos")), strict=True)
+    attributes = {key: numbers[a:b] if kind == "is" else numbers[a] for key, kind, (a, b) in named}
+    several = len(node.args[2]) if isinstance(node.args[2], (list, tuple)) else 0
+    made = writer.emit(str(node.args[1]), *inputs, outputs=several or 1, **attributes)
+    return (made,) if several == 1 else made
+
+
 def _item(writer: Writer, node: fx.Node) -> Any:
     return writer.values[_first(node)][node.args[1]]
 
 
 OPERATORS: dict[Any, Write] = {
     operator.getitem: _item,
+    torch.ops.onnx_symbolic._symbolic.default: _symbolic,
+    torch.ops.onnx_symbolic._symbolic_multi_out.default: _symbolic,
     **dict.fromkeys(
         (aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default), _same
     ),
     **dict.fromkeys(
         (
-            aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
-            aten.squeeze.dims, aten.squeeze.dim, aten.squeeze.default,
+            aten.view.default, aten._unsafe_view.default, aten.reshape.default,
         ),
         _reshape,
     ),
+    **dict.fromkeys((aten.squeeze.dims, aten.squeeze.dim, aten.squeeze.default), _squeeze),
+    aten.unsqueeze.default: _unsqueeze,
     **{
         getattr(aten, name).default: _unary(written)
         for name, written in (
@@ -398,6 +439,7 @@ OPERATORS: dict[Any, Write] = {
             ("neg", "Neg"), ("abs", "Abs"), ("tanh", "Tanh"), ("sigmoid", "Sigmoid"), ("sin", "Sin"),
             ("cos", "Cos"), ("reciprocal", "Reciprocal"), ("logical_not", "Not"), ("sign", "Sign"),
             ("bitwise_not", "Not"), ("hardswish", "HardSwish"), ("floor", "Floor"), ("ceil", "Ceil"),
+            ("round", "Round"),
         )
     },
     **{
@@ -463,6 +505,8 @@ OPERATORS: dict[Any, Write] = {
     aten._to_copy.default: _cast,
     aten.embedding.default: _embedding,
     aten.index.Tensor: _index,
+    aten.index_select.default: _index_select,
+    aten.log1p.default: _log1p,
     aten.gather.default: _gather,
     aten.scatter_add.default: _scatter_add,
     aten.where.self: _where,

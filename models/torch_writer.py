@@ -91,12 +91,19 @@ class Writer:
         parts = [self._length(s) if isinstance(s, torch.SymInt) else self.integers([int(s)]) for s in shape]
         return str(self.emit("Concat", *parts, axis=0)) if len(parts) > 1 else parts[0]
 
-    def reshape(self, name: str, shape: Sequence[Any]) -> str:
-        """One size may depend on the batch."""
+    def reshape(self, name: str, shape: Sequence[Any], before: Sequence[Any] = ()) -> str:
+        """To `shape` from `before`; one size may depend on the batch.
+
+        Where it stays in its place it is said to (0, not -1): ONNX Runtime then knows which values are of
+        one size, and can share their memory.
+        """
         symbolic = [index for index, size in enumerate(shape) if isinstance(size, torch.SymInt)]
         if len(symbolic) > 1:
             return str(self.emit("Reshape", name, self.sizes(shape)))
-        plain = [-1 if index in symbolic else int(size) for index, size in enumerate(shape)]
+        plain = [
+            int(size) if index not in symbolic else 0 if _equal(size, before[index : index + 1]) else -1
+            for index, size in enumerate(shape)
+        ]
         return str(self.emit("Reshape", name, self.integers(plain)))
 
     def _length(self, size: torch.SymInt) -> str:
@@ -151,6 +158,10 @@ def write(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], 
 def _described(name: str, value: Tensor) -> Any:
     shape = [BATCH if isinstance(size, torch.SymInt) else int(size) for size in value.shape]
     return helper.make_tensor_value_info(name, DTYPES[value.dtype], shape)
+
+
+def _equal(size: torch.SymInt, other: Sequence[Any]) -> bool:
+    return bool(other) and isinstance(other[0], torch.SymInt) and other[0].node.expr == size.node.expr
 
 
 def shape_of(node: fx.Node) -> tuple[Any, ...]:
