@@ -29,9 +29,10 @@ def close(found, expected):
         (4, 4, (3, 3), (2, 2), (1, 1), (1, 1), 4),
     ],
 )
-def test_convolution_backward(inner, outer, kernel, stride, padding, dilation, groups):
+@pytest.mark.parametrize(("rows", "columns"), [(10, 8), (20, 19)])  # below and above LARGE_AREA
+def test_convolution_backward(inner, outer, kernel, stride, padding, dilation, groups, rows, columns):
     torch.manual_seed(0)
-    x = torch.randn(2, inner, 10, 8, requires_grad=True)
+    x = torch.randn(2, inner, rows, columns, requires_grad=True)
     w = torch.randn(outer, inner // groups, *kernel, requires_grad=True)
     b = torch.randn(outer, requires_grad=True)
     y = functional.conv2d(x, w, b, stride, padding, dilation, groups)
@@ -88,6 +89,34 @@ def test_group_norm_and_its_backward(groups, affine):
     found = rules.group_norm_backward(go, x, mean, rstd, w, 3, 4, 10, groups, [True, affine, affine])
     for one, other in zip([f for f in found if f is not None], expected, strict=True):
         close(one, other)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_backward_with_running_statistics(affine):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 5, 2, requires_grad=True)
+    w = torch.randn(4, requires_grad=True) if affine else None
+    b = torch.randn(4, requires_grad=True) if affine else None
+    mean, variance = torch.randn(4), torch.rand(4) + 0.5
+    y = functional.batch_norm(x, mean, variance, w, b, training=False, eps=1e-3)
+    go = torch.randn_like(y)
+    wanted = [t for t in (x, w, b) if t is not None]
+    expected = torch.autograd.grad(y, wanted, go)
+    given = (go, x, w, mean, variance, None, None)
+    found = rules.batch_norm_backward(*given, False, 1e-3, [True, affine, affine])
+    for one, other in zip(found[: len(wanted)], expected, strict=True):
+        close(one, other)
+    with pytest.raises(NotImplementedError, match="plain operators"):
+        rules.batch_norm_backward(*given, True, 1e-3, [True] * 3)
+
+
+def test_backward_of_relu_and_relu6_at_and_between_their_bounds():
+    x = torch.tensor([-1.0, 0.0, 2.0, 6.0, 7.0], requires_grad=True)
+    go = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    y = functional.relu(x)
+    close(rules.threshold_backward(go, y, 0), torch.autograd.grad(y, x, go)[0])
+    (expected,) = torch.autograd.grad(functional.relu6(x), x, go)
+    close(rules.hardtanh_backward(go, x, 0.0, 6.0), expected)
 
 
 @pytest.mark.parametrize(("dim", "index"), [(0, 1), (1, 0), (-1, -1), (2, 3)])
