@@ -74,7 +74,7 @@ WRITTEN = {
     "convolution": lambda x: functional.conv2d(x, WEIGHT, torch.arange(8.0), stride=2, padding=1),
     "depthwise": lambda x: functional.conv2d(x, DEPTHWISE, padding=2, dilation=2, groups=4),
     "transposed convolution": lambda x: functional.conv_transpose2d(x, UP, None, 2, 0, 1),
-    "layer norm": lambda x: functional.layer_norm(x, (6, 6)) + functional.layer_norm(x, (6,), torch.arange(6.0)),
+    "layer norm": lambda x: functional.layer_norm(functional.layer_norm(x, (6, 6)), (6,), torch.arange(6.0)),
     "group norm": lambda x: functional.group_norm(x, 2, torch.arange(4.0), torch.ones(4)),
     "batch norm": lambda x: functional.batch_norm(x, torch.zeros(4), torch.full((4,), 2.0)),
     "pools": lambda x: functional.max_pool2d(x, 3, 2, 1) + functional.avg_pool2d(x, 2),
