@@ -44,7 +44,7 @@ def _check_graphs(manifest: Manifest) -> None:
     takes = {name: set[str]() for name in (*forward, *(f"features.{level}" for level in LEVELS[:-1]))}
     for tunable in manifest.sets:
         names = set(manifest.names(tunable))
-        takes |= {f"{kind}.{tunable}": names for kind in ("loss", *TRAINING)}
+        takes |= {f"{kind}.{tunable}": names for kind in ("loss", *TRAINING, "ort-training")}
     for parameter in manifest.parameters:
         if unknown := sorted(set(parameter.sets) - set(manifest.sets)):
             raise BundleError(f"parameter {parameter.name} is in set {unknown[0]}, which is not listed")
