@@ -1,0 +1,81 @@
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from models import engines
+from models.bundle import Bundle
+from models.engines import ENGINES, engine_choice, engine_choices, open_model
+from models.errors import EngineError
+from models.onnx_engine import OnnxModel
+
+
+@pytest.fixture
+def lacking(monkeypatch):
+    """Makes packages look as if they were not installed."""
+
+    def take_away(*names: str) -> None:
+        found = engines._installed
+        monkeypatch.setattr(engines, "_installed", lambda name: name not in names and found(name))
+
+    return take_away
+
+
+@pytest.fixture
+def sourceless(digits) -> Bundle:
+    return Bundle(digits.path, msgspec.structs.replace(digits.manifest, source=None))
+
+
+def test_every_engine_is_listed_with_whether_it_can_be_used_and_why(digits):
+    choices = engine_choices(digits)
+    assert [choice.name for choice in choices] == list(ENGINES)
+    assert all(choice.reason for choice in choices)
+    assert [choice.name for choice in choices if choice.chosen] == ["onnxruntime"]
+
+
+def test_the_default_is_named_with_its_version():
+    onnxruntime = pytest.importorskip("onnxruntime")
+    assert str(engine_choice()).startswith(f"onnxruntime {onnxruntime.__version__} (")
+
+
+def test_auto_takes_torch_where_onnxruntime_is_missing_and_the_bundle_says_what_it_is(digits, lacking):
+    pytest.importorskip("torch")
+    from models.torch_engine import TorchModel
+
+    lacking("onnxruntime")
+    assert engine_choice(digits).name == "torch"
+    assert engine_choice().name == "torch"
+    assert isinstance(open_model(digits), TorchModel)
+
+
+def test_a_bundle_that_does_not_say_what_it_is_cannot_run_on_torch(sourceless, lacking):
+    pytest.importorskip("torch")
+    assert engine_choice(sourceless).name == "onnxruntime"
+    with pytest.raises(EngineError, match="torch cannot be used here: bundle digits-wrn-10-1 does not say"):
+        open_model(sourceless, engine="torch")
+    lacking("onnxruntime")
+    with pytest.raises(EngineError, match="does not say which network.*pip install onnxruntime"):
+        open_model(sourceless)
+
+
+def test_without_any_engine_the_error_says_what_to_install(digits, lacking):
+    lacking("onnxruntime", "torch")
+    with pytest.raises(EngineError, match="no engine can be used here: .*pip install onnxruntime, or"):
+        open_model(digits)
+
+
+def test_an_engine_asked_for_by_name_is_taken_or_refused(digits):
+    assert isinstance(open_model(digits, engine="onnxruntime", batch=4), OnnxModel)
+    with pytest.raises(EngineError, match="no engine 'tensorflow'; there are auto, onnxruntime, "):
+        open_model(digits, engine="tensorflow")
+
+
+def test_choosing_imports_no_engine():
+    code = (
+        "import sys\nfrom models.bundle import Bundle, shipped\nfrom models.engines import engine_choices\n"
+        "engine_choices(Bundle.open(shipped('digits-wrn-10-1')))\n"
+        "print([name for name in ('torch', 'onnx', 'onnxruntime') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,188 @@
+"""What is the torch engine's own; that it computes what the others do is in test_engines."""
+
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from models.bundle import Bundle  # noqa: E402
+from models.engine import DeviceModel  # noqa: E402
+from models.errors import BundleError, EngineError, TensorError  # noqa: E402
+from models.manifest import Source  # noqa: E402
+from models.torch_engine import TorchModel  # noqa: E402
+from models.torch_networks import build  # noqa: E402
+
+SETTINGS = {"depth": 10, "width": 1, "in_channels": 1, "classes": 10}
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return rng.standard_normal((21, 1, 8, 8), dtype=np.float32), rng.integers(0, 10, 21)
+
+
+def made_from(bundle: Bundle, source: Source | None) -> Bundle:
+    return Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, source=source))
+
+
+def test_a_bundle_that_names_no_network_runs_with_the_module_it_was_made_from(digits, data):
+    nameless = made_from(digits, None)
+    with pytest.raises(EngineError, match="does not say which network it was made from"):
+        TorchModel(nameless)
+    module = build("wrn", SETTINGS).train()
+    before = module.conv1.weight.clone()
+    given = TorchModel(nameless, module=module)
+    np.testing.assert_array_equal(given.logits(data[0]), TorchModel(digits).logits(data[0]))
+    assert module.training  # the caller's own is left alone
+    assert torch.equal(module.conv1.weight, before)
+
+
+def test_a_module_of_other_tensors_is_refused_with_the_first_that_differs(digits):
+    with pytest.raises(EngineError, match=r"not made from this wrn: head.bias is float32 \(7,\), .* \(10,\)"):
+        TorchModel(digits, module=build("wrn", {**SETTINGS, "classes": 7}))
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        (Source("os:system", {}), "no network 'os:system'"),
+        (Source("wrn", {"path": "/etc/passwd"}), "wrn takes no setting path"),
+        (Source("wrn", {**SETTINGS, "depth": 11}), "depth is 11"),
+    ],
+)
+def test_only_networks_of_the_registry_with_their_own_settings_are_built(digits, source, message):
+    with pytest.raises(EngineError, match=f"bundle digits-wrn-10-1: .*{message}"):
+        TorchModel(made_from(digits, source))
+
+
+def test_a_bundle_names_no_files_here(digits, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(
+        "models.torch_networks.build", lambda name, settings: seen.update(settings) or build("wrn", SETTINGS)
+    )
+    TorchModel(made_from(digits, Source("gru", {"vectors": "/etc/hostname", "hidden": 8})))
+    assert seen == {"hidden": 8}
+
+
+def test_building_the_network_leaves_torch_s_random_numbers_alone(digits):
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    TorchModel(digits)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_device_that_is_not_here_is_refused(digits):
+    with pytest.raises(EngineError, match="device is 'abacus'"):
+        TorchModel(digits, device="abacus")
+    with pytest.raises(EngineError, match="device cuda:99 is not here"):
+        TorchModel(digits, device="cuda:99")
+    with pytest.raises(EngineError, match="threads is 0"):
+        TorchModel(digits, threads=0)
+
+
+def test_parameters_and_gradients_share_their_memory_with_torch(digits, data):
+    trainer = TorchModel(digits).trainer("all")
+    vector = trainer.params.vector
+    for name, tensor in trainer._free.tensors.items():
+        assert tensor.data_ptr() == trainer.params.views[name].ctypes.data
+    before = trainer.loss_and_grads(*data)
+    vector -= np.float32(1e-3) * trainer.grads.vector
+    assert trainer.loss_and_grads(*data) < before
+
+
+def test_loaded_weights_are_seen_by_the_model_and_not_by_what_was_handed_out(digits, data):
+    model: DeviceModel = TorchModel(digits, batch=8)
+    x, y = data
+    probe = model.probe("head")
+    before, logits = probe.loss(x, y), model.logits(x)
+    model.load({name: np.zeros_like(value) for name, value in model.weights.items()})
+    assert np.abs(model.logits(x)).max() == 0
+    assert model.probe("head").loss(x, y) == pytest.approx(np.log(10), abs=1e-6)
+    assert probe.loss(x, y) == before
+    model.load(digits.weights())
+    model.unload()
+    np.testing.assert_array_equal(model.logits(x), logits)
+    with pytest.raises(ValueError, match="read-only"):
+        model.weights["head.bias"][0] = 1
+    with pytest.raises(TensorError, match=r"head.bias is \(3,\)"):
+        model.load({"head.bias": np.zeros(3, np.float32)})
+
+
+def test_equal_inputs_give_equal_bits(digits, data):
+    runs = []
+    for _ in range(2):
+        trainer = TorchModel(digits, batch=8).trainer("all")
+        runs.append((trainer.loss_and_grads(*data), trainer.grads.vector.tobytes()))
+    assert runs[0] == runs[1]
+
+
+def test_the_watch_is_told_of_loads_and_runs_and_may_refuse(digits, data):
+    class Watch:
+        def __init__(self) -> None:
+            self.loads, self.runs = [], []
+
+        def will_load(self, name, graph):
+            if name == "train.all":
+                raise MemoryError(name)
+            self.loads.append(name)
+
+        def ran(self, name, graph, samples, seconds):
+            self.runs.append((name, samples, seconds > 0))
+
+    watch = Watch()
+    model = TorchModel(digits, batch=8, watch=watch)
+    model.logits(data[0])
+    model.trainer("head").loss_and_grads(*data)
+    model.trainer("head")
+    assert watch.loads == ["forward", "train.head"]
+    assert watch.runs == [(name, n, True) for name in ("forward", "train.head") for n in (8, 8, 5)]
+    with pytest.raises(MemoryError, match=r"train\.all"):
+        model.trainer("all")
+    model.unload()
+    model.logits(data[0])
+    assert watch.loads == ["forward", "train.head", "forward"]
+
+
+def test_wrong_arrays_sets_and_graphs_are_refused_as_on_other_engines(digits, data):
+    model, (x, y) = TorchModel(digits), data
+    assert model.logits(x[:0]).shape == (0, 10)
+    with pytest.raises(EngineError, match="x is float64"):
+        model.logits(x.astype(np.float64))
+    with pytest.raises(EngineError, match="at least one"):
+        model.trainer("head").loss_and_grads(x[:0], y[:0])
+    with pytest.raises(EngineError, match="extra inputs are target, expected none"):
+        model.trainer("head").loss_and_grads(x, y, {"target": np.zeros((21, 10), np.float32)})
+    with pytest.raises(BundleError, match="no tunable set 'some'"):
+        model.probe("some")
+    with pytest.raises(BundleError, match=r"no graph 'moon\.all'"):
+        model.trainer("all", "moon")
+    with pytest.raises(BundleError, match=r"no graph 'features\.low'"):
+        model.level_features(x, "low")
+
+
+def test_what_torch_raises_is_an_engine_error_of_one_line(digits, data, monkeypatch):
+    model = TorchModel(digits)
+
+    def broken(self, x):
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(type(model._subject.module), "forward", broken)
+    with pytest.raises(EngineError, match="torch, graph forward on 21 samples: two lines"):
+        model.logits(data[0])
+
+
+def test_the_engine_needs_neither_onnxruntime_nor_torch_s_tracer():
+    code = (
+        "import sys, numpy as np\nfrom models.bundle import Bundle, find\n"
+        "from models.torch_engine import TorchModel\n"
+        "m = TorchModel(Bundle.open(find('digits-wrn-10-1')))\n"
+        "m.trainer('head').loss_and_grads(np.zeros((1, 1, 8, 8), np.float32), np.zeros(1, np.int64))\n"
+        "print([n for n in ('onnxruntime', 'onnx', 'models.torch_trace') if n in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
