@@ -1,4 +1,4 @@
-"""LSTM and GRU layers whose training graph is small: ONNX's own operator forward, a short recurrence backward.
+"""LSTM and GRU layers with small training graphs: ONNX's own operator forward, a short recurrence backward.
 
 Unrolled by autograd, a layer of 32 steps is some 800 nodes. Here the forward pass is one node. It gives the
 hidden states alone, so the backward pass first computes the gates of all steps again, in two matrix products,
@@ -94,7 +94,7 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
-        """With c = f c' + i g and h = o tanh(c): d_h and d_c, the gradients of h_t and c_t, go back in time."""
+        """With c = f c' + i g and h = o tanh(c): d_h and d_c, gradients of h_t and c_t, go back in time."""
         x, y, w_ih, w_hh, b_ih, b_hh = ctx.saved_tensors
         before = _before(y)
         gates = _product(x, w_ih.t()) + _product(before, w_hh.t()) + (b_ih + b_hh)
@@ -171,17 +171,25 @@ def _operator(
     """ONNX's operator; it has the gates in another order, both biases in one, and an axis of directions."""
     w_ih, w_hh, b_ih, b_hh = ([w.chunk(len(order))[k] for k in order] for w in weights)
     hidden = w_hh[0].shape[1]
-    given = [x, torch.cat(w_ih).unsqueeze(0), torch.cat(w_hh).unsqueeze(0), torch.cat(b_ih + b_hh).unsqueeze(0)]
+    given = [
+        x,
+        torch.cat(w_ih).unsqueeze(0),
+        torch.cat(w_hh).unsqueeze(0),
+        torch.cat(b_ih + b_hh).unsqueeze(0),
+    ]
     shape = (x.shape[0], 1, x.shape[1], hidden)
     attributes = {"hidden_size": hidden, **settings}
-    return ops.symbolic(kind, given, attributes, dtype=x.dtype, shape=shape, version=OPERATOR_VERSION).squeeze(1)
+    return ops.symbolic(
+        kind, given, attributes, dtype=x.dtype, shape=shape, version=OPERATOR_VERSION
+    ).squeeze(1)
 
 
 def _split(x: Tensor) -> Sequence[Tensor]:
     """(T, n, width) as T tensors of (1, n, width), in one node."""
     steps = x.shape[0]
     shapes = [(1, *x.shape[1:])] * steps
-    return ops.symbolic_multi_out(
+    parts: Sequence[Tensor] = ops.symbolic_multi_out(
         "Split", [x], {"axis": 0, "num_outputs": steps}, dtypes=[x.dtype] * steps, shapes=shapes,
         version=SPLIT_VERSION,
     )  # fmt: skip
+    return parts

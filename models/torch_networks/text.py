@@ -35,8 +35,7 @@ class Recurrent(nn.Module):
 
     def _weights(self, number: int) -> recurrent.Weights:
         w_ih, w_hh, b_ih, b_hh = (
-            getattr(self, f"{name}_l{number}")
-            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            getattr(self, f"{name}_l{number}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         )
         return w_ih, w_hh, b_ih, b_hh
 
@@ -60,8 +59,8 @@ class Average(nn.Module):
 class TextClassifier(nn.Module):
     """Token ids to logits.
 
-    Texts are filled up behind, so that padding comes after every state that counts. The head takes the mean of
-    the states: each step gets its gradient directly, and no text's last place has to be looked up.
+    Texts are filled up behind, so that padding comes after every state that counts. The head takes the mean
+    of the states: each step gets its gradient directly, and no text's last place has to be looked up.
     """
 
     levels = {  # noqa: RUF012

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ExportError
+from models.errors import ExportError
 
 LIBRARY = "transformers"
 DISTILBERT_PADDING = 0
@@ -38,7 +38,9 @@ class SequenceClassifier(nn.Module):
     softmax are what ONNX Runtime can train.
     """
 
-    def __init__(self, model: nn.Module, places: Places, given: Callable[[Tensor], dict[str, Tensor]]) -> None:
+    def __init__(
+        self, model: nn.Module, places: Places, given: Callable[[Tensor], dict[str, Tensor]]
+    ) -> None:
         super().__init__()
         self.model = model
         self.given = given
@@ -77,9 +79,7 @@ def distilbert(
         hidden_dim=4 * dim, num_labels=classes, pad_token_id=DISTILBERT_PADDING, attn_implementation="eager",
     )  # fmt: skip
     model = library.DistilBertForSequenceClassification(config)
-    places = Places(
-        "distilbert.embeddings", "distilbert.transformer.layer", "pre_classifier", "classifier"
-    )
+    places = Places("distilbert.embeddings", "distilbert.transformer.layer", "pre_classifier", "classifier")
     return SequenceClassifier(model, places, _distilbert_inputs)
 
 

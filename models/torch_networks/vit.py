@@ -1,4 +1,4 @@
-"""Vision Transformer for square images (Dosovitskiy et al. 2021, section 3.1), with timm's parameter names."""
+"""Vision Transformer for images (Dosovitskiy et al. 2021, section 3.1), parameters named as in timm."""
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
 from collections.abc import Mapping

@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import onnx  # noqa: E402
+
+from models.manifest import InputSpec  # noqa: E402
+from models.torch_export import ExportSpec, export  # noqa: E402
+from models.torch_networks.text import gru, lstm  # noqa: E402
+
+TINY = {"vocabulary": 20, "dim": 5, "hidden": 6, "classes": 3}
+KINDS = [(lstm, torch.nn.LSTM), (gru, torch.nn.GRU)]
+
+
+@pytest.mark.parametrize(("build", "theirs"), KINDS)
+def test_layers_are_torchs_with_the_same_names(build, theirs):
+    torch.manual_seed(0)
+    ours = build(**TINY).rnn
+    reference = theirs(5, 6, 2, batch_first=True)
+    reference.load_state_dict(ours.state_dict(), strict=True)
+    x = torch.randn(4, 7, 5)
+    torch.testing.assert_close(ours(x), reference(x)[0])
+
+
+@pytest.mark.parametrize("build", [lstm, gru])
+def test_padding_behind_a_text_changes_nothing(build):
+    module = build(**TINY).eval()
+    text = torch.tensor([[3, 7, 1]])
+    torch.testing.assert_close(module(text), module(torch.tensor([[3, 7, 1, 0, 0]])))
+
+
+def test_a_text_without_tokens_gives_the_heads_bias():
+    module = gru(**TINY).eval()
+    torch.testing.assert_close(module(torch.zeros(1, 4, dtype=torch.int64))[0], module.head.bias)
+
+
+def test_word_vectors_come_from_a_file_and_are_not_trained(tmp_path):
+    table = np.arange(100, dtype=np.float32).reshape(20, 5)
+    np.save(tmp_path / "vectors.npy", table)
+    module = lstm(**TINY, vectors=str(tmp_path / "vectors.npy"))
+    assert np.array_equal(module.embedding.weight.numpy(), table)
+    assert not module.embedding.weight.requires_grad
+    with pytest.raises(ValueError, match=r"holds float32 \(20, 5\), expected float32 \(20, 8\)"):
+        lstm(vocabulary=20, dim=8, vectors=str(tmp_path / "vectors.npy"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("build", "kind", "nodes"), [(gru, "GRU", 4), (lstm, "LSTM", 10)])
+def test_graphs_pass_the_gate_and_grow_by_few_nodes_a_step(build, kind, nodes, tmp_path):
+    """A step of a GRU layer: concatenate, multiply, product, add; of an LSTM six more for both its states."""
+    sizes = {}
+    for length in (4, 6):
+        spec = ExportSpec(kind, InputSpec(shape=(length,), dtype="int64", vocabulary=20), ("a", "b", "c"))
+        bundle = export(build(**TINY), spec, tmp_path / str(length))
+        graph = onnx.load(bundle.path / "train.all.onnx", load_external_data=False).graph
+        assert [node.op_type for node in graph.node].count(kind) == 2
+        sizes[length] = len(graph.node)
+    assert sizes[6] - sizes[4] <= 2 * 2 * nodes
