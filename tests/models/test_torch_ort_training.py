@@ -152,7 +152,7 @@ def test_networks_without_a_gradient_are_refused_by_the_name_of_the_operator():
         training_graph(subject, names)
     pooled = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(18, CLASSES))
     with pytest.raises(ExportError, match="pools averages for a fixed batch only"):
-        training_graph(subject_of(pooled, (1, 8, 8)), ("0.weight",))
+        training_graph(subject_of(pooled, (1, 8, 8)), ("0.weight", "3.bias"))
 
 
 def test_where_the_package_is_missing_the_error_says_so(monkeypatch):
