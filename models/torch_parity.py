@@ -23,7 +23,7 @@ BATCHES = (1, 5)  # neither is the batch that was traced
 BATCHES_OF_STATISTICS = (2, 5)  # one sample alone may have no variance
 SEEDS = (0, 1, 2, 3, 4)
 NOISE = 0.05  # of a tensor's root mean square, or plainly where that is 0
-ABSOLUTE = 2e-6
+ABSOLUTE = 2e-6  # of the largest value of the output, or of all gradients
 RELATIVE = 1e-4  # of the largest value of the tensor
 
 NUDGE = 1e-6  # relative change of the weights, about what rounding makes of them in a few layers
@@ -63,7 +63,7 @@ def check_parity(subject: Subject, candidate: Candidate) -> float:
     Inputs are standard normal (token ids and labels uniform); seed 0 has the module's own weights, the
     others weights with noise, since norm weights that are all 1 would hide mistakes. torch computes with its
     own operators. Raises ParityError with graph, tensor, batch, seed and difference if a difference exceeds
-    ABSOLUTE + RELATIVE * largest, and what torch itself would change by if weights moved by a rounding.
+    ABSOLUTE + RELATIVE, and what torch itself would change by if weights moved by a rounding.
     """
     worst = 0.0
     subject = training(subject, candidate.norms)
@@ -159,7 +159,9 @@ def _compare(where: str, found: Outputs, expected: Outputs, nudged: Callable[[],
     for name, value in expected.items():
         if found[name].shape != value.shape:
             raise ParityError(f"{where}: {name} is {found[name].shape}, torch gives {value.shape}; {_BRANCH}")
-    accepted = {name: ABSOLUTE + RELATIVE * _largest(value) for name, value in expected.items()}
+    accepted = {
+        name: ABSOLUTE * scale + RELATIVE * _largest(expected[name]) for name, scale in _scales(expected)
+    }
     excess = {name: _apart(found[name], value) / accepted[name] for name, value in expected.items()}
     if not max(excess.values()) <= 1:
         for other in nudged():
@@ -178,6 +180,13 @@ def _compare(where: str, found: Outputs, expected: Outputs, nudged: Callable[[],
 
 def _shaken(subject: Subject, candidate: Candidate, inputs: Inputs) -> list[Outputs]:
     return [_torch_outputs(subject, candidate, nudged) for nudged in _nudged(inputs)]
+
+
+def _scales(expected: Outputs) -> Iterator[tuple[str, float]]:
+    """The largest value of an output, or of all gradients together: rounding leaves zeros of that order."""
+    gradients = max((_largest(v) for name, v in expected.items() if name.startswith("grad.")), default=0.0)
+    for name, value in expected.items():
+        yield name, gradients if name.startswith("grad.") else _largest(value)
 
 
 def _nudged(inputs: Inputs) -> Iterator[Inputs]:

@@ -97,7 +97,7 @@ def training(subject: Subject, norms: Sequence[str]) -> Subject:
 
 @contextmanager
 def recorded_statistics(subject: Subject) -> Iterator[dict[str, Tensor]]:
-    """The layers in training mode compute in plain operators, and leave their next statistics here.
+    """Layers with batch statistics compute in plain operators, and leave their next running ones here.
 
     torch's own operator changes its inputs in place, and comes out of the exporter wrong without an error.
     Only the first pass of each layer counts.
@@ -105,7 +105,7 @@ def recorded_statistics(subject: Subject) -> Iterator[dict[str, Tensor]]:
     recorded: dict[str, Tensor] = {}
     with ExitStack() as stack:
         for name, module in subject.module.named_modules():
-            if isinstance(module, _BatchNorm) and module.training:
+            if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
                 module.forward = _recording(name, module, recorded)
                 stack.callback(delattr, module, "forward")
         yield recorded
@@ -122,7 +122,8 @@ def _recording(name: str, norm: nn.Module, recorded: dict[str, Tensor]) -> Calla
         variance = (centred * centred).mean(axes, keepdim=True)
         unbiased = variance * (count / (count - 1))
         for statistic, now in zip(STATISTICS, (mean, unbiased), strict=True):
-            old = getattr(norm, statistic)
+            if (old := getattr(norm, statistic)) is None:
+                continue
             recorded.setdefault(f"{name}.{statistic}", old + norm.momentum * (now.detach().flatten() - old))
         y = centred * torch.rsqrt(variance + norm.eps)
         if norm.weight is not None:
