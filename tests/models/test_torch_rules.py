@@ -13,44 +13,6 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("inner", "outer", "kernel", "stride", "padding", "dilation", "groups"),
-    [
-        (3, 4, (3, 3), (1, 1), (1, 1), (1, 1), 1),
-        (3, 4, (3, 3), (2, 2), (1, 1), (1, 1), 1),  # a row and a column are left over
-        (3, 4, (1, 1), (2, 2), (0, 0), (1, 1), 1),
-        (3, 4, (5, 3), (1, 1), (2, 1), (1, 1), 1),
-        (3, 4, (3, 3), (1, 1), (2, 2), (2, 2), 1),
-        (3, 4, (1, 1), (1, 1), (1, 1), (1, 1), 1),  # more padding than the kernel reaches
-        (4, 6, (3, 3), (2, 1), (1, 0), (1, 1), 2),
-        (4, 6, (3, 3), (1, 1), (1, 1), (1, 1), 2),
-        (4, 4, (3, 3), (1, 1), (1, 1), (1, 1), 4),  # depthwise
-        (4, 8, (3, 3), (1, 1), (1, 1), (1, 1), 4),
-        (4, 4, (3, 3), (2, 2), (1, 1), (1, 1), 4),
-    ],
-)
-@pytest.mark.parametrize(("rows", "columns"), [(10, 8), (20, 19)])  # below and above LARGE_AREA
-def test_convolution_backward(inner, outer, kernel, stride, padding, dilation, groups, rows, columns):
-    torch.manual_seed(0)
-    x = torch.randn(2, inner, rows, columns, requires_grad=True)
-    w = torch.randn(outer, inner // groups, *kernel, requires_grad=True)
-    b = torch.randn(outer, requires_grad=True)
-    y = functional.conv2d(x, w, b, stride, padding, dilation, groups)
-    go = torch.randn_like(y)
-    expected = torch.autograd.grad(y, (x, w, b), go)
-    settings = (list(stride), list(padding), list(dilation), False, [0, 0], groups)
-    found = rules.convolution_backward(go, x, w, [outer], *settings, [True] * 3)
-    for one, other in zip(found, expected, strict=True):
-        close(one, other)
-    assert rules.convolution_backward(go, x, w, None, *settings, [False] * 3) == (None, None, None)
-
-
-def test_transposed_convolutions_are_refused():
-    x = torch.zeros(1, 1, 4, 4)
-    with pytest.raises(NotImplementedError, match="not transposed"):
-        rules.convolution_backward(x, x, x, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1, [True] * 3)
-
-
 @pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (3, 1)])  # apart, and overlapping
 def test_max_pool_backward(kernel, stride):
     torch.manual_seed(0)
@@ -71,43 +33,6 @@ def test_nll_loss_and_its_backward():
     close(rules.nll_loss_backward(torch.tensor(2.0), x, y, None, rules.MEAN, -100, None), expected)
     with pytest.raises(NotImplementedError, match="plain mean"):
         rules.nll_loss(x, y, torch.ones(3), rules.MEAN, -100)
-
-
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("groups", [1, 2, 4])
-def test_group_norm_and_its_backward(groups, affine):
-    torch.manual_seed(0)
-    x = torch.randn(3, 4, 5, 2, requires_grad=True)
-    w = torch.randn(4, requires_grad=True) if affine else None
-    b = torch.randn(4, requires_grad=True) if affine else None
-    y, mean, rstd = rules.group_norm(x, w, b, 3, 4, 10, groups, 1e-5)
-    reference = functional.group_norm(x, groups, w, b, 1e-5)
-    close(y, reference)
-    go = torch.randn_like(y)
-    wanted = [t for t in (x, w, b) if t is not None]
-    expected = torch.autograd.grad(reference, wanted, go)
-    found = rules.group_norm_backward(go, x, mean, rstd, w, 3, 4, 10, groups, [True, affine, affine])
-    for one, other in zip([f for f in found if f is not None], expected, strict=True):
-        close(one, other)
-
-
-@pytest.mark.parametrize("affine", [True, False])
-def test_batch_norm_backward_with_running_statistics(affine):
-    torch.manual_seed(0)
-    x = torch.randn(3, 4, 5, 2, requires_grad=True)
-    w = torch.randn(4, requires_grad=True) if affine else None
-    b = torch.randn(4, requires_grad=True) if affine else None
-    mean, variance = torch.randn(4), torch.rand(4) + 0.5
-    y = functional.batch_norm(x, mean, variance, w, b, training=False, eps=1e-3)
-    go = torch.randn_like(y)
-    wanted = [t for t in (x, w, b) if t is not None]
-    expected = torch.autograd.grad(y, wanted, go)
-    given = (go, x, w, mean, variance, None, None)
-    found = rules.batch_norm_backward(*given, False, 1e-3, [True, affine, affine])
-    for one, other in zip(found[: len(wanted)], expected, strict=True):
-        close(one, other)
-    with pytest.raises(NotImplementedError, match="plain operators"):
-        rules.batch_norm_backward(*given, True, 1e-3, [True] * 3)
 
 
 def test_backward_of_relu_and_relu6_at_and_between_their_bounds():

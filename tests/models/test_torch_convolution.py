@@ -1,0 +1,57 @@
+"""Compared with torch's own backward."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from models import torch_convolution  # noqa: E402
+
+functional = torch.nn.functional
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "kernel", "stride", "padding", "dilation", "groups"),
+    [
+        (3, 4, (3, 3), (1, 1), (1, 1), (1, 1), 1),
+        (3, 4, (3, 3), (2, 2), (1, 1), (1, 1), 1),  # a row and a column are left over
+        (3, 4, (1, 1), (2, 2), (0, 0), (1, 1), 1),
+        (3, 4, (5, 3), (1, 1), (2, 1), (1, 1), 1),
+        (3, 4, (3, 3), (1, 1), (2, 2), (2, 2), 1),
+        (3, 4, (1, 1), (1, 1), (1, 1), (1, 1), 1),  # more padding than the kernel reaches
+        (4, 6, (3, 3), (2, 1), (1, 0), (1, 1), 2),
+        (4, 6, (3, 3), (1, 1), (1, 1), (1, 1), 2),
+        (4, 4, (3, 3), (1, 1), (1, 1), (1, 1), 4),  # depthwise
+        (4, 8, (3, 3), (1, 1), (1, 1), (1, 1), 4),
+        (4, 4, (3, 3), (2, 2), (1, 1), (1, 1), 4),
+    ],
+)
+@pytest.mark.parametrize(("rows", "columns"), [(10, 8), (20, 19)])  # below and above LARGE_AREA
+def test_convolution_backward(inner, outer, kernel, stride, padding, dilation, groups, rows, columns):
+    torch.manual_seed(0)
+    x = torch.randn(2, inner, rows, columns, requires_grad=True)
+    w = torch.randn(outer, inner // groups, *kernel, requires_grad=True)
+    b = torch.randn(outer, requires_grad=True)
+    y = functional.conv2d(x, w, b, stride, padding, dilation, groups)
+    go = torch.randn_like(y)
+    expected = torch.autograd.grad(y, (x, w, b), go)
+    settings = (list(stride), list(padding), list(dilation), False, [0, 0], groups)
+    found = torch_convolution.convolution_backward(go, x, w, [outer], *settings, [True] * 3)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
+    assert torch_convolution.convolution_backward(go, x, w, None, *settings, [False] * 3) == (
+        None,
+        None,
+        None,
+    )
+
+
+def test_transposed_convolutions_are_refused():
+    x = torch.zeros(1, 1, 4, 4)
+    with pytest.raises(NotImplementedError, match="not transposed"):
+        torch_convolution.convolution_backward(
+            x, x, x, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1, [True] * 3
+        )
