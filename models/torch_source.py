@@ -26,16 +26,16 @@ def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.devic
     Raises EngineError where the manifest names none, or the tensors are not those of the bundle.
     """
     network = _built(manifest) if module is None else copy.deepcopy(module)
+    head, given = manifest.head.weight.rpartition(".")[0], manifest.input
     try:
         if _differing(manifest, network):
-            inject(network, {str(name): settings for name, settings in manifest.sets.items()})
+            inject(network, {str(name): settings for name, settings in manifest.sets.items()}, head)
         outputs = level_outputs(network, None)
     except ExportError as error:
         raise EngineError(f"bundle {manifest.name}: {error}") from error
     if differing := _differing(manifest, network):
         what = manifest.source.network if manifest.source else type(network).__name__
         raise EngineError(f"bundle {manifest.name} was not made from this {what}: {differing}")
-    head, given = manifest.head.weight.rpartition(".")[0], manifest.input
     example = torch.zeros((1, *given.shape), dtype=torch.int64 if given.vocabulary else torch.float32)
     return Subject(_emptied(network.to(device)).eval(), head, example, outputs)
 

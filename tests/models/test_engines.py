@@ -248,3 +248,19 @@ def test_engines_give_the_same_contribution_to_every_objective(case, family, eng
     check_contributions(made, engine, objective)
     if objective == "train":
         check_outputs(made, engine)
+
+
+@pytest.mark.slow
+@others
+@pytest.mark.parametrize(
+    "family, sets",
+    [("vit", ("adapter", "prompt", "prefix", "lora", "sparse")), ("wrn-group", ("lora", "sparse"))],
+)
+def test_engines_give_the_same_contribution_of_sets_that_were_injected(tmp_path, family, sets, engine):
+    skip_if_missing(engine)
+    torch.manual_seed(0)
+    made = FAMILIES[family]
+    module, source = build(made.network, made.settings), Source(made.network, made.settings)
+    wanted = {"all": {}, **{tunable: {"seed": 7} for tunable in sets}}
+    spec = ExportSpec(family, made.input, tuple("abcd"), sets=wanted, source=source)
+    check_contributions(Case(made, export(module, spec, tmp_path)), engine, "train")

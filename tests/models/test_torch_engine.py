@@ -95,6 +95,24 @@ def test_parameters_and_gradients_share_their_memory_with_torch(digits, data):
     assert trainer.loss_and_grads(*data) < before
 
 
+def test_memory_of_another_device_is_copied_there_and_back_at_each_call(digits, data, monkeypatch):
+    """torch copies to `cpu:0`, as it does to a GPU, though it is the same processor."""
+    here = TorchModel(digits, batch=8)
+    monkeypatch.setattr("models.torch_engine.find_device", lambda name: torch.device("cpu", 0))
+    there = TorchModel(digits, batch=8)
+    np.testing.assert_array_equal(there.logits(data[0]), here.logits(data[0]))
+    ours, theirs = there.trainer("all"), here.trainer("all")
+    assert ours._free.tensors["head.bias"].data_ptr() != ours.params.views["head.bias"].ctypes.data
+    for _ in range(3):
+        assert ours.loss_and_grads(*data) == theirs.loss_and_grads(*data)
+        np.testing.assert_array_equal(ours.grads.vector, theirs.grads.vector)
+        for trainer in (ours, theirs):
+            trainer.params.vector -= np.float32(0.01) * trainer.grads.vector
+    there.load({name: value / 2 for name, value in there.weights.items()})
+    here.load({name: value / 2 for name, value in here.weights.items()})
+    assert there.probe("mid").loss(*data) == here.probe("mid").loss(*data)
+
+
 def test_loaded_weights_are_seen_by_the_model_and_not_by_what_was_handed_out(digits, data):
     model: DeviceModel = TorchModel(digits, batch=8)
     x, y = data
