@@ -61,12 +61,13 @@ def _loss_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
 
 def _differentiated(loss_graph: bytes, trainable: Sequence[str]) -> bytes:
     """The graph with an output NAME_grad for each trainable tensor, in any order."""
-    from onnxruntime import set_default_logger_severity
+    from onnxruntime import SessionOptions
     from onnxruntime.capi._pybind_state import GradientGraphBuilder
 
-    set_default_logger_severity(3)  # the builder reports each of its passes
+    options = SessionOptions()
+    options.log_severity_level = 3  # the builder reports each of its passes otherwise
     try:
-        builder = GradientGraphBuilder(loss_graph, {"loss"}, set(trainable), "loss")
+        builder = GradientGraphBuilder(loss_graph, {"loss"}, set(trainable), "loss", options)
         builder.build()
         return bytes(builder.get_model())
     except Exception as error:
