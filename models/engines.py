@@ -1,6 +1,5 @@
 """Which engines there are, which of them this installation has, and which one runs a bundle."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata, util
 
@@ -15,8 +14,6 @@ PREFERRED = ("onnxruntime", "torch")
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime-gpu")
 """Who may bring the import name `onnxruntime`; they cannot live side by side."""
-
-INSTALL = "pip install onnxruntime, or pip install 'device-runtime[torch]' for bundles of its own networks"
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,8 @@ def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineCho
         for choice in choices:
             if choice.chosen:
                 return choice
-        raise EngineError(f"no engine can be used here: {_all(choices)}; {INSTALL}")
+        why = "; ".join(f"{choice.name}: {choice.reason}" for choice in choices if choice.name in PREFERRED)
+        raise EngineError(f"no engine can be used here; {why}")
     [choice] = [choice for choice in choices if choice.name == engine]
     if not choice.usable:
         raise EngineError(f"engine {engine} cannot be used here: {choice.reason}")
@@ -117,7 +115,3 @@ def _version(*distributions: str) -> str:
         except metadata.PackageNotFoundError:
             continue
     return ""
-
-
-def _all(choices: Sequence[EngineChoice]) -> str:
-    return "; ".join(f"{choice.name} is {choice.reason}" for choice in choices)

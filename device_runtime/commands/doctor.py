@@ -58,8 +58,10 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
             f"{len(opened.manifest.graphs)} graphs, {opened.manifest.weights.bytes / 1e3:.0f} kB of weights"
         )
         yield Finding("bundle", "ok", f"{opened.manifest.name}, {size}")
-        yield from engines(opened)
-        yield from work(opened)
+        found_engines = list(engines(opened))
+        yield from found_engines
+        if all(finding.state != "problem" for finding in found_engines):
+            yield from work(opened)
         yield memory(opened)
         yield storage(folder, opened)
     yield from extras()

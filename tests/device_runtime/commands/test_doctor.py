@@ -57,6 +57,15 @@ def test_without_an_engine_the_device_is_told_what_to_install(bundle, monkeypatc
     assert found[-1].advice == "pip install onnxruntime"
 
 
+def test_nothing_is_tried_without_an_engine(capsys, monkeypatch, tmp_path):
+    none = (EngineChoice("onnxruntime", "", False, "not installed"),)
+    monkeypatch.setattr(examining, "engine_choices", lambda bundle: none)
+    assert main(["doctor", "--state", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert "forward pass" not in shown
+    assert shown.endswith("This device cannot take part: engine.\n")
+
+
 def test_an_engine_that_does_not_open_is_a_problem(bundle):
     def broken(bundle):
         raise EngineError("ONNX Runtime cannot be loaded: libgomp.so.1 is missing")
