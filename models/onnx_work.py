@@ -97,6 +97,8 @@ def _node_flops(node: Any, values: Mapping[str, _Value]) -> int:
         return 2 * result.size * prod(values[node.input[1]].shape[1:])
     if node.op_type == "ConvTranspose":
         return 2 * first.size * prod(values[node.input[1]].shape[1:])
+    if node.op_type in ("LSTM", "GRU"):  # x (steps, n, inputs), w (1, gates, inputs), r (1, gates, hidden)
+        return 2 * prod(first.shape[:2]) * sum(prod(values[name].shape) for name in node.input[1:3])
     if node.op_type in ("MatMul", "MatMulInteger"):
         return 2 * result.size * first.shape[-1]
     if node.op_type == "Gemm":

@@ -29,6 +29,7 @@ class Wanted:
     objectives: tuple[str, ...]
     features: tuple[str, ...]
     batch_statistics: bool  # in layers whose own parameters are trained
+    ort_training: bool = False  # graphs for the engine onnxruntime-training, too
 
 
 def candidates(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:
@@ -46,6 +47,13 @@ def candidates(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:
     for objective in wanted.objectives:
         for norms, sets in _alike(subject, wanted).items():
             yield from _training(training(subject, norms), objective, norms, sets)
+    if wanted.ort_training:
+        from .torch_ort_training import training_graph
+
+        for norms, sets in _alike(subject, wanted).items():
+            for tunable, names in sets.items():
+                onnx = training_graph(training(subject, norms), names)
+                yield Candidate(f"ort-training.{tunable}", onnx, names, norms=norms)
 
 
 def _losses(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:

@@ -42,6 +42,7 @@ class ExportSpec:
     objectives: tuple[str, ...] = ("train",)
     features: tuple[str, ...] = ()  # levels whose feature map the bundle gives
     batchnorm: Literal["frozen", "training"] = "frozen"
+    ort_training: bool = False  # training graphs of onnxruntime-training besides; needs it installed
     source: Source | None = None
 
 
@@ -71,12 +72,12 @@ def export(
     sizes = _checked_sizes(subject, spec)
     parameters = parameter_table(module, lay_out(module, subject.head, spec.levels), injected)
     sets = {str(s): tuple(p.name for p in parameters if s in p.sets) for s in injected.settings}
-    wanted = Wanted(sets, spec.objectives, spec.features, spec.batchnorm == "training")
+    wanted = Wanted(sets, spec.objectives, spec.features, spec.batchnorm == "training", spec.ort_training)
     graphs: dict[str, Graph] = {}
     files: dict[str, bytes] = {}
     for candidate in candidates(subject, wanted):
         worst = check_parity(subject, candidate)
-        files[candidate.name], graphs[candidate.name] = candidate.onnx, _described(candidate)
+        files[candidate.name], graphs[candidate.name] = candidate.onnx, _described(candidate, graphs)
         report(Checked(candidate.name, len(candidate.onnx), worst))
     manifest = Manifest(
         name=spec.name,
@@ -98,14 +99,18 @@ def export(
 def _check_spec(spec: ExportSpec) -> None:
     if unknown := sorted(set(spec.objectives) - set(TRAINING)):
         raise ExportError(f"there is no objective {unknown[0]!r}; there are {', '.join(TRAINING)}")
+    if spec.ort_training and "train" not in spec.objectives:
+        raise ExportError("graphs of onnxruntime-training are for objective train, which is not asked for")
     if spec.batchnorm == "training" and "prototype" in spec.objectives:
         raise ExportError(
             "objective prototype would move running statistics twice: freeze batch normalisation"
         )
 
 
-def _described(candidate: Candidate) -> Graph:
-    work = measure_work(candidate.onnx)
+def _described(candidate: Candidate, graphs: Mapping[str, Graph]) -> Graph:
+    """Operators of onnxruntime-training have no known shapes; their work is that of the graph they equal."""
+    kind, _, tunable = candidate.name.partition(".")
+    work = graphs[f"train.{tunable}"] if kind == "ort-training" else measure_work(candidate.onnx)
     return Graph(
         f"{candidate.name}.onnx", "", len(candidate.onnx), candidate.trainable,
         work.flops, work.fixed_bytes, work.bytes_per_sample, candidate.frozen,

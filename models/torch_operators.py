@@ -15,6 +15,7 @@ aten = torch.ops.aten
 Write = Callable[[Writer, fx.Node], Any]
 
 ENDLESS = (1 << 63) - 1  # the end of a slice that has none
+FOLDS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 SMALL = 64  # a constant of more elements is filled when the graph runs
 
 
@@ -45,7 +46,31 @@ def _dtype(node: Any) -> torch.dtype:
 
 
 def _same(writer: Writer, node: fx.Node) -> str:
+    if (first := _first(node)) in writer.unfolded:
+        writer.unfolded[node] = writer.unfolded[first]
     return _value(writer, node)
+
+
+def _equal_shapes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and [str(size) for size in a] == [str(size) for size in b]
+
+
+def _product(writer: Writer, node: fx.Node) -> str:
+    """x @ w, where torch folds a tensor's rows into one matrix and unfolds the result.
+
+    ONNX multiplies tensors; and where it is folded, ONNX Runtime no longer sees that the batch stays, which
+    costs memory, and time at the start of a session. Of both results the unneeded one is left out later.
+    """
+    first, second = (_value(writer, node, index) for index in (0, 1))
+    given = node.args[0]
+    if isinstance(given, fx.Node) and given.target in FOLDS:
+        before = _first(given)
+        shape = shape_of(before)
+        if len(shape) > 2 and shape[-1] == shape_of(given)[-1]:
+            name = writer.emit("MatMul", writer.values[before], second)
+            writer.unfolded[node] = (name, (*shape[:-1], shape_of(node)[-1]))
+            return writer.reshape(name, shape_of(node))
+    return str(writer.emit("MatMul", first, second))
 
 
 def _unary(name: str) -> Write:
@@ -57,15 +82,28 @@ def _binary(name: str) -> Write:
 
     def write(writer: Writer, node: fx.Node) -> Any:
         dtype = _dtype(node)
+        first, second = node.args[:2]
+        if name == "Mul" and second == 1 and isinstance(first, fx.Node) and _dtype(first) == dtype:
+            return _same(writer, node)  # what is left of alpha and beta in torch's addmm
         if dtype == torch.bool:
             dtype = torch.result_type(*(_example(argument) for argument in node.args[:2]))
         left, right = (writer.operand(argument, dtype) for argument in node.args[:2])
         alpha = node.kwargs.get("alpha", 1)
         if alpha != 1:
             right = writer.emit("Mul", right, writer.operand(alpha, dtype))
+        _unfolded(writer, node, name, right)
         return writer.emit(name, left, right)
 
     return write
+
+
+def _unfolded(writer: Writer, node: fx.Node, name: str, right: str) -> None:
+    """A bias is added to what was not folded, too."""
+    first, second = node.args[:2]
+    if isinstance(first, fx.Node) and first in writer.unfolded and isinstance(second, fx.Node):
+        value, shape = writer.unfolded[first]
+        if shape_of(second) == shape[-1:]:
+            writer.unfolded[node] = (writer.emit(name, value, right), shape)
 
 
 def _example(argument: Any) -> Any:
@@ -97,6 +135,10 @@ def _compare(name: str, *after: str) -> Write:
 
 
 def _reshape(writer: Writer, node: fx.Node) -> str:
+    """What a product was before its rows were folded together is there already."""
+    name, shape = writer.unfolded.get(_first(node), ("", ()))
+    if shape and _equal_shapes(shape, shape_of(node)):
+        return name
     return writer.reshape(_value(writer, node), shape_of(node), shape_of(_first(node)))
 
 
@@ -424,12 +466,7 @@ OPERATORS: dict[Any, Write] = {
     **dict.fromkeys(
         (aten.alias.default, aten.clone.default, aten.detach.default, aten.lift_fresh_copy.default), _same
     ),
-    **dict.fromkeys(
-        (
-            aten.view.default, aten._unsafe_view.default, aten.reshape.default,
-        ),
-        _reshape,
-    ),
+    **dict.fromkeys(FOLDS, _reshape),
     **dict.fromkeys((aten.squeeze.dims, aten.squeeze.dim, aten.squeeze.default), _squeeze),
     aten.unsqueeze.default: _unsqueeze,
     **{
@@ -461,7 +498,7 @@ OPERATORS: dict[Any, Write] = {
     aten.mul_.Tensor: _in_place(_binary("Mul")),
     aten.maximum.default: _binary("Max"),
     aten.minimum.default: _binary("Min"),
-    aten.mm.default: _binary("MatMul"),
+    aten.mm.default: _product,
     aten.bmm.default: _binary("MatMul"),
     aten.permute.default: _permute,
     aten.transpose.int: _transpose,

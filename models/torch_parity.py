@@ -147,7 +147,8 @@ def _torch_outputs(subject: Subject, candidate: Candidate, inputs: Inputs) -> Ou
             return {"losses": losses_of(subject, inputs).numpy()}
         moving = {name: inputs.tensors[name].clone() for name in candidate.statistics}
         inputs = replace(inputs, tensors={**inputs.tensors, **moving})
-        loss, grads = loss_and_gradients(subject, kind, inputs, candidate.trainable)
+        objective = "train" if kind == "ort-training" else kind
+        loss, grads = loss_and_gradients(subject, objective, inputs, candidate.trainable)
     named = {f"grad.{name}": g.numpy() for name, g in zip(candidate.trainable, grads, strict=True)}
     return {"loss": loss.numpy(), **named, **{f"next.{name}": t.numpy() for name, t in moving.items()}}
 

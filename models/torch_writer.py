@@ -45,6 +45,9 @@ class Writer:
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
         self.values: dict[fx.Node, Any] = {}
+        self.unfolded: dict[
+            fx.Node, tuple[str, tuple[Any, ...]]
+        ] = {}  # matrices that were tensors of this shape
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._batch = ""
         self._count = 0

@@ -70,6 +70,7 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
         default="frozen",
         help="training: batch statistics where the layer itself is trained (default: frozen)",
     )
+    add("--ort-training", action="store_true", help="add training graphs of onnxruntime-training")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,6 +116,7 @@ def spec(args: argparse.Namespace) -> "ExportSpec":
         objectives=tuple(args.objective) or ("train",),
         features=tuple(args.features),
         batchnorm=args.batchnorm,
+        ort_training=args.ort_training,
         source=None if ":" in args.factory else Source(args.factory, settings(args.set)),
     )
 

@@ -117,3 +117,13 @@ def test_the_batch_is_symbolic_and_everything_else_is_not():
         v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.output
     }
     assert outputs == {"logits": ["batch", 3], "features": ["batch", 144]}
+
+
+def test_a_linear_layer_on_tokens_is_one_product_and_one_sum():
+    """torch folds tokens into rows, multiplies by alpha and beta of 1, and unfolds them again."""
+    torch.manual_seed(0)
+    linear = nn.Linear(6, 5)
+    subject = subject_of(lambda x: functional.linear(x, linear.weight.detach(), linear.bias.detach()))
+    graph = onnx.load_from_string(next(candidates(subject, FORWARD)).onnx).graph
+    operators = [node.op_type for node in graph.node if node.op_type != "Identity"]
+    assert operators == ["Transpose", "MatMul", "Add", "Reshape", "Transpose", "MatMul", "Add"]
