@@ -21,7 +21,7 @@ DTYPES = {
     torch.float64: TensorProto.DOUBLE,
     torch.int64: TensorProto.INT64,
     torch.int32: TensorProto.INT32,
-    torch.uint8: TensorProto.UINT8,
+    torch.uint8: TensorProto.INT64,  # ONNX Runtime has few operators for it; torch counts rows of `eye` in it
     torch.bool: TensorProto.BOOL,
 }
 SCALARS = {
@@ -29,7 +29,7 @@ SCALARS = {
     torch.float64: np.float64,
     torch.int64: np.int64,
     torch.int32: np.int32,
-    torch.uint8: np.uint8,
+    torch.uint8: np.int64,
     torch.bool: np.bool_,
 }
 
