@@ -14,7 +14,6 @@ import psutil
 from numpy.typing import NDArray
 
 from models.engine import DeviceModel, Inputs
-from models.engines import engine_choice
 from models.manifest import Manifest
 from profiles import DeviceProfile, Speed, host_profile, measure_speed
 from profiles.measure import Trial
@@ -59,9 +58,8 @@ def _runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[np.int64]) ->
     return partial(model.probe(tunable).loss, x, y)
 
 
-def profile(speed: Speed, pretence: Pretence | None = None) -> DeviceProfile:
-    """This machine, or the one it pretends to be, at this speed, as it is now."""
-    engine = str(engine_choice())
+def profile(speed: Speed, engine: str, pretence: Pretence | None = None) -> DeviceProfile:
+    """This machine, or the one it pretends to be, at this speed on this engine, as it is now."""
     if pretence is None:
         return host_profile(speed, engine)
     resident = psutil.Process().memory_info().rss
@@ -91,8 +89,7 @@ class SpeedCache:
         return self._known[key]
 
 
-def cache_key(bundle_sha: str, pretence: Pretence | None) -> str:
+def cache_key(bundle_sha: str, engine: str, pretence: Pretence | None) -> str:
     """What a measurement holds for: this bundle, on this engine, on this (or the pretended) device."""
     device = "here" if pretence is None else f"{pretence.profile.name}/{pretence.slow:g}"
-    engine = engine_choice()
-    return f"{bundle_sha}@{device}@{engine.name} {engine.version}"
+    return f"{bundle_sha}@{device}@{engine}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from broker.messages import Hello, Offer
 from models.bundle import Bundle
-from models.engines import open_model
+from models.engines import EngineWish, engine_choice, open_model
 from models.tensors import Tensors
 from profiles import DeviceProfile
 from strategies import registry
@@ -33,7 +33,7 @@ class Settings:
     folder: Path
     pretence: Pretence | None = None
     memory_bytes: int | None = None
-    threads: int = 1
+    engine: EngineWish = field(default_factory=EngineWish)
 
 
 class DeviceTask:
@@ -47,9 +47,10 @@ class DeviceTask:
         self.manifest = bundle.manifest
         data = local_data.load(settings.data, bundle.manifest)
         self.watcher = Watcher(limit_bytes(settings.pretence, settings.memory_bytes), settings.pretence)
-        self.model = open_model(bundle, threads=settings.threads, watch=self.watcher)
+        self.model = open_model(bundle, settings.engine, watch=self.watcher)
         speeds = SpeedCache(settings.folder / "speed.json")
-        key = cache_key(bundle.sha256, settings.pretence)
+        self._engine = f"{engine_choice(bundle, settings.engine.engine)}"
+        key = cache_key(bundle.sha256, f"{self._engine} {settings.engine}", settings.pretence)
         self._speed = speed = speeds.get(key, lambda: measure(self.model, clock))
         self._link = link
         self._rest()
@@ -100,7 +101,7 @@ class DeviceTask:
 
     def _as_it_is_now(self) -> DeviceProfile:
         """Memory that is free, battery and temperature change from round to round; the speed was measured."""
-        now = profile(self._speed, self.settings.pretence)
+        now = profile(self._speed, self._engine, self.settings.pretence)
         if self.settings.pretence is None:  # else it is the link of the board
             now = replace(now, bandwidth=self._link.over(now.bandwidth))
         return own_memory(now, self.settings.memory_bytes)

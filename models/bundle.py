@@ -74,7 +74,8 @@ def write(folder: Path, manifest: Manifest, weights: tensors.Tensors, graphs: Ma
     """
     if graphs.keys() != manifest.graphs.keys():
         raise BundleError(f"graphs are {sorted(graphs)}, the manifest lists {sorted(manifest.graphs)}")
-    files = {WEIGHTS: tensors.encode(weights)}
+    stored = tensors.halved(weights) if manifest.stored_as == "float16" else weights
+    files = {WEIGHTS: tensors.encode(stored)}
     files |= {manifest.graphs[name].file: graph for name, graph in graphs.items()}
     files[MANIFEST] = manifests.encode(_with_hashes(manifest, files))
     _checked(files, folder)
@@ -168,6 +169,8 @@ def _weights(manifest: Manifest, files: Mapping[str, bytes]) -> dict[str, NDArra
     data = _verified(manifest, manifest.weights, files)
     try:
         weights = tensors.decode(data)
+        if manifest.stored_as == "float16":
+            weights = tensors.widened(weights)
         tensors.check(weights, manifest.stored())
     except ModelError as error:
         raise BundleError(f"{manifest.weights.file} of bundle {manifest.name}: {error}") from error

@@ -17,6 +17,15 @@ DISTRIBUTIONS = ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-trainin
 
 
 @dataclass(frozen=True)
+class EngineWish:
+    """What a device's owner asks for: an engine or AUTO, the precision of forward passes (see PRECISIONS)."""
+
+    engine: str = AUTO
+    precision: str = "float32"
+    threads: int = 1
+
+
+@dataclass(frozen=True)
 class EngineChoice:
     """An engine: its version ("" where it is not installed), whether it can be used here, why or why not."""
 
@@ -59,21 +68,25 @@ def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineCho
 
 
 def open_model(
-    bundle: Bundle, *, engine: str = AUTO, threads: int = 1, batch: int = 32, watch: Watch | None = None
+    bundle: Bundle, wish: EngineWish = EngineWish(), *, batch: int = 32, watch: Watch | None = None
 ) -> DeviceModel:
-    """The bundle on an engine, which is imported here. Raises EngineError as `engine_choice` does."""
-    name = engine_choice(bundle, engine).name
+    """The bundle on an engine, which is imported here.
+
+    Raises EngineError as `engine_choice` does, or for a precision that it does not have; BundleError for
+    one that the bundle does not have.
+    """
+    name = engine_choice(bundle, wish.engine).name
     if name == "torch":
+        if wish.precision != "float32":
+            raise EngineError(f"engine torch computes in float32, not in {wish.precision}")
         from .torch_engine import TorchModel
 
-        return TorchModel(bundle, threads=threads, batch=batch, watch=watch)
-    if name == "onnxruntime-training":
-        from .ort_training_engine import OrtTrainingModel
-
-        return OrtTrainingModel(bundle, threads=threads, batch=batch, watch=watch)
+        return TorchModel(bundle, threads=wish.threads, batch=batch, watch=watch)
     from .onnx_engine import OnnxModel
+    from .ort_training_engine import OrtTrainingModel
 
-    return OnnxModel(bundle, threads=threads, batch=batch, watch=watch)
+    kind = OrtTrainingModel if name == "onnxruntime-training" else OnnxModel
+    return kind(bundle, threads=wish.threads, batch=batch, watch=watch, precision=wish.precision)
 
 
 def _onnxruntime() -> EngineChoice:

@@ -172,6 +172,11 @@ class Graph(Record, frozen=True):
     extras: tuple[Extra, ...] = ()
     derived: tuple[Derived, ...] = ()  # initialisers that are given to the session in memory, as `frozen`
 
+    @property
+    def parameters(self) -> set[str]:
+        """Parameters that its initialisers are, or are made of."""
+        return {*self.frozen, *(derived.parameter for derived in self.derived)}
+
     def activation_bytes(self, samples: int) -> int:
         """Predicted peak of live activations for a batch of `samples`."""
         return self.fixed_bytes + samples * self.bytes_per_sample
@@ -214,6 +219,7 @@ class Manifest(Record, frozen=True):
     weights: File
     producer: str
     source: Source | None = None
+    stored_as: Literal["float32", "float16"] = "float32"  # float16: what loses nothing by it
     format: int = FORMAT
     seal: str = ""  # sha256 of manifest.json with an empty seal; `encode` sets it
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from .bundle import Bundle
 from .engine import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
-from .errors import EngineError
+from .errors import BundleError, EngineError
 from .manifest import Manifest
 from .onnx_session import (
     Loaded,
@@ -20,6 +20,7 @@ from .onnx_session import (
     load_session,
     onnxruntime,
 )
+from .quantised import initialisers
 from .tensors import Flat, Tensors, check
 
 
@@ -37,11 +38,18 @@ class OnnxModel:
         threads: int = 1,
         batch: int = 32,
         watch: Watch | None = None,
+        precision: str = "float32",
     ) -> None:
-        """Starts at the bundle's weights, overlaid with a copy of `weights`. Raises TensorError."""
+        """Starts at the bundle's weights, overlaid with a copy of `weights`; see PRECISIONS for `precision`.
+
+        Logits and features come from the graph of that precision. Raises TensorError, BundleError.
+        """
         if batch < 1 or threads < 1:
             raise EngineError(f"batch is {batch} and threads is {threads}, expected at least 1")
         self.manifest: Manifest = bundle.manifest
+        self._forward = "forward" if precision == "float32" else f"forward.{precision}"
+        if self._forward not in self.manifest.graphs:
+            raise BundleError(f"bundle {self.manifest.name} has no graph {self._forward!r}")
         self.batch = batch
         self._bundle = bundle
         self._settings = SessionSettings(threads, watch)
@@ -73,15 +81,15 @@ class OnnxModel:
 
     def forward(self, x: Inputs) -> Forward:
         """Logits (n, classes) and features (n, width) in one pass. Raises EngineError."""
-        return Forward(*self._run("forward", x, self._outputs))
+        return Forward(*self._run(self._forward, x, self._outputs))
 
     def logits(self, x: Inputs) -> Matrix:
         """(n, classes). Raises EngineError."""
-        return self._run("forward", x, {"logits": self._outputs["logits"]})[0]
+        return self._run(self._forward, x, {"logits": self._outputs["logits"]})[0]
 
     def features(self, x: Inputs) -> Matrix:
         """(n, width), what the head takes. Raises EngineError."""
-        return self._run("forward", x, {"features": self._outputs["features"]})[0]
+        return self._run(self._forward, x, {"features": self._outputs["features"]})[0]
 
     def level_features(self, x: Inputs, level: str) -> Matrix:
         """(n, *features[level]). Raises BundleError where there is no such graph, EngineError."""
@@ -117,8 +125,8 @@ class OnnxModel:
         if name not in self._sessions:
             onnx = self._bundle.graph(name)
             graph = self.manifest.graphs[name]
-            frozen = {parameter: self._weights[parameter] for parameter in graph.frozen}
-            self._sessions[name] = load_session(name, graph, onnx, frozen, self._settings)
+            given = initialisers(graph, self._weights)
+            self._sessions[name] = load_session(name, graph, onnx, given, self._settings)
         return self._sessions[name]
 
     def _adopt(self, weights: Tensors) -> None:
@@ -127,7 +135,7 @@ class OnnxModel:
         old = self._weights
         changed = {n for n, value in weights.items() if n not in old or not np.array_equal(value, old[n])}
         self._weights = {**old, **{name: weights[name] for name in changed}}
-        stale = [name for name, loaded in self._sessions.items() if changed & loaded.frozen.keys()]
+        stale = [name for name, loaded in self._sessions.items() if changed & loaded.graph.parameters]
         for name in stale:
             del self._sessions[name]
 

@@ -35,8 +35,7 @@ def initialisers(graph: Graph, weights: Tensors) -> dict[str, Values]:
 
     Raises TensorError if a weight is missing, or float16 cannot hold it.
     """
-    parameters = {*graph.frozen, *(derived.parameter for derived in graph.derived)}
-    if missing := sorted(parameters - weights.keys()):
+    if missing := sorted(graph.parameters - weights.keys()):
         raise TensorError(f"{missing[0]} is missing, which the graph {graph.file} needs")
     return {**{name: weights[name] for name in graph.frozen}, **derive(graph.derived, weights)}
 

@@ -54,6 +54,21 @@ def decode(data: bytes) -> dict[str, NDArray[Any]]:
         raise TensorError(f"{len(data)} bytes are not safetensors: {one_line(error)}") from error
 
 
+def halved(tensors: Tensors) -> dict[str, NDArray[Any]]:
+    """float32 tensors as float16 where not a bit is lost; `widened` undoes it."""
+    result = {}
+    for name, value in tensors.items():
+        with np.errstate(over="ignore"):
+            half = value.astype(np.float16) if value.dtype == np.float32 else value
+        result[name] = half if np.array_equal(half, value) else value
+    return result
+
+
+def widened(tensors: Tensors) -> dict[str, NDArray[Any]]:
+    """float16 tensors as float32."""
+    return {n: v.astype(np.float32) if v.dtype == np.float16 else v for n, v in tensors.items()}
+
+
 def check(tensors: Tensors, expected: Sequence[TensorSpec]) -> None:
     """Raises TensorError unless `tensors` are exactly `expected`: names, shapes, dtypes, all finite."""
     wanted = {spec.name for spec in expected}

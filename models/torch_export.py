@@ -12,7 +12,19 @@ from torch import nn
 
 from . import bundle as bundles
 from .errors import ExportError, one_line
-from .manifest import LEVELS, TRAINING, File, Graph, Head, InputSpec, Level, Manifest, Shape, Source
+from .manifest import (
+    LEVELS,
+    PRECISIONS,
+    TRAINING,
+    File,
+    Graph,
+    Head,
+    InputSpec,
+    Level,
+    Manifest,
+    Shape,
+    Source,
+)
 from .onnx_work import measure_work
 from .torch_candidates import Wanted, candidates
 from .torch_levels import find_head, lay_out, level_outputs
@@ -43,6 +55,8 @@ class ExportSpec:
     features: tuple[str, ...] = ()  # levels whose feature map the bundle gives
     batchnorm: Literal["frozen", "training"] = "frozen"
     ort_training: bool = False  # training graphs of onnxruntime-training besides; needs it installed
+    precisions: tuple[str, ...] = ()  # of further forward graphs: int8, float16
+    stored_as: Literal["float32", "float16"] = "float32"  # float16 rounds them; the file is half as big
     source: Source | None = None
 
 
@@ -66,6 +80,8 @@ def export(
     """
     _check_spec(spec)
     module = copy.deepcopy(module).eval()
+    if spec.stored_as == "float16":
+        _round_to_float16(module)
     injected = inject(module, spec.sets, spec.head)
     outputs = level_outputs(module, spec.outputs)
     subject = Subject(module, find_head(module, spec.head), _example(spec.input), outputs)
@@ -79,6 +95,14 @@ def export(
         worst = check_parity(subject, candidate)
         files[candidate.name], graphs[candidate.name] = candidate.onnx, _described(candidate, graphs)
         report(Checked(candidate.name, len(candidate.onnx), worst))
+    weights = {name: tensor.contiguous().numpy() for name, tensor in stored_tensors(module).items()}
+    for precision in spec.precisions:
+        from .torch_precision import lower_forward  # with onnxruntime.quantization, which is slow to import
+
+        lowered = lower_forward(files["forward"], weights, spec.input, precision)
+        name = f"forward.{precision}"
+        files[name], graphs[name] = lowered.onnx, lowered.graph
+        report(Checked(name, len(lowered.onnx), lowered.worst))
     manifest = Manifest(
         name=spec.name,
         input=spec.input,
@@ -91,14 +115,16 @@ def export(
         weights=File("", "", 0),
         producer=f"torch {torch.__version__.partition('+')[0]}",
         source=spec.source,
+        stored_as=spec.stored_as,
     )
-    weights = {name: tensor.contiguous().numpy() for name, tensor in stored_tensors(module).items()}
     return bundles.write(folder, manifest, weights, files)
 
 
 def _check_spec(spec: ExportSpec) -> None:
     if unknown := sorted(set(spec.objectives) - set(TRAINING)):
         raise ExportError(f"there is no objective {unknown[0]!r}; there are {', '.join(TRAINING)}")
+    if unknown := sorted(set(spec.precisions) - set(PRECISIONS[1:])):
+        raise ExportError(f"there is no precision {unknown[0]!r}; there are {', '.join(PRECISIONS[1:])}")
     if spec.ort_training and "train" not in spec.objectives:
         raise ExportError("graphs of onnxruntime-training are for objective train, which is not asked for")
     if spec.batchnorm == "training" and "prototype" in spec.objectives:
@@ -158,6 +184,14 @@ def _checked_sizes(subject: Subject, spec: ExportSpec) -> Sizes:
     if logits.shape[1] != len(spec.labels):
         raise ExportError(f"head {subject.head} gives {logits.shape[1]} logits for {len(spec.labels)} labels")
     return sizes_of(passed)
+
+
+def _round_to_float16(module: nn.Module) -> None:
+    """Before anything is traced or compared; a tensor that float16 cannot hold stays."""
+    for tensor in stored_tensors(module).values():
+        half = tensor.to(torch.float16)
+        if tensor.dtype == torch.float32 and torch.isfinite(half).all():
+            tensor.copy_(half)
 
 
 def _dtype(is_parameter: bool, tensor: torch.Tensor) -> torch.dtype:

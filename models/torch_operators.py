@@ -411,6 +411,11 @@ def _log1p(writer: Writer, node: fx.Node) -> Any:
     return writer.emit("Log", writer.emit("Add", _value(writer, node), one))
 
 
+def _cumulative_sum(writer: Writer, node: fx.Node) -> Any:
+    axis = writer.constant(np.int64(_argument(node, 1) % _rank(node)))
+    return writer.emit("CumSum", writer.operand(_first(node), _dtype(node)), axis)
+
+
 def _gather(writer: Writer, node: fx.Node) -> Any:
     return writer.emit("GatherElements", _value(writer, node), _value(writer, node, 2), axis=node.args[1])
 
@@ -544,6 +549,7 @@ OPERATORS: dict[Any, Write] = {
     aten.index.Tensor: _index,
     aten.index_select.default: _index_select,
     aten.log1p.default: _log1p,
+    aten.cumsum.default: _cumulative_sum,
     aten.gather.default: _gather,
     aten.scatter_add.default: _scatter_add,
     aten.where.self: _where,

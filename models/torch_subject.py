@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .errors import ExportError
+
 Tensors = Mapping[str, Tensor]
 
 STATISTICS = ("running_mean", "running_var")
@@ -100,12 +102,14 @@ def recorded_statistics(subject: Subject) -> Iterator[dict[str, Tensor]]:
     """Layers with batch statistics compute in plain operators, and leave their next running ones here.
 
     torch's own operator changes its inputs in place, and comes out of the exporter wrong without an error.
-    Only the first pass of each layer counts.
+    Only the first pass of each layer counts. Raises ExportError for a layer without momentum.
     """
     recorded: dict[str, Tensor] = {}
     with ExitStack() as stack:
         for name, module in subject.module.named_modules():
             if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+                if module.running_mean is not None and module.momentum is None:
+                    raise ExportError(f"{name} has momentum None, the mean of all batches; give it a number")
                 module.forward = _recording(name, module, recorded)
                 stack.callback(delattr, module, "forward")
         yield recorded

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
+import numpy as np
+
 from models.blocks import BLOCK
 from models.manifest import Manifest
 from models.tensors import TensorSpec
@@ -25,7 +27,7 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
         },
         parameters={name: manifest.num_parameters(name) for name in manifest.sets},
         tensors={name: len(manifest.names(name)) for name in manifest.sets},
-        weights_bytes=manifest.weights.bytes,
+        weights_bytes=sum(np.dtype(spec.dtype).itemsize * spec.size for spec in manifest.stored()),
         download_bytes=manifest.weights.bytes,
         feature_width=manifest.head.features,
         class_counts=class_counts,

@@ -18,7 +18,7 @@ from strategies import registry
 from strategies.workload import workload
 
 from . import profile as profile_command
-from .options import add_pretence, count, positive
+from .options import add_engine, add_pretence, count, positive
 
 HELP = "Explain which kind of update this device would choose, and what each would cost."
 EXAMPLE = "device-runtime explain --as pi-zero-2w --slow 25 --samples 180 --deadline 3"
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=count, default=200, help="samples, spread evenly over the classes")
     parser.add_argument("--kinds", help="kinds the round accepts, in order (default: all)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
+    add_engine(parser)
     add_pretence(parser)
 
 

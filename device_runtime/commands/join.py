@@ -20,7 +20,7 @@ from device_runtime import data as local_data
 from device_runtime.agent import Agent
 from device_runtime.task import Settings
 
-from .options import add_pretence, count, memory_bytes, pretence
+from .options import add_engine, add_pretence, engine_wish, memory_bytes, pretence
 
 HELP = "Join a task as a device: measure, choose, train, send."
 EXAMPLE = "device-runtime join mqtt://127.0.0.1:1883 --data samples/ --name kitchen-pi"
@@ -37,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name", help="this device's name (default: the user of the URL, or the host's name)"
     )
     parser.add_argument("--state", type=Path, help="folder for the outbox, bundles and measurements")
-    parser.add_argument("--threads", type=count, default=1, help="threads for training (default: 1)")
     parser.add_argument("--until-done", action="store_true", help="leave when the task is done")
     parser.add_argument("--ca", type=Path, help="certificate authority of the broker (PEM)")
     parser.add_argument("--cert", type=Path, help="this device's certificate (PEM)")
     parser.add_argument("--key", type=Path, help="this device's private key (PEM)")
     parser.add_argument("--insecure", action="store_true", help="allow mqtt:// without TLS over a network")
+    add_engine(parser)
     add_pretence(parser)
 
 
@@ -70,4 +70,6 @@ def _settings(options: argparse.Namespace, url: BrokerUrl) -> Settings:
     name = check_device(options.name or url.user or host or "device")
     folder = options.state or Path(platformdirs.user_state_dir("device-runtime")) / name
     folder.mkdir(parents=True, exist_ok=True)
-    return Settings(name, options.data, folder, pretence(options), memory_bytes(options), options.threads)
+    return Settings(
+        name, options.data, folder, pretence(options), memory_bytes(options), engine_wish(options)
+    )

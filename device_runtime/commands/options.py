@@ -6,6 +6,8 @@ import argparse
 from math import isfinite
 
 from device_runtime.watching import Pretence
+from models.engines import AUTO, ENGINES, EngineWish
+from models.manifest import PRECISIONS
 from profiles import shipped_names
 
 
@@ -23,6 +25,18 @@ def add_pretence(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--uplink", type=positive, metavar="BYTES_PER_S", help="with --as: a narrower link upwards"
     )
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """`--engine`, `--precision`, `--threads`."""
+    add = parser.add_argument
+    add("--engine", choices=(AUTO, *ENGINES), default=AUTO, help="what runs the bundle (default: auto)")
+    add("--precision", choices=PRECISIONS, default="float32", help="of forward passes, if the bundle has it")
+    add("--threads", type=count, default=1, help="threads for training (default: 1)")
+
+
+def engine_wish(options: argparse.Namespace) -> EngineWish:
+    return EngineWish(options.engine, options.precision, options.threads)
 
 
 def pretence(options: argparse.Namespace) -> Pretence | None:

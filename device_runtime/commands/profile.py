@@ -12,11 +12,11 @@ from device_runtime.measuring import measure
 from device_runtime.measuring import profile as make_profile
 from device_runtime.watching import Watcher, limit_bytes, own_memory
 from models.bundle import Bundle, find
-from models.engines import open_model
+from models.engines import engine_choice, open_model
 from models.manifest import Manifest
 from profiles import DeviceProfile
 
-from .options import add_pretence, memory_bytes, pretence
+from .options import add_engine, add_pretence, engine_wish, memory_bytes, pretence
 
 HELP = "Measure this device: memory, cores, speed on a bundle, link, power, battery."
 EXAMPLE = "device-runtime profile --bundle digits-wrn-10-1"
@@ -25,6 +25,7 @@ EXAMPLE = "device-runtime profile --bundle digits-wrn-10-1"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", default="digits-wrn-10-1", help="bundle to time (folder, zip or shipped)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
+    add_engine(parser)
     add_pretence(parser)
 
 
@@ -42,10 +43,12 @@ def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
     """The profile of this device (or of the one it pretends to be) for this bundle, measured now."""
     other = pretence(options)
     watcher = Watcher(limit_bytes(other, memory_bytes(options)), other)
-    model = open_model(bundle, watch=watcher)
+    wish = engine_wish(options)
+    engine = str(engine_choice(bundle, wish.engine))
+    model = open_model(bundle, wish, watch=watcher)
     speed = measure(model, time.perf_counter)
     model.unload()
-    return own_memory(make_profile(speed, other), memory_bytes(options))
+    return own_memory(make_profile(speed, engine, other), memory_bytes(options))
 
 
 def rows(profile: DeviceProfile, manifest: Manifest) -> list[tuple[str, str, str]]:

@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from models import torch_networks as networks
 from models.errors import ExportError, one_line
-from models.manifest import LEVELS, TRAINING, TUNABLE_SETS, InputSpec, Source
+from models.manifest import LEVELS, PRECISIONS, TRAINING, TUNABLE_SETS, InputSpec, Source
 
 from .factory import build, settings
 
@@ -70,6 +70,10 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
         default="frozen",
         help="training: batch statistics where the layer itself is trained (default: frozen)",
     )
+    add("--precision", action="append", default=[], choices=PRECISIONS[1:], help="add a forward graph of it")
+    add(
+        "--stored-as", choices=("float32", "float16"), default="float32", help="precision of the weights file"
+    )
     add("--ort-training", action="store_true", help="add training graphs of onnxruntime-training")
 
 
@@ -116,6 +120,8 @@ def spec(args: argparse.Namespace) -> "ExportSpec":
         objectives=tuple(args.objective) or ("train",),
         features=tuple(args.features),
         batchnorm=args.batchnorm,
+        precisions=tuple(args.precision),
+        stored_as=args.stored_as,
         ort_training=args.ort_training,
         source=None if ":" in args.factory else Source(args.factory, settings(args.set)),
     )

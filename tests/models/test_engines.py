@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from models.bundle import Bundle, shipped  # noqa: E402
 from models.engine import DeviceModel  # noqa: E402
-from models.engines import engine_choices, open_model  # noqa: E402
+from models.engines import EngineWish, engine_choices, open_model  # noqa: E402
 from models.manifest import InputSpec, Source  # noqa: E402
 from models.onnx_engine import OnnxModel  # noqa: E402
 from models.optimizer import Sgd  # noqa: E402
@@ -80,7 +80,7 @@ FAMILIES = {
 }
 
 ENGINES: dict[str, Callable[..., DeviceModel]] = {
-    "onnxruntime-training": partial(open_model, engine="onnxruntime-training"),
+    "onnxruntime-training": partial(open_model, wish=EngineWish("onnxruntime-training")),
     "torch": TorchModel,
     "torch on a GPU": partial(TorchModel, device="cuda"),
 }

@@ -6,7 +6,7 @@ import pytest
 
 from models import engines
 from models.bundle import Bundle
-from models.engines import ENGINES, engine_choice, engine_choices, open_model
+from models.engines import ENGINES, EngineWish, engine_choice, engine_choices, open_model
 from models.errors import EngineError
 from models.onnx_engine import OnnxModel
 
@@ -53,7 +53,7 @@ def test_a_bundle_that_does_not_say_what_it_is_cannot_run_on_torch(sourceless, l
     pytest.importorskip("torch")
     assert engine_choice(sourceless).name == "onnxruntime"
     with pytest.raises(EngineError, match="torch cannot be used here: bundle digits-wrn-10-1 does not say"):
-        open_model(sourceless, engine="torch")
+        open_model(sourceless, EngineWish("torch"))
     lacking("onnxruntime")
     with pytest.raises(EngineError, match="pip install onnxruntime; torch: .*does not say which network"):
         open_model(sourceless)
@@ -68,9 +68,9 @@ def test_without_any_engine_the_error_says_what_to_install(digits, lacking):
 
 
 def test_an_engine_asked_for_by_name_is_taken_or_refused(digits):
-    assert isinstance(open_model(digits, engine="onnxruntime", batch=4), OnnxModel)
+    assert isinstance(open_model(digits, EngineWish("onnxruntime"), batch=4), OnnxModel)
     with pytest.raises(EngineError, match="no engine 'tensorflow'; there are auto, onnxruntime, "):
-        open_model(digits, engine="tensorflow")
+        open_model(digits, EngineWish("tensorflow"))
 
 
 def test_choosing_imports_no_engine():
