@@ -1,11 +1,15 @@
 """One small network with what the shipped one lacks: BatchNorm, pooling, depthwise, dropout, frozen parts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.errors import ExportError, ParityError  # noqa: E402
+from models.bundle import Bundle, shipped  # noqa: E402
+from models.engines import EngineWish, open_model  # noqa: E402
+from models.errors import BundleError, EngineError, ExportError, ParityError  # noqa: E402
 from models.manifest import InputSpec  # noqa: E402
 from models.onnx_engine import OnnxModel  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
@@ -132,6 +136,13 @@ def test_parameter_without_influence_is_named(tmp_path):
         export(Idle(), SPEC, tmp_path / "out")
 
 
+def test_batch_norm_whose_statistics_are_the_mean_of_all_batches_is_refused_in_training(tmp_path):
+    module = linear(nn.BatchNorm1d(32, momentum=None), nn.Linear(32, 3))
+    export(module, SPEC, tmp_path / "frozen")
+    with pytest.raises(ExportError, match=r"train.all/mid cannot be exported: 1 has momentum None"):
+        export(module, replace(SPEC, batchnorm="training"), tmp_path / "out")
+
+
 def test_wrong_rule_is_caught_by_the_parity_gate_and_nothing_is_written(tmp_path, monkeypatch):
     from models import torch_rules
 
@@ -142,3 +153,59 @@ def test_wrong_rule_is_caught_by_the_parity_gate_and_nothing_is_written(tmp_path
     with pytest.raises(ParityError, match=message):
         export(linear(nn.Linear(32, 3)), SPEC, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_weights_stored_in_float16_take_half_and_load_as_float32(module, bundle, tmp_path):
+    half = export(module, replace(SPEC, stored_as="float16", sets={"head": {}}), tmp_path / "half")
+    exact, stored = bundle.weights(), half.weights()
+    values = sum(value.nbytes for value in exact.values())
+    assert abs(bundle.manifest.weights.bytes - half.manifest.weights.bytes - values // 2) <= 16  # its header
+    for name, value in stored.items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, exact[name].astype(np.float16).astype(np.float32))
+
+
+def test_lower_precisions_are_further_forward_graphs(module, tmp_path, data):
+    spec = replace(SPEC, precisions=("int8", "float16"), sets={"head": {}})
+    made = export(module, spec, tmp_path / "lower")
+    exact = OnnxModel(made).logits(data[0])
+    for precision, bound in (("int8", 0.2), ("float16", 1e-2)):
+        found = open_model(made, EngineWish(precision=precision)).logits(data[0])
+        assert 0 < np.abs(found - exact).max() < bound * np.abs(exact).max()
+    with pytest.raises(BundleError, match=r"has no graph 'forward\.int4'"):
+        open_model(made, EngineWish(precision="int4"))
+    with pytest.raises(EngineError, match="engine torch computes in float32, not in int8"):
+        open_model(Bundle.open(shipped("digits-wrn-10-1")), EngineWish("torch", "int8"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"precisions": ("int4",)}, "there is no precision 'int4'; there are int8, float16"),
+        ({"objectives": ("love",)}, "there is no objective 'love'; there are train, moon"),
+        ({"sets": {"toes": {}}}, "there is no tunable set 'toes'; there are all, mid, up, head, bias"),
+        ({"sets": {"head": {"rank": 2}}}, "tunable set head has no settings, got rank"),
+        ({"features": ("low",)}, "graph features.low needs the submodule at the end of that level"),
+        (
+            {"outputs": {"low": "nose"}},
+            "the feature map of level low is that of 'nose', which is no submodule",
+        ),
+        ({"objectives": ("moon",), "ort_training": True}, "are for objective train, which is not asked for"),
+        ({"objectives": ("prototype",), "batchnorm": "training"}, "would move running statistics twice"),
+    ],
+)
+def test_what_a_bundle_cannot_have_is_refused(module, change, message, tmp_path):
+    with pytest.raises(ExportError, match=message):
+        export(module, replace(SPEC, **change), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_feature_maps_of_levels_are_what_the_submodules_give(module, tmp_path, data):
+    spec = replace(SPEC, outputs={"low": "stem", "mid": "pool"}, features=("low", "mid"), sets={"head": {}})
+    made = export(module, spec, tmp_path / "levels")
+    assert made.manifest.features == {"low": (4, 4, 4), "mid": (4, 2, 2), "head": (5,)}
+    with torch.no_grad():
+        expected = module.stem(torch.from_numpy(data[0])).numpy()
+    np.testing.assert_allclose(OnnxModel(made).level_features(data[0], "low"), expected, atol=1e-5)
+    with pytest.raises(BundleError, match=r"no graph 'features\.up'"):
+        OnnxModel(made).level_features(data[0], "up")
