@@ -5,7 +5,7 @@ Shapes: x (n, in, height, width), go the gradient of the result (n, out, height,
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 aten = torch.ops.aten
 
 LARGE_AREA = 256  # places of a map from which on a product for each sample beats transposed copies
+FEW_CHANNELS = 8  # below it, products are too narrow to be fast, and the taps go into one
 
 
 @dataclass(frozen=True)
@@ -84,39 +85,46 @@ def _convolution_weight(go: Tensor, x: Tensor, w: Tensor, shape: Shape) -> Tenso
     """One matrix product per place of the kernel: on ONNX Runtime faster than im2col, with less memory."""
     groups = shape.groups
     out, inner, rows, columns = w.shape
-
-    def grouped(maps: Tensor) -> Tensor:
-        return maps.reshape(groups, maps.shape[0] // groups, -1)
-
     if inner == 1 and out == groups:  # depthwise
-        products = [(part * tap).sum((0, 2, 3)) for part, tap in _meetings(go, x, shape)]
-        return torch.stack(products, 1).reshape(w.shape)
-    if groups == 1 and go.shape[2] * go.shape[3] >= LARGE_AREA:  # a product for each sample
-        pairs = _meetings(go, x, shape, lambda maps: maps.flatten(2))
-        product = torch.cat([torch.bmm(part, tap.transpose(1, 2)) for part, tap in pairs], 2).sum(0)
-    else:  # one for all samples, from transposed copies
-        pairs = _meetings(go.transpose(0, 1), x.transpose(0, 1), shape, grouped)
-        product = torch.cat([torch.bmm(part, tap.transpose(1, 2)) for part, tap in pairs], 2)
+        parts, taps = _meetings(go, x, shape)
+        return torch.stack([(part * tap).sum((0, 2, 3)) for part in parts for tap in taps], 1).reshape(
+            w.shape
+        )
+    by_sample = groups == 1 and go.shape[2] * go.shape[3] >= LARGE_AREA
+    if by_sample:  # a product for each sample: no transposed copies
+        parts, taps = _meetings(go, x, shape)
+        parts, taps = ([maps.flatten(2) for maps in several] for several in (parts, taps))
+    else:
+        parts, taps = _meetings(go.transpose(0, 1), x.transpose(0, 1), shape)
+        parts, taps = ([_grouped(maps, groups) for maps in several] for several in (parts, taps))
+    if inner < FEW_CHANNELS:
+        taps = [torch.cat(taps, 1)]
+    turned = [tap.transpose(1, 2) for tap in taps]
+    product = torch.cat([torch.bmm(part, tap) for part in parts for tap in turned], 2)
+    if by_sample:
+        product = product.sum(0)
     return product.reshape(out, rows * columns, inner).transpose(1, 2).reshape(w.shape)
 
 
-def _meetings(
-    go: Tensor, x: Tensor, shape: Shape, flat: Callable[[Tensor], Tensor] = lambda maps: maps
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The parts of go and of x, as `flat` makes them, that met at each place of the kernel, row by row."""
+def _grouped(maps: Tensor, groups: int) -> Tensor:
+    """(channels, n, rows, columns) -> (groups, channels of a group, places)."""
+    return maps.reshape(groups, maps.shape[0] // groups, -1)
+
+
+def _meetings(go: Tensor, x: Tensor, shape: Shape) -> tuple[list[Tensor], list[Tensor]]:
+    """Parts of go and of x: each pair of them, in order, is what met at a place of the kernel.
+
+    At stride 1 go moves by rows and x by columns: of a kernel of 3x3, six tensors for nine places.
+    """
     tops, lefts = (
         [i * shape.dilation[axis] - shape.padding[axis] for i in range(shape.kernel[axis])] for axis in (0, 1)
     )
     rows, columns = go.shape[2:]
-    if shape.stride == (1, 1):  # go moves by rows and x by columns: of 3x3, six tensors for nine places
-        parts = [flat(part) for part in _windows(go, 2, [-top for top in tops], (x.shape[2], 1))]
-        taps = [flat(tap) for tap in _windows(x, 3, lefts, (columns, 1))]
-        yield from ((part, tap) for part in parts for tap in taps)
-        return
-    part = flat(go)
-    for cut in _windows(x, 2, tops, (rows, shape.stride[0])):
-        for tap in _windows(cut, 3, lefts, (columns, shape.stride[1])):
-            yield part, flat(tap)
+    if shape.stride == (1, 1):
+        ups = [-top for top in tops]
+        return list(_windows(go, 2, ups, (x.shape[2], 1))), list(_windows(x, 3, lefts, (columns, 1)))
+    cuts = _windows(x, 2, tops, (rows, shape.stride[0]))
+    return [go], [tap for cut in cuts for tap in _windows(cut, 3, lefts, (columns, shape.stride[1]))]
 
 
 def _windows(x: Tensor, dim: int, starts: Sequence[int], extent: tuple[int, int]) -> Iterator[Tensor]:
