@@ -44,8 +44,9 @@ def group_norm_backward(
     """
     per_channel = [groups, channels // groups]
     mean, rstd = mean.unsqueeze(2), rstd.unsqueeze(2)
-    sums = go.flatten(2).sum(2).reshape(n, *per_channel)
-    products = ((go * x).flatten(2).sum(2).reshape(n, *per_channel) - mean * sums) * rstd
+    places = list(range(2, x.dim()))
+    sums = go.sum(places).reshape(n, *per_channel)
+    products = ((go * x).sum(places).reshape(n, *per_channel) - mean * sums) * rstd
     grad_input = None
     if mask[0]:
         weight = go.new_ones(1, *per_channel) if w is None else w.reshape(1, *per_channel)
@@ -59,10 +60,14 @@ def group_norm_backward(
 
 
 def _affine(x: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
-    """x (n, channels, ...) * scale + shift, both (n, groups, channels of a group) or one for each group."""
-    flat = x.reshape(scale.shape[0], scale.shape[1] * scale.shape[2], -1)
-    y = flat * scale.reshape(scale.shape[0], -1, 1)
-    return (y if shift is None else y + shift.reshape(scale.shape[0], -1, 1)).reshape(x.shape)
+    """x (n, channels, ...) * scale + shift, both (n, groups, channels of a group) or (n, groups, 1)."""
+    n, groups, width = scale.shape
+    if groups * width == x.shape[1]:
+        maps, shape = x, [n, groups * width] + [1] * (x.dim() - 2)
+    else:
+        maps, shape = x.reshape(n, groups, -1), [n, groups, 1]
+    y = maps * scale.reshape(shape)
+    return (y if shift is None else y + shift.reshape(shape)).reshape(x.shape)
 
 
 def batch_norm_backward(
