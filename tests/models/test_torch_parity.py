@@ -9,12 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
-from models import torch_candidates, torch_graph  # noqa: E402
+from models import torch_candidates, torch_graph, torch_parity  # noqa: E402
 from models.errors import ParityError  # noqa: E402
 from models.manifest import InputSpec  # noqa: E402
 from models.torch_candidates import Wanted, candidates  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
-from models.torch_parity import BATCHES, SEEDS, Candidate, check_parity  # noqa: E402
+from models.torch_parity import BATCHES, MOST_NUDGES, SEEDS, Candidate, check_parity  # noqa: E402
 from models.torch_subject import Subject  # noqa: E402
 from models.torch_trace import TRACED_BATCH  # noqa: E402
 
@@ -139,6 +139,49 @@ def test_the_worst_of_several_wrong_gradients_is_named(module, spoilt):
 
     spoilt(scale)
     assert "grad.head.bias differs" in refusal_of_gradients(module)
+
+
+@pytest.fixture
+def doubled(module, spoilt) -> Subject:
+    """Its graphs give the gradient of the head's bias twice as large."""
+
+    def double(graph) -> None:
+        for node in graph.node:
+            node.output[:] = ["right" if name == "grad.head.bias" else name for name in node.output]
+        graph.node.append(onnx.helper.make_node("Add", ["right", "right"], ["grad.head.bias"]))
+
+    spoilt(lambda graph: double(graph) if "grad.head.bias" in {v.name for v in graph.output} else None)
+    return Subject(module.eval(), "head", torch.randn(TRACED_BATCH, 8))
+
+
+def turned_by(monkeypatch, turns: Callable[[int], bool]) -> None:
+    """In torch, too, a nudge of that number doubles the gradient, as if a ReLU let it through or not."""
+    right = torch_parity._torch_outputs
+
+    def shaken(*given):
+        for number in range(1, MOST_NUDGES + 1):
+            outputs = right(*given)
+            yield {**outputs, "grad.head.bias": outputs["grad.head.bias"] * (1 + turns(number))}
+
+    monkeypatch.setattr(torch_parity, "_shaken", shaken)
+
+
+def test_what_a_rounding_turns_in_torch_too_is_accepted(doubled, monkeypatch):
+    """Six nudges show nothing, then each does: after two of eight, four times the mean is the difference."""
+    turned_by(monkeypatch, lambda number: number > 6)
+    assert check_parity(doubled, gradients(doubled)) == pytest.approx(1e-4, rel=1e-2)
+
+
+def test_what_a_rounding_turns_once_in_many_times_is_refused(doubled, monkeypatch):
+    turned_by(monkeypatch, lambda number: number == MOST_NUDGES)
+    with pytest.raises(ParityError, match=r"grad\.head\.bias differs"):
+        check_parity(doubled, gradients(doubled))
+
+
+def test_outputs_that_are_all_zero_are_compared():
+    subject = Subject(nn.Sequential(nn.Threshold(9, 0), nn.Linear(8, 3)), "1", torch.randn(TRACED_BATCH, 8))
+    forward = next(candidates(subject, Wanted({}, (), (), False)))
+    assert check_parity(subject, forward) < 1e-4
 
 
 class Counting(Twins):
