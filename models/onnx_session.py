@@ -15,6 +15,13 @@ from .manifest import Graph, Manifest
 from .quantised import has_exact_int8, holds_float16
 from .tensors import Tensors
 
+IDLE_OPTIMISERS = [
+    "CommonSubexpressionElimination", "MatMulActivationFusion", "GatherSliceToSplitFusion", "ReshapeFusion",
+    "EmbedLayerNormFusion", "SkipLayerNormFusion", "AttentionFusion", "SimplifiedLayerNormFusion",
+]  # fmt: skip
+"""Of ONNX Runtime; in training graphs they find nothing that makes a step faster, and search a third of
+the session's start."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -70,6 +77,8 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # doubles times when busy
     options.add_session_config_entry("session.x64quantprecision", "0" if has_exact_int8() else "1")
     unwanted = ["ConstantFolding"] if holds_float16(graph) else []
+    if graph.trainable:
+        unwanted += IDLE_OPTIMISERS
     with engine_errors(f"graph {name}"):
         if frozen:
             values = [ort.OrtValue.ortvalue_from_numpy(value) for value in frozen.values()]
