@@ -6,6 +6,7 @@ Nothing is unpickled that holds more than tensors and plain containers.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +25,44 @@ COUNTER = "num_batches_tracked"  # of BatchNorm; nothing that we compute needs i
 LISTED = 4  # names in an error
 
 
+@dataclass(frozen=True)
+class Checkpoints:
+    """How published files of a network differ from its module, which has this as its attribute `checkpoints`.
+
+    prefix: of all names in the module, which files lack. absent: submodules, without the prefix, that files
+    of the bare network do not have; there they are new with a new head. spare: what nothing here needs.
+    """
+
+    prefix: str = ""
+    absent: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
+
+
 def load_weights(module: nn.Module, path: Path, *, skip_head: str | None = None) -> None:
     """Copies the tensors of the file into the module, converted to the module's dtypes.
 
     `skip_head` names the submodule that is left as it is, for another number of classes; what the file has
-    for it, or for a head of another name, is left aside. Raises ExportError, with the module unchanged, when
+    for it, or for a head of another name, is left aside, and what comes between body and head may be absent
+    (see `Checkpoints`). Raises ExportError, with the module unchanged, when
     the file cannot be read, holds anything but tensors, or does not have exactly the module's tensors.
     """
-    given = _unwrapped(read_weights(path))
-    wanted: dict[str, Tensor] = module.state_dict()
+    files: Checkpoints = getattr(module, "checkpoints", Checkpoints())
+    read = _unwrapped(read_weights(path), (*WRAPPED_IN, files.prefix))
+    given = {name: value for name, value in read.items() if not _inside(name, *files.spare)}
+    wanted = {name.removeprefix(files.prefix): value for name, value in module.state_dict().items()}
     if skip_head is not None:
-        aside = [name for name in given if _of_a_head(name, skip_head, wanted)]
-        logger.info("%s: left aside %s", path, _listed(aside) if aside else "nothing")
+        head = skip_head.removeprefix(files.prefix)
+        aside = [name for name in given if _of_a_head(name, head, wanted)]
         given = {name: value for name, value in given.items() if name not in aside}
-        wanted = {name: value for name, value in wanted.items() if not _inside(name, skip_head)}
+        new = [head, *(part for part in files.absent if not any(_inside(name, part) for name in given))]
+        logger.info("%s: left aside %s; new: %s", path, _listed(aside) or "nothing", ", ".join(new))
+        wanted = {name: value for name, value in wanted.items() if not _inside(name, *new)}
     if faults := list(_faults(given, wanted)):
         raise ExportError(f"{path} does not fit {type(module).__name__}: {'; '.join(faults)}")
     chosen = {name: value.to(wanted[name].dtype) for name, value in given.items() if name in wanted}
     if broken := [name for name, value in chosen.items() if not torch.isfinite(value).all()]:
         raise ExportError(f"{path} holds values that are not finite: {_listed(broken)}")
-    module.load_state_dict(chosen, strict=False)
+    module.load_state_dict({files.prefix + name: value for name, value in chosen.items()}, strict=False)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -92,9 +111,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
 """What reads a file, by the end of its name."""
 
 
-def _unwrapped(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _unwrapped(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
     names = dict(tensors)
-    for prefix in WRAPPED_IN:
+    for prefix in prefixes:
         if names and all(name.startswith(prefix) for name in names):
             names = {name.removeprefix(prefix): value for name, value in names.items()}
     return names
@@ -105,8 +124,9 @@ def _of_a_head(name: str, head: str, wanted: Mapping[str, Tensor]) -> bool:
     return _inside(name, head) or name.partition(".")[0] not in {w.partition(".")[0] for w in wanted}
 
 
-def _inside(name: str, head: str) -> bool:
-    return name.startswith(f"{head}.")
+def _inside(name: str, *parts: str) -> bool:
+    """Whether it is one of these, or in one of these submodules."""
+    return any(f"{name}.".startswith(f"{part}.") for part in parts)
 
 
 def _faults(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Iterator[str]:

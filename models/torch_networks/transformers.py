@@ -1,7 +1,8 @@
 """DistilBERT and RoBERTa for sequences of tokens, as the `transformers` library builds them.
 
 The library's parameters keep their names behind the prefix `model.`: `model.distilbert.embeddings...` of
-`DistilBertForSequenceClassification`, `model.roberta.encoder...` of `RobertaForSequenceClassification`.
+`DistilBertForSequenceClassification`, `model.roberta.encoder...` of `RobertaForSequenceClassification`. Its
+checkpoints load with or without that prefix; those of a language model want a new head (`--new-head`).
 """
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.errors import ExportError
+from models.torch_weights import Checkpoints
 
 LIBRARY = "transformers"
 DISTILBERT_PADDING = 0
@@ -26,8 +28,9 @@ class Places:
 
     embeddings: str
     layers: str
-    before_head: str
+    before_head: str  # one linear layer, which checkpoints of the bare network lack
     head: str
+    spare: tuple[str, ...]  # in checkpoints, and of no use here
 
 
 class SequenceClassifier(nn.Module):
@@ -44,6 +47,7 @@ class SequenceClassifier(nn.Module):
         super().__init__()
         self.model = model
         self.given = given
+        self.checkpoints = Checkpoints("model.", (places.before_head,), places.spare)
         depth = len(model.get_submodule(places.layers))
         ends = (max(1, depth // 3), max(2, 2 * depth // 3), depth)
         layers = [f"model.{places.layers}.{index}" for index in range(depth)]
@@ -79,7 +83,10 @@ def distilbert(
         hidden_dim=4 * dim, num_labels=classes, pad_token_id=DISTILBERT_PADDING, attn_implementation="eager",
     )  # fmt: skip
     model = library.DistilBertForSequenceClassification(config)
-    places = Places("distilbert.embeddings", "distilbert.transformer.layer", "pre_classifier", "classifier")
+    places = Places(
+        "distilbert.embeddings", "distilbert.transformer.layer", "pre_classifier", "classifier",
+        spare=("distilbert.embeddings.position_ids",),
+    )  # fmt: skip
     return SequenceClassifier(model, places, _distilbert_inputs)
 
 
@@ -101,7 +108,10 @@ def roberta(
         attn_implementation="eager",
     )  # fmt: skip
     model = library.RobertaForSequenceClassification(config)
-    places = Places("roberta.embeddings", "roberta.encoder.layer", "classifier.dense", "classifier.out_proj")
+    places = Places(
+        "roberta.embeddings", "roberta.encoder.layer", "classifier.dense", "classifier.out_proj",
+        spare=("roberta.embeddings.position_ids", "roberta.pooler"),
+    )  # fmt: skip
     return SequenceClassifier(model, places, _roberta_inputs)
 
 

@@ -5,7 +5,9 @@ torch = pytest.importorskip("torch")
 from models.errors import ExportError  # noqa: E402
 from models.manifest import InputSpec  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
+from models.torch_levels import find_head  # noqa: E402
 from models.torch_networks import transformers as networks  # noqa: E402
+from models.torch_weights import load_weights  # noqa: E402
 
 TINY = {"vocabulary": 30, "length": 8, "dim": 16, "depth": 3, "heads": 2}
 KINDS = [("distilbert", 0), ("roberta", 1)]
@@ -15,6 +17,14 @@ def _built(name):
     pytest.importorskip("transformers")
     torch.manual_seed(0)
     return getattr(networks, name)(**TINY).eval()
+
+
+def _language_model(name):
+    library = pytest.importorskip("transformers")
+    config = _built(name).model.config
+    kind = {"distilbert": "DistilBertForMaskedLM", "roberta": "RobertaForMaskedLM"}[name]
+    torch.manual_seed(7)
+    return getattr(library, kind)(config)
 
 
 @pytest.mark.parametrize(("name", "padding"), KINDS)
@@ -40,6 +50,42 @@ def test_every_parameter_has_a_level_and_the_librarys_name():
     assert "model.roberta.encoder.layer.0.attention.self.query.weight" in roberta.state_dict()
     for module in (distil, roberta):
         assert all(any(n.startswith(f"{p}.") for p in module.levels) for n in module.state_dict())
+
+
+@pytest.mark.parametrize("name", ["distilbert", "roberta"])
+def test_a_language_models_checkpoint_loads_with_a_new_head(name, tmp_path):
+    """Published ones have a head for words, a pooler or position ids, and no layer before the classifier."""
+    module, donor = _built(name), _language_model(name)
+    state = {k: v.clone() for k, v in donor.state_dict().items()}
+    state[f"{name}.embeddings.position_ids"] = torch.arange(8).unsqueeze(0)
+    if name == "roberta":
+        state["roberta.pooler.dense.weight"] = torch.zeros(16, 16)
+    torch.save(state, tmp_path / "w.pt")
+    head, between = find_head(module, None), f"model.{module.checkpoints.absent[0]}.weight"
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    with pytest.raises(ExportError, match=r"4 missing \((pre_classifier|classifier\.dense)\.weight, "):
+        load_weights(module, tmp_path / "w.pt")
+    load_weights(module, tmp_path / "w.pt", skip_head=head)
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, state.get(key.removeprefix("model."), before[key])), key
+    assert {k for k in before if k.removeprefix("model.") not in state} == {
+        f"{part}.{tensor}" for part in (head, between.rpartition(".")[0]) for tensor in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_a_classifiers_checkpoint_gives_the_layer_before_its_head_too(prefix, tmp_path):
+    donor, module = _built("roberta"), _built("roberta")
+    with torch.no_grad():
+        for value in donor.parameters():
+            value.add_(1)
+    torch.save({prefix + k: v for k, v in donor.model.state_dict().items()}, tmp_path / "w.pt")
+    head = module.model.classifier.out_proj.weight.clone()
+    load_weights(module, tmp_path / "w.pt", skip_head="model.classifier.out_proj")
+    assert torch.equal(module.model.classifier.dense.weight, donor.model.classifier.dense.weight)
+    assert torch.equal(module.model.classifier.out_proj.weight, head)
+    load_weights(module, tmp_path / "w.pt")
+    assert torch.equal(module.model.classifier.out_proj.weight, donor.model.classifier.out_proj.weight)
 
 
 def test_a_missing_library_is_said(monkeypatch):
