@@ -2,6 +2,7 @@
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import copy
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +31,11 @@ from .torch_candidates import Wanted, candidates
 from .torch_levels import find_head, lay_out, level_outputs
 from .torch_objectives import Sizes, sizes_of
 from .torch_parity import Candidate, check_parity
-from .torch_sets import Sets, inject, parameter_table
+from .torch_sets import Sets, changes, inject, parameter_table
 from .torch_subject import HeadUnused, Subject, run, stored_tensors
 from .torch_trace import TRACED_BATCH
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ def export(
     if spec.stored_as == "float16":
         _round_to_float16(module)
     injected = inject(module, spec.sets, spec.head)
+    if warning := changes(spec.sets):
+        logger.warning("%s", warning)
     outputs = level_outputs(module, spec.outputs)
     subject = Subject(module, find_head(module, spec.head), _example(spec.input), outputs)
     sizes = _checked_sizes(subject, spec)

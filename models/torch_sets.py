@@ -15,6 +15,9 @@ from .torch_subject import stored_tensors
 
 Sets = Mapping[str, Mapping[str, Setting]]
 
+CHANGING = ("prompt", "prefix")
+"""Sets that change what the network computes as soon as they are added: softmax weighs every token."""
+
 
 @dataclass(frozen=True)
 class Injected:
@@ -40,6 +43,19 @@ def inject(module: nn.Module, sets: Sets, head: str | None = None) -> Injected:
             continue
         settings[name] = dict(torch_peft.inject(module, name, sets[name], head))
     return Injected(settings, base)
+
+
+def changes(sets: Sets) -> str:
+    """What to say of sets that change the network for the other sets of a bundle; empty if none do."""
+    changing = [name for name in CHANGING if name in sets]
+    others = [name for name in TUNABLE_SETS if name in sets and name not in changing]
+    if not changing or len(sets) == 1:
+        return ""
+    trained = f"forward and {', '.join(others)}" if others else "forward"
+    return (
+        f"untrained {' and '.join(changing)} tokens change what the network computes, in {trained} too; "
+        f"a bundle of its own for each leaves the others as they were"
+    )
 
 
 def parameter_table(module: nn.Module, layout: Layout, injected: Injected) -> tuple[Parameter, ...]:

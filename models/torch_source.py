@@ -14,9 +14,6 @@ from .torch_levels import level_outputs
 from .torch_sets import inject
 from .torch_subject import Subject, stored_tensors
 
-FILES = ("vectors",)
-"""Settings that name files. What was in them is in the bundle's weights, and no bundle names files here."""
-
 
 def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.device) -> Subject:
     """The network of `manifest` on `device`, in eval mode, without values: those come from the bundle.
@@ -47,7 +44,7 @@ def _built(manifest: Manifest) -> nn.Module:
             f"bundle {manifest.name} does not say which network it was made from; export it by a short "
             "name, or give the torch engine its module"
         )
-    settings = {name: value for name, value in source.settings.items() if name not in FILES}
+    settings = {name: value for name, value in source.settings.items() if name not in torch_networks.FILES}
     try:
         with torch.random.fork_rng(devices=[]):
             return torch_networks.build(source.network, settings)

@@ -31,7 +31,7 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
         download_bytes=manifest.weights.bytes,
         feature_width=manifest.head.features,
         class_counts=class_counts,
-        sample_bytes=4 * prod(manifest.input.shape),
+        sample_bytes=np.dtype(manifest.input.dtype).itemsize * prod(manifest.input.shape),
         batch=batch,
     )
 
@@ -39,7 +39,7 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
 def head_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
     """The parameters of the linear head alone."""
     names = {manifest.head.weight, manifest.head.bias}
-    return tuple(spec for spec in manifest.specs("all") if spec.name in names)
+    return tuple(spec for spec in manifest.stored() if spec.name in names)
 
 
 def passes(load: Workload, **samples: float) -> tuple[Pass, ...]:

@@ -91,8 +91,9 @@ def run(args: argparse.Namespace) -> int:
     bundle = export(module, spec(args), args.out, report)
     rows = [(g.name, f"{g.bytes / 1000:.1f}", f"{g.worst:.0e}") for g in checked]
     print(tabulate(rows, ("graph", "KB", "off torch by"), disable_numparse=True, stralign="right"))
-    count = bundle.manifest.num_parameters()
-    print(f"\n{args.out}: {len(bundle.packed()) / 1000:.0f} KB, {count} trainable, sha256 {bundle.sha256}")
+    trained = ", ".join(f"{name} {bundle.manifest.num_parameters(name)}" for name in bundle.manifest.sets)
+    size = f"{len(bundle.packed()) / 1000:.0f} KB"
+    print(f"\n{args.out}: {size}; values trained: {trained}; sha256 {bundle.sha256}")
     return 0
 
 
@@ -123,8 +124,19 @@ def spec(args: argparse.Namespace) -> "ExportSpec":
         precisions=tuple(args.precision),
         stored_as=args.stored_as,
         ort_training=args.ort_training,
-        source=None if ":" in args.factory else Source(args.factory, settings(args.set)),
+        source=_source(args),
     )
+
+
+def _source(args: argparse.Namespace) -> Source | None:
+    """What the torch engine builds the network from. Files stay behind: their values are in the weights.
+
+    None where the feature maps are not those that the network itself names.
+    """
+    if ":" in args.factory or args.output:
+        return None
+    given = settings(args.set)
+    return Source(args.factory, {name: given[name] for name in given if name not in networks.FILES})
 
 
 def _tunable(text: str) -> tuple[str, dict[str, Any]]:

@@ -31,6 +31,9 @@ NETWORKS: dict[str, str] = {
 }
 """Short name -> module of this package:function."""
 
+FILES = ("vectors",)
+"""Settings that name files. What was in them is in a bundle's weights, and no bundle names files."""
+
 Setting = int | float | str | bool
 
 

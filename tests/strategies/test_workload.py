@@ -1,9 +1,13 @@
+import msgspec
 import pytest
 
 from models.blocks import BLOCK
+from models.bundle import Bundle, shipped
+from models.manifest import InputSpec
 from profiles import GraphWork, Workload
 from profiles.cost import SESSION_BYTES
-from strategies.workload import training_work
+from strategies.few_shot import FewShot
+from strategies.workload import training_work, workload
 
 
 @pytest.fixture
@@ -30,3 +34,19 @@ def test_memory_counts_the_vectors_a_run_the_model_twice_and_the_data(load, batc
     expected = 4 * (vectors * 1000 + BLOCK) + 2 * 5000 + (100 + min(batch, 100)) * 13
     expected += SESSION_BYTES + 11 + run * 7
     assert training_work(load, "all", 100, batch=batch).peak_bytes == expected
+
+
+@pytest.fixture
+def manifest():
+    return Bundle.open(shipped("digits-wrn-10-1")).manifest
+
+
+def test_a_sample_of_token_ids_takes_eight_bytes_each_and_one_of_values_four(manifest):
+    ids = msgspec.structs.replace(manifest, input=InputSpec((6,), dtype="int64", vocabulary=30))
+    assert workload(ids, (1,) * 10).sample_bytes == 8 * 6
+    assert workload(manifest, (1,) * 10).sample_bytes == 4 * 8 * 8
+
+
+def test_a_head_is_expected_of_a_bundle_that_has_no_set_all(manifest):
+    without = msgspec.structs.replace(manifest, sets={"head": {}})
+    assert [spec.name for spec in FewShot().expected(without)] == ["head.weight", "head.bias"]

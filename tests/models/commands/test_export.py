@@ -93,6 +93,37 @@ def test_networks_of_ours_are_named_in_the_bundle_with_their_settings():
     assert spec.source == Source("wrn", {"depth": 16, "norm": "batch"})
 
 
+def test_files_of_the_exporting_machine_are_not_named_in_the_bundle():
+    pytest.importorskip("torch")
+    spec = export.spec(parsed("gru", *PLACE, "--set", "hidden=8", "--set", "vectors=/home/me/glove.npy"))
+    assert spec.source == Source("gru", {"hidden": 8})
+
+
+def test_feature_maps_of_other_places_are_left_to_the_graphs():
+    """The torch engine would build the network anew, with its own level_outputs."""
+    pytest.importorskip("torch")
+    spec = export.spec(parsed("wrn", *PLACE, "--output", "low=conv1"))
+    assert spec.source is None
+    assert spec.outputs == {"low": "conv1"}
+
+
+def test_a_bundle_without_set_all_is_written_and_its_sets_are_counted(tmp_path, capsys):
+    """The head of this network: 64 weights for each of 2 labels, and 2 biases."""
+    pytest.importorskip("onnx")
+    words = (
+        "wrn",
+        "--set",
+        "in_channels=1",
+        "--set",
+        "classes=2",
+        *PLACE[:4],
+        "--out",
+        str(tmp_path / "out"),
+    )
+    assert export.run(parsed(*words, "--tunable", "head")) == 0
+    assert "values trained: head 130; sha256 " in capsys.readouterr().out
+
+
 def test_seed_decides_the_weights():
     pytest.importorskip("torch")
     one, same, other = (export.build(parsed(WRN, *PLACE, "--seed", s)).conv1.weight for s in "001")
