@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import sqrt
+from math import isfinite, sqrt
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from .tensors import Flat, Tensors, Vector
 
 
 def norm(vector: Vector) -> float:
-    """Euclidean norm, summed in float64."""
+    """Euclidean norm: block by block in float32, the sum of blocks in float64; inf above about 1e19."""
     return sqrt(sum(float(part @ part) for (part,) in blocks(vector)))
 
 
@@ -88,7 +88,11 @@ class PrivateGradients:
         return total / max(len(x), 1)
 
     def _add_clipped(self, sample: Vector) -> None:
-        factor = np.float32(1 / max(1.0, norm(sample) / self._privacy.max_norm))
+        """A sample whose gradient has no finite norm adds nothing: anything else of it would show."""
+        length = norm(sample)
+        if not isfinite(length):
+            return
+        factor = np.float32(1 / max(1.0, length / self._privacy.max_norm))
         for total, g in blocks(self.grads.vector, sample):
             np.add(total, np.multiply(g, factor, out=self._scratch[: g.size]), out=total)
 

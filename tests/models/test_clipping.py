@@ -72,6 +72,14 @@ def test_the_sum_is_divided_by_the_lot_whatever_the_batch():
     np.testing.assert_allclose(trainer.grads.vector, [0, 0.125])
 
 
+@pytest.mark.parametrize("broken", [np.nan, np.inf, 3e38])
+def test_a_sample_without_a_finite_norm_adds_nothing(broken):
+    """(broken, 0) is left out, (0, 0.5) stays: over a lot of 2 (0, 0.25)."""
+    trainer = PrivateGradients(Rows(), private(), lot=2)
+    trainer.loss_and_grads(np.array([[broken, 0], [0, 0.5]], np.float32), np.array([1, 3]))
+    np.testing.assert_allclose(trainer.grads.vector, [0, 0.25])
+
+
 def test_extras_go_to_each_sample_by_row_or_whole():
     """Rows (0, 0) + 0.1 + (0.2, 0.4): (0.3, 0.3) and (0.5, 0.5), both shorter than 1; the mean is 0.4."""
     trainer = PrivateGradients(Rows(), private(), lot=2, rows={"each"})
