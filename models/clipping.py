@@ -14,7 +14,8 @@ from .tensors import Flat, Tensors, Vector
 
 def norm(vector: Vector) -> float:
     """Euclidean norm: block by block in float32, the sum of blocks in float64; inf above about 1e19."""
-    return sqrt(sum(float(part @ part) for (part,) in blocks(vector)))
+    with np.errstate(over="ignore"):
+        return sqrt(sum(float(part @ part) for (part,) in blocks(vector)))
 
 
 def clip(grads: Vector, max_norm: float) -> float:
