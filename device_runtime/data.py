@@ -38,7 +38,9 @@ def load(path: Path | str, manifest: Manifest) -> LocalData:
             log.warning("skipped %s: %s", file, error)
     if not parts:
         raise DataError(f"no readable samples in {path}: {'; '.join(skipped[:3])}")
-    data = LocalData(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
+    data = parts[0]
+    if len(parts) > 1:  # one file is not held twice
+        data = LocalData(np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts]))
     if not len(data):
         raise DataError(f"no samples in {path}: its arrays are empty")
     return data

@@ -6,14 +6,13 @@ from importlib import metadata, util
 from .bundle import Bundle
 from .engine import DeviceModel, Watch
 from .errors import EngineError
+from .onnx_engine import OnnxModel
+from .ort_training_engine import BUILDS, ORDINARY_BUILDS, OrtTrainingModel, available
 
 AUTO = "auto"
 ENGINES = ("onnxruntime", "onnxruntime-training", "torch")
 PREFERRED = ("onnxruntime", "torch")
 """What `auto` takes, the first that is usable: by time and memory of a step, and what an install needs."""
-
-DISTRIBUTIONS = ("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime-gpu")
-"""Who may bring the import name `onnxruntime`; they cannot live side by side."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineCho
 def open_model(
     bundle: Bundle, wish: EngineWish = EngineWish(), *, batch: int = 32, watch: Watch | None = None
 ) -> DeviceModel:
-    """The bundle on an engine, which is imported here.
+    """The bundle on an engine, whose package is imported here or with the first session.
 
     Raises EngineError as `engine_choice` does, or for a precision that it does not have; BundleError for
     one that the bundle does not have.
@@ -82,9 +81,6 @@ def open_model(
         from .torch_engine import TorchModel
 
         return TorchModel(bundle, threads=wish.threads, batch=batch, watch=watch)
-    from .onnx_engine import OnnxModel
-    from .ort_training_engine import OrtTrainingModel
-
     kind = OrtTrainingModel if name == "onnxruntime-training" else OnnxModel
     return kind(bundle, threads=wish.threads, batch=batch, watch=watch, precision=wish.precision)
 
@@ -93,13 +89,11 @@ def _onnxruntime() -> EngineChoice:
     if not _installed("onnxruntime"):
         return EngineChoice("onnxruntime", "", False, "not installed: pip install onnxruntime")
     reason = "least memory; ordinary ONNX graphs, back-propagation included"
-    return EngineChoice("onnxruntime", _version(*DISTRIBUTIONS), True, reason)
+    return EngineChoice("onnxruntime", _version(*ORDINARY_BUILDS, *BUILDS), True, reason)
 
 
 def _training(bundle: Bundle | None) -> EngineChoice:
-    from .ort_training_engine import available  # which knows the names above
-
-    version = _version(*DISTRIBUTIONS[1:3])
+    version = _version(*BUILDS)
     if missing := available(None if bundle is None else bundle.manifest):
         return EngineChoice("onnxruntime-training", version, False, missing)
     reason = "gradient operators of its own, for cross-entropy only; its makers have deprecated it"

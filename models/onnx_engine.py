@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from .bundle import Bundle
-from .engine import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
-from .errors import BundleError, EngineError
-from .manifest import Manifest
-from .onnx_session import (
-    Loaded,
-    SessionSettings,
+from .arguments import (
+    batches,
+    check_sizes,
     checked_extras,
     checked_inputs,
     checked_labels,
-    engine_errors,
-    load_session,
-    onnxruntime,
+    copied_weights,
 )
+from .blocks import blocks
+from .bundle import Bundle
+from .engine import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
+from .errors import BundleError
+from .manifest import Manifest
+from .onnx_session import Loaded, SessionSettings, engine_errors, load_session, onnxruntime
 from .quantised import initialisers
-from .tensors import Flat, Tensors, check
+from .tensors import Flat, Tensors
 
 
 class OnnxModel:
@@ -44,12 +44,14 @@ class OnnxModel:
 
         Logits and features come from the graph of that precision. Raises TensorError, BundleError.
         """
-        if batch < 1 or threads < 1:
-            raise EngineError(f"batch is {batch} and threads is {threads}, expected at least 1")
+        check_sizes(batch, threads)
         self.manifest: Manifest = bundle.manifest
         self._forward = "forward" if precision == "float32" else f"forward.{precision}"
         if self._forward not in self.manifest.graphs:
-            raise BundleError(f"bundle {self.manifest.name} has no graph {self._forward!r}")
+            raise BundleError(
+                f"bundle {self.manifest.name} has no forward graph in {precision}; "
+                f"export it with --precision {precision}"
+            )
         self.batch = batch
         self._bundle = bundle
         self._settings = SessionSettings(threads, watch)
@@ -71,9 +73,7 @@ class OnnxModel:
         Only sessions that hold a changed tensor as a constant are made anew, at their next use. Probes and
         trainers already handed out keep their own weights. Raises TensorError if a tensor does not fit.
         """
-        specs = {spec.name: spec for spec in self.manifest.stored()}
-        check(weights, [specs[name] for name in weights if name in specs])
-        self._adopt({name: np.array(value, order="C") for name, value in weights.items()})
+        self._adopt(copied_weights(self.manifest, weights))
 
     def unload(self) -> None:
         """Drops the sessions and with them their memory; the next use makes them again."""
@@ -116,7 +116,7 @@ class OnnxModel:
         x = checked_inputs(self.manifest, x)
         loaded = self._session(name)
         results = [np.empty((len(x), *shape), np.float32) for shape in outputs.values()]
-        for part in _batches(len(x), self.batch):
+        for part in batches(len(x), self.batch):
             for result, value in zip(results, loaded.run(list(outputs), {"x": x[part]}), strict=True):
                 result[part] = value
         return results
@@ -163,7 +163,7 @@ class _Bound:
         """Binds the samples batch by batch; the caller runs each before it goes on."""
         x = checked_inputs(self._manifest, x)
         labels = checked_labels(self._manifest, x, y)
-        for part in _batches(len(x), self._batch):
+        for part in batches(len(x), self._batch):
             self._bind_input("x", x[part])
             self._bind_input("y", labels[part])
             yield part
@@ -214,8 +214,9 @@ class OnnxGradients(_Bound):
         total = 0.0
         for share, loss in self._losses(x, y, given):
             total += share * loss
-            self.grads.vector *= np.float32(share)
-            self._sum += self.grads.vector
+            for summed, grads in blocks(self._sum, self.grads.vector):
+                np.multiply(grads, np.float32(share), out=grads)
+                np.add(summed, grads, out=summed)
         np.copyto(self.grads.vector, self._sum)
         return total
 
@@ -233,8 +234,3 @@ class OnnxGradients(_Bound):
 
 def _ortvalue(array: np.ndarray[Any, Any]) -> Any:
     return onnxruntime().OrtValue.ortvalue_from_numpy(array)
-
-
-def _batches(samples: int, size: int) -> Iterator[slice]:
-    for start in range(0, samples, size):
-        yield slice(start, min(start + size, samples))

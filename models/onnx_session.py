@@ -6,12 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from .engine import Inputs, Labels, Watch
-from .errors import EngineError, TensorError, one_line
-from .manifest import Graph, Manifest
+from .engine import Watch
+from .errors import EngineError, one_line
+from .manifest import Graph
 from .quantised import has_exact_int8, holds_float16
 from .tensors import Tensors
 
@@ -107,46 +106,3 @@ def engine_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise EngineError(f"ONNX Runtime, {what}: {one_line(error)}") from error
-
-
-def checked_inputs(manifest: Manifest, x: Inputs) -> Inputs:
-    """`x` as contiguous array of shape (n, *shape). Raises EngineError for another dtype, shape, or id."""
-    if x.shape[1:] != manifest.input.shape or x.ndim == 0:
-        wanted = ", ".join(str(n) for n in manifest.input.shape)
-        raise EngineError(f"x is {x.shape}, {manifest.name} takes (n, {wanted})")
-    if x.dtype != manifest.input.dtype:
-        takes = f"{manifest.name} takes {manifest.input.dtype}, as input.prepare gives it"
-        raise EngineError(f"x is {x.dtype}, {takes}")
-    try:
-        manifest.input.check_ids(x)
-    except TensorError as error:
-        raise EngineError(f"{manifest.name}: {error}") from None
-    return np.ascontiguousarray(x)
-
-
-def checked_extras(graph: Graph, samples: int, extras: Tensors) -> dict[str, NDArray[np.float32]]:
-    """The extra inputs of a training graph, contiguous float32. Raises EngineError for wrong ones."""
-    wanted = [extra.name for extra in graph.extras]
-    if sorted(extras) != sorted(wanted):
-        takes = ", ".join(wanted) or "none"
-        raise EngineError(f"extra inputs are {', '.join(sorted(extras)) or 'none'}, expected {takes}")
-    given = {extra.name: np.ascontiguousarray(extras[extra.name], np.float32) for extra in graph.extras}
-    for extra in graph.extras:
-        shape = (samples, *extra.shape) if extra.per_sample else extra.shape
-        if np.shape(extras[extra.name]) != shape:
-            raise EngineError(f"extra input {extra.name} is {np.shape(extras[extra.name])}, expected {shape}")
-    return {name: value.reshape(np.shape(extras[name])) for name, value in given.items()}
-
-
-def checked_labels(manifest: Manifest, x: Inputs, y: Labels) -> NDArray[np.int64]:
-    """`y` as int64 of shape (n,). Raises EngineError for no samples, another shape or unknown labels."""
-    if y.shape != x.shape[:1] or len(y) == 0:
-        raise EngineError(f"y is {y.shape}, expected ({len(x)},), at least one")
-    if y.dtype.kind not in "iu":
-        raise EngineError(f"y is {y.dtype}, expected integers")
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= len(manifest.labels):
-        wrong = low if low < 0 else high
-        last = len(manifest.labels) - 1
-        raise EngineError(f"y holds label {wrong}, {manifest.name} has labels 0 to {last}")
-    return np.ascontiguousarray(y, np.int64)

@@ -13,8 +13,8 @@ from .onnx_engine import OnnxGradients, OnnxModel
 
 VERSION = "1.19.2"  # the last one; other versions may name their gradient operators otherwise
 KIND = "ort-training"
-_TRAINING = ("onnxruntime-training-cpu", "onnxruntime-training")
-_ORDINARY = ("onnxruntime", "onnxruntime-gpu")  # the same import name
+BUILDS = ("onnxruntime-training-cpu", "onnxruntime-training")
+ORDINARY_BUILDS = ("onnxruntime", "onnxruntime-gpu")  # the same import name; no two can live side by side
 _INSTALL = f"in an environment without onnxruntime: pip install onnxruntime-training-cpu=={VERSION}"
 
 
@@ -24,7 +24,7 @@ def available(manifest: Manifest | None = None) -> str:
     Loads nothing.
     """
     found = _installed()
-    name, version = next(((n, v) for n, v in found.items() if n in _TRAINING), ("", ""))
+    name, version = next(((n, v) for n, v in found.items() if n in BUILDS), ("", ""))
     if not name:
         return f"onnxruntime-training is not installed; {_INSTALL}"
     if other := sorted(found.keys() - {name}):
@@ -66,7 +66,7 @@ def _installed() -> dict[str, str]:
         return {}
     folder = str(Path(spec.origin).parent.parent)
     found: dict[str, str] = {}
-    for name in (*_TRAINING, *_ORDINARY):
+    for name in (*BUILDS, *ORDINARY_BUILDS):
         for distribution in metadata.Distribution.discover(name=name, path=[folder]):
             found[name] = distribution.version
     return found

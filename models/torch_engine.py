@@ -9,12 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .arguments import (
+    batches,
+    check_sizes,
+    checked_extras,
+    checked_inputs,
+    checked_labels,
+    copied_weights,
+)
 from .bundle import Bundle
 from .engine import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
-from .errors import EngineError
 from .manifest import Manifest
-from .onnx_session import checked_extras, checked_inputs, checked_labels
-from .tensors import Flat, Tensors, check
+from .tensors import Flat, Tensors
 from .torch_gradients import Inputs as Given
 from .torch_gradients import loss_and_gradients, losses_of
 from .torch_place import Mirror, Place, find_device
@@ -43,8 +49,7 @@ class TorchModel:
 
         Raises EngineError for a device that is not there, and as `torch_source.subject_of` does.
         """
-        if batch < 1 or threads < 1:
-            raise EngineError(f"batch is {batch} and threads is {threads}, expected at least 1")
+        check_sizes(batch, threads)
         self.manifest: Manifest = bundle.manifest
         self.batch = batch
         self.place = Place(find_device(device), threads, watch)
@@ -66,9 +71,7 @@ class TorchModel:
 
         Probes and trainers already handed out keep their own. Raises TensorError if a tensor does not fit.
         """
-        specs = {spec.name: spec for spec in self.manifest.stored()}
-        check(weights, [specs[name] for name in weights if name in specs])
-        self._adopt({name: np.array(value, order="C") for name, value in weights.items()})
+        self._adopt(copied_weights(self.manifest, weights))
 
     def unload(self) -> None:
         """Drops what was made for graphs, and on a GPU the weights; the next use makes them again."""
@@ -120,15 +123,17 @@ class TorchModel:
         return dict(self._there)
 
     def _run(self, name: str, x: Inputs, give: Callable[[Pass], list[Tensor]]) -> list[Matrix]:
-        """Batch by batch; no samples are one empty batch."""
+        """Batch by batch into arrays made at the first; no samples are one empty batch."""
         x = checked_inputs(self.manifest, x)
         subject, tensors, graph = self.opened(name), self.tensors(), self.manifest.graphs[name]
-        found: list[list[Matrix]] = []
+        results: list[Matrix] = []
         for part in batches(max(len(x), 1), self.batch):
             with self.place.running(name, graph, len(x[part])), torch.no_grad():
-                passed = run(subject, self.place.tensor(x[part]), tensors)
-                found.append([value.cpu().numpy() for value in give(passed)])
-        return [np.concatenate(values) for values in zip(*found, strict=True)]
+                values = give(run(subject, self.place.tensor(x[part]), tensors))
+                results = results or [np.empty((len(x), *value.shape[1:]), np.float32) for value in values]
+                for result, value in zip(results, values, strict=True):
+                    result[part] = value.cpu().numpy()
+        return results
 
     def _adopt(self, weights: Tensors) -> None:
         for name, value in weights.items():
@@ -210,12 +215,6 @@ class TorchGradients(_Bound):
         self._slopes.store()
         self._moved.store()
         return total
-
-
-def batches(samples: int, size: int) -> Iterator[slice]:
-    """Slices of at most `size` samples."""
-    for start in range(0, samples, size):
-        yield slice(start, min(start + size, samples))
 
 
 def _flat(model: TorchModel, names: tuple[str, ...]) -> Flat:

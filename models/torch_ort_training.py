@@ -23,11 +23,6 @@ _FAILS = "graph ort-training cannot be exported"
 _UNKNOWN = "gradient builder has not been registered: "
 
 
-def exporter_missing() -> str:
-    """Why this machine cannot make such graphs; empty if it can."""
-    return available()
-
-
 def training_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
     """The ONNX file: x, y, trainable tensors, statistics -> loss, grad.NAME, next.NAME; deterministic.
 
@@ -35,7 +30,7 @@ def training_graph(subject: Subject, trainable: Sequence[str]) -> bytes:
     subject that are in training mode use batch statistics. Raises ExportError where onnxruntime-training is
     missing or has no gradient for an operator, and names it.
     """
-    if missing := exporter_missing():
+    if missing := available():
         raise ExportError(f"{_FAILS}: {missing}")
     with export_errors("ort-training"):
         model = onnx.load_from_string(_loss_graph(subject, trainable))

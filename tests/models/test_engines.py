@@ -16,10 +16,10 @@ from models.engines import EngineWish, engine_choices, open_model  # noqa: E402
 from models.manifest import InputSpec, Source  # noqa: E402
 from models.onnx_engine import OnnxModel  # noqa: E402
 from models.optimizer import Sgd  # noqa: E402
+from models.ort_training_engine import available  # noqa: E402
 from models.torch_engine import TorchModel  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 from models.torch_networks import build  # noqa: E402
-from models.torch_ort_training import exporter_missing  # noqa: E402
 
 SETS = ("all", "mid", "head", "bias")
 QUICK = ("all", "head")
@@ -116,7 +116,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Case]:
     @cache
     def made(name: str, every_objective: bool) -> Case:
         family = FAMILIES[name]
-        graphs_too = family.ort_training and not exporter_missing()
+        graphs_too = family.ort_training and not available()
         if name == "wrn-group" and not every_objective and not graphs_too:
             return Case(family, Bundle.open(shipped("digits-wrn-10-1")))
         torch.manual_seed(0)

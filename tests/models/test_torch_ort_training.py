@@ -18,11 +18,11 @@ from models import torch_ort_training  # noqa: E402
 from models.errors import ExportError  # noqa: E402
 from models.manifest import Graph  # noqa: E402
 from models.onnx_session import SessionSettings, load_session  # noqa: E402
-from models.ort_training_engine import VERSION  # noqa: E402
+from models.ort_training_engine import VERSION, available  # noqa: E402
 from models.torch_graph import convert, external_names, part  # noqa: E402
 from models.torch_levels import find_head  # noqa: E402
 from models.torch_networks import build  # noqa: E402
-from models.torch_ort_training import exporter_missing, training_graph  # noqa: E402
+from models.torch_ort_training import training_graph  # noqa: E402
 from models.torch_subject import Subject, batch_norms, statistics, stored_tensors, training  # noqa: E402
 from models.torch_trace import Inputs, loss_and_gradients, trace_training  # noqa: E402
 
@@ -37,7 +37,7 @@ NETWORKS = {
 }
 ROOT = Path(__file__).parents[2]
 
-needs_package = pytest.mark.skipif(bool(exporter_missing()), reason=exporter_missing())
+needs_package = pytest.mark.skipif(bool(available()), reason=available())
 
 
 class Pooled(nn.Module):
@@ -164,7 +164,7 @@ def test_where_the_package_is_missing_the_error_says_so(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not exporter_missing(), reason="this is such an environment")
+@pytest.mark.skipif(not available(), reason="this is such an environment")
 def test_all_of_it_holds_in_an_environment_with_the_package(tmp_path):
     """The package goes first on the path; torch and all others are those of this environment."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps"]
