@@ -27,19 +27,34 @@ log = logging.getLogger(__name__)
 def measure(model: DeviceModel, clock: Callable[[], float], batch: int = 32) -> Speed:
     """Time forward passes, training steps and losses of this bundle, in under 3 seconds.
 
-    What the memory does not allow is left out; raises OutOfMemory when that is even a forward pass.
+    One graph is held at a time. What the memory does not allow is left out; raises OutOfMemory when that is
+    even a forward pass.
     """
     graphs = model.manifest.graphs
     x, y = drawn(model.manifest, batch)
-    model.forward(x[:1])
-    trials = {"forward": Trial(partial(model.forward, x), batch, graphs["forward"].flops)}
-    wanted = (*(f"train.{tunable}" for tunable in model.manifest.sets), "loss.all")
+    wanted = ("forward", *(f"train.{tunable}" for tunable in model.manifest.sets), "loss.all")
+    trials = {}
     for name in (name for name in wanted if name in graphs):
-        try:
-            trials[name] = Trial(_runnable(model, name, x, y), batch, graphs[name].flops)
-        except OutOfMemory as error:
-            log.debug("not measured: %s", error)
-    return measure_speed(trials, clock)
+        held = _Held(model, partial(_runnable, model, name, x, y))
+        trials[name] = Trial(held.run, batch, graphs[name].flops, held.close)
+    return measure_speed(trials, clock, left_out=OutOfMemory)
+
+
+class _Held:
+    """A graph from its first run until it is closed."""
+
+    def __init__(self, model: DeviceModel, opened: Callable[[], Callable[[], object]]) -> None:
+        self._model, self._opened = model, opened
+        self._run: Callable[[], object] | None = None
+
+    def run(self) -> None:
+        if self._run is None:
+            self._run = self._opened()
+        self._run()
+
+    def close(self) -> None:
+        self._run = None
+        self._model.unload()
 
 
 def drawn(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[np.int64]]:
@@ -52,6 +67,8 @@ def drawn(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[np.int64]]:
 
 
 def _runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[np.int64]) -> Callable[[], object]:
+    if name == "forward":
+        return partial(model.forward, x)
     what, tunable = name.split(".")
     if what == "train":
         return partial(model.trainer(tunable).loss_and_grads, x, y)

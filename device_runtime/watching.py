@@ -5,16 +5,14 @@ Both hang on the same hook, `models.engine.Watch`: it is told before a session i
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import psutil
 
+from models.freed_memory import give_back
 from models.manifest import Graph
 from profiles import Bandwidth, DeviceProfile, Memory, shipped
 from profiles.cost import SESSION_BYTES
@@ -142,6 +140,4 @@ def rest() -> None:
     Only glibc keeps it otherwise (9 of 88 MB after measuring a small network).
     """
     gc.collect()
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
+    give_back()

@@ -1,6 +1,7 @@
 """Memory that was freed goes back to the system, where the C library would keep it."""
 
 import ctypes
+import os
 
 
 def give_back() -> bool:
@@ -8,7 +9,7 @@ def give_back() -> bool:
 
     After a bundle was read and a session made, tens of MB. Takes about a millisecond.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is None:
         return False
     trim(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,25 +12,36 @@ import psutil
 
 from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
 
+log = logging.getLogger(__name__)
+
 UNMEASURED_LINK = Bandwidth(up=1e6, down=4e6, source="assumed until seen")
 UNKNOWN_POWER = Power(idle_w=2.0, load_w=8.0, source="assumed: no meter, no profile")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A graph to time: `run()` puts `samples` samples through it, at `flops` operations each."""
+    """A graph to time: `run()` puts `samples` samples through it, at `flops` operations each.
+
+    `close()` is called when it has been timed, whatever came of it.
+    """
 
     run: Callable[[], object]
     samples: int
     flops: float
+    close: Callable[[], object] = lambda: None
 
 
-def measure_speed(trials: Mapping[str, Trial], clock: Callable[[], float], budget_s: float = 2.5) -> Speed:
+def measure_speed(
+    trials: Mapping[str, Trial],
+    clock: Callable[[], float],
+    budget_s: float = 2.5,
+    left_out: type[Exception] | tuple[()] = (),
+) -> Speed:
     """Time each graph, the first in order first, within `budget_s` seconds in all.
 
     Every trial is run once to warm up and then up to five times, in its share of the time that is left; the
     median counts. A graph for which no time is left is not measured and will be predicted from its FLOPs.
-    The first is always measured.
+    Nor is one that raises an error of type `left_out`. The first is always measured, or its error raised.
     """
     seconds: dict[str, float] = {}
     rate = 0.0
@@ -40,7 +52,15 @@ def measure_speed(trials: Mapping[str, Trial], clock: Callable[[], float], budge
         if seconds and now + 2 * expected > end:
             continue
         share = (end - now) / (len(trials) - position)
-        per_sample = _time(trial, clock, now + share) / trial.samples
+        try:
+            per_sample = _time(trial, clock, now + share) / trial.samples
+        except left_out as error:
+            if not seconds:
+                raise
+            log.debug("%s is not measured: %s", name, error)
+            continue
+        finally:
+            trial.close()
         seconds[name] = per_sample
         rate = rate or trial.flops / max(per_sample, 1e-9)
     if not seconds:

@@ -36,6 +36,30 @@ def test_the_median_of_several_runs_counts(clock):
     assert measure_speed(trials, clock, budget_s=60).seconds["forward"] == pytest.approx(0.1)
 
 
+def test_each_graph_is_closed_before_the_next_is_opened_and_what_does_not_fit_is_left_out(clock):
+    events = []
+
+    def made(name, error=None):
+        def run():
+            events.append(name)
+            clock.sleep(0.1)
+            if error is not None:
+                raise error
+
+        return Trial(run, 1, 1.0, lambda: events.append(f"{name} closed"))
+
+    trials = {"forward": made("forward"), "large": made("large", MemoryError()), "small": made("small")}
+    speed = measure_speed(trials, clock, budget_s=60, left_out=MemoryError)
+    assert set(speed.seconds) == {"forward", "small"}
+    assert list(dict.fromkeys(events)) == [
+        "forward", "forward closed", "large", "large closed", "small", "small closed"
+    ]  # fmt: skip
+    with pytest.raises(MemoryError):
+        measure_speed({"large": trials["large"]}, clock, left_out=MemoryError)
+    with pytest.raises(MemoryError):
+        measure_speed(trials, clock, budget_s=60)
+
+
 def test_nothing_to_time_is_an_error(clock):
     with pytest.raises(ValueError, match="nothing to time"):
         measure_speed({}, clock)
