@@ -24,6 +24,9 @@ def _check_names(manifest: Manifest) -> None:
     for file in files:
         if not is_plain(file):
             raise BundleError(f"names the file {file!r}, expected a plain file name")
+    names = (manifest.name, *manifest.labels, *(parameter.name for parameter in manifest.parameters))
+    if strange := [name for name in names if not name.isprintable()]:
+        raise BundleError(f"names {strange[0]!r}, expected printable characters")
     _check_once("file", files)
     _check_once("label", manifest.labels)
     _check_once("parameter", (parameter.name for parameter in manifest.parameters))
@@ -53,6 +56,9 @@ def _check_graphs(manifest: Manifest) -> None:
     for name, graph in manifest.graphs.items():
         if name not in takes:
             raise BundleError(f"graph {name!r} is none of {', '.join(takes)}")
+        kind, _, level = name.partition(".")
+        if kind == "features" and level not in manifest.features:
+            raise BundleError(f"graph {name} has no shape; features has {', '.join(manifest.features)}")
         _check_inputs(manifest, name)
         if differing := sorted(takes[name] ^ set(graph.trainable)):
             raise BundleError(f"graph {name} and its tunable set differ in {differing[0]}")
@@ -72,6 +78,9 @@ def _check_inputs(manifest: Manifest, name: str) -> None:
         if spec.dtype != "float32" or len(spec.shape) <= 1:
             raise BundleError(f"graph {name} derives {derived.name} from {spec.dtype} of shape {spec.shape}")
     _check_once("initialiser", (*graph.frozen, *(derived.name for derived in graph.derived)))
+    if other := sorted(n for n in graph.statistics if stored[n].dtype != "float32"):
+        raise BundleError(f"graph {name} has {other[0]} of {stored[other[0]].dtype} as a statistic")
+    _check_once("statistic", graph.statistics)
     _check_once("input", ("x", "y", *(extra.name for extra in graph.extras), *stored))
 
 

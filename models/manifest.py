@@ -79,10 +79,12 @@ class InputSpec(Record, frozen=True):
                 raise ValueError(
                     f"input {self.shape} has {len(values)} values of {name}, not 1 or one per channel"
                 )
-        if not all(isfinite(value) for value in (self.scale, *self.mean, *self.std)):
-            raise ValueError("scale, mean or std of the input is not finite")
-        if not self.scale or not all(self.std):
-            raise ValueError("scale or std of the input is 0, which leaves nothing of it")
+        with np.errstate(over="ignore"):
+            scale, *others = (float(np.float32(value)) for value in (self.scale, *self.std, *self.mean))
+        if not all(isfinite(value) for value in (scale, *others)):
+            raise ValueError("scale, mean or std of the input is not finite in float32")
+        if not scale or not all(others[: len(self.std)]):
+            raise ValueError("scale or std of the input is 0 in float32, which leaves nothing of it")
         if (self.dtype == "int64") != (self.vocabulary is not None):
             raise ValueError(f"input of {self.dtype} has vocabulary {self.vocabulary}: int64 alone has one")
 
@@ -263,9 +265,10 @@ def decode(data: bytes) -> Manifest:
     try:
         version = msgspec.json.decode(data, type=_Version).format
         if version != FORMAT:
-            raise BundleError(f"manifest.json has format {version}, this version reads {FORMAT}")
+            what = "export the bundle again" if version < FORMAT else "update device-runtime"
+            raise BundleError(f"manifest.json has format {version}, this version reads {FORMAT}: {what}")
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"manifest.json is not a manifest: {one_line(error)}") from error
     unsealed = data.replace(b'"seal": "%s"' % manifest.seal.encode(), b'"seal": ""')
     if manifest.seal and hashlib.sha256(unsealed).hexdigest() != manifest.seal:

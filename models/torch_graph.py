@@ -12,7 +12,7 @@ import onnx
 import torch
 
 from .torch_trace import Traced
-from .torch_writer import Unwritable, write
+from .torch_writer import Unwritable, fresh_names, write
 
 logger = logging.getLogger(__name__)
 
@@ -137,8 +137,10 @@ def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     """Inputs and outputs get their own names, everything in between a number."""
     names = dict(zip((value.name for value in graph.input), inputs, strict=True))
     names.update(zip((value.name for value in graph.output), outputs, strict=True))
+    fresh = fresh_names("v", names.values(), len(names))
     for value in _values(graph):
-        names.setdefault(value, f"v{len(names)}")
+        if value not in names:
+            names[value] = next(fresh)
     names[""] = ""
     for item in (*graph.input, *graph.output, *graph.initializer):
         item.name = names[item.name]

@@ -102,7 +102,8 @@ def recorded_statistics(subject: Subject) -> Iterator[dict[str, Tensor]]:
     """Layers with batch statistics compute in plain operators, and leave their next running ones here.
 
     torch's own operator changes its inputs in place, and comes out of the exporter wrong without an error.
-    Only the first pass of each layer counts. Raises ExportError for a layer without momentum.
+    Only the first pass of each layer counts. One value alone has no variance: where torch raises, it moves
+    no statistics. Raises ExportError for a layer without momentum.
     """
     recorded: dict[str, Tensor] = {}
     with ExitStack() as stack:
@@ -124,11 +125,15 @@ def _recording(name: str, norm: nn.Module, recorded: dict[str, Tensor]) -> Calla
         mean = x.mean(axes, keepdim=True)
         centred = x - mean
         variance = (centred * centred).mean(axes, keepdim=True)
-        unbiased = variance * (count / (count - 1))
+        others = count - 1
+        unbiased = variance * (count / others.clamp(min=1))
+        moves = others.clamp(max=1)  # 0 where there is one value
         for statistic, now in zip(STATISTICS, (mean, unbiased), strict=True):
             if (old := getattr(norm, statistic)) is None:
                 continue
-            recorded.setdefault(f"{name}.{statistic}", old + norm.momentum * (now.detach().flatten() - old))
+            recorded.setdefault(
+                f"{name}.{statistic}", old + norm.momentum * moves * (now.detach().flatten() - old)
+            )
         y = centred * torch.rsqrt(variance + norm.eps)
         if norm.weight is not None:
             y = y * norm.weight.reshape(shape) + norm.bias.reshape(shape)

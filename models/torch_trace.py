@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .errors import ExportError
 from .manifest import Extra
 from .torch_gradients import Inputs, loss_and_gradients, losses_of
 from .torch_objectives import OBJECTIVES, measure
@@ -121,6 +122,10 @@ def trace_training(subject: Subject, objective: str, trainable: Sequence[str]) -
 def _trace(subject: Subject, compute: Callable[[Inputs], Any], outputs: Outputs) -> Traced:
     tensors = stored_tensors(subject.module)
     extras = {extra.name: extra for extra in outputs.extras}
+    if clash := tensors.keys() & {"x", "y", *extras, *outputs.names}:
+        raise ExportError(
+            f"the module's tensor {min(clash)} is called as an input or output of the graph; rename it"
+        )
 
     def flat(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         y = rest[0] if outputs.labels else x

@@ -5,7 +5,8 @@ what is already traced; it serves where an operator is not known here.
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,8 @@ class Unwritable(Exception):
 class Writer:
     """The ONNX graph so far. Values are ONNX names; integers and tuples of torch's graph stay Python's."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Iterable[str]) -> None:
+        """`taken` are the names of the graph's inputs, which no value may get."""
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
         self.values: dict[fx.Node, Any] = {}
@@ -50,11 +52,11 @@ class Writer:
         ] = {}  # matrices that were tensors of this shape
         self._known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._batch = ""
-        self._count = 0
+        self._names = fresh_names("t", taken)
 
     def emit(self, operator: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
         """Adds a node; its output's name, or a tuple of names. Attributes that are None are left out."""
-        names = [self._fresh() for _ in range(outputs)]
+        names = [next(self._names) for _ in range(outputs)]
         given = {name: value for name, value in attributes.items() if value is not None}
         self.nodes.append(helper.make_node(operator, list(inputs), names, **given))
         return names[0] if outputs == 1 else tuple(names)
@@ -64,7 +66,7 @@ class Writer:
         value = np.asarray(value)
         key = (value.dtype.str, value.shape, value.tobytes())
         if key not in self._known:
-            self._known[key] = name = self._fresh()
+            self._known[key] = name = next(self._names)
             self.constants[name] = numpy_helper.from_array(value, name)
         return self._known[key]
 
@@ -118,9 +120,11 @@ class Writer:
             self._batch = self.emit("Shape", "x", start=0, end=1)
         return self._batch if ratio == 1 else self.emit("Mul", self._batch, self.integers([int(ratio)]))
 
-    def _fresh(self) -> str:
-        self._count += 1
-        return f"t{self._count}"
+
+def fresh_names(prefix: str, taken: Iterable[str], first: int = 1) -> Iterator[str]:
+    """The prefix and a number, without end, but for those that are taken: parameters may be called t1."""
+    taken = frozenset(taken)
+    return (name for number in count(first) if (name := f"{prefix}{number}") not in taken)
 
 
 def write(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], opset: int) -> Any:
@@ -130,7 +134,7 @@ def write(graph: fx.GraphModule, inputs: Sequence[str], outputs: Sequence[str], 
     """
     from .torch_operators import OPERATORS
 
-    writer = Writer()
+    writer = Writer(inputs)
     taken = iter(inputs)
     given: list[Any] = []
     results: list[Any] = []

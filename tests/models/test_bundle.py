@@ -13,6 +13,7 @@ from models import manifest as manifests
 from models import tensors
 from models.bundle import Bundle, find, pack, shipped, shipped_names, unpack, write
 from models.errors import BundleError
+from models.manifest import Parameter
 
 
 def test_shipped_bundle_is_found_by_name_and_by_path(digits):
@@ -233,3 +234,33 @@ def test_a_file_where_the_folder_should_be_is_a_bundle_error(digits, tmp_path):
     with pytest.raises(BundleError, match="cannot be written"):
         write(tmp_path / "b", digits.manifest, digits.weights(), graphs)
     assert (tmp_path / "b").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred"])
+def test_a_name_that_would_spoil_a_terminal_is_refused(digits, copied, name):
+    with pytest.raises(BundleError, match="expected printable characters"):
+        Bundle.open(rewritten(copied, digits, labels=(name, *digits.manifest.labels[1:])))
+
+
+def test_feature_maps_without_a_shape_are_refused(digits, copied):
+    graph = msgspec.structs.replace(digits.manifest.graphs["forward"], file="other.onnx")
+    (copied / "other.onnx").write_bytes(digits.graph("forward"))
+    with pytest.raises(BundleError, match=r"graph features.low has no shape; features has head"):
+        Bundle.open(rewritten(copied, digits, graphs=digits.manifest.graphs | {"features.low": graph}))
+
+
+def test_statistics_that_are_indices_or_come_twice_are_refused(digits, copied):
+    index = Parameter("index", (2,), "int64", "low", ())
+    for statistics, message in (
+        (("index",), "train.all has index of int64 as a statistic"),
+        (("mean", "mean"), "statistic 'mean' occurs twice"),
+    ):
+        mean = Parameter("mean", (2,), "float32", "low", ())
+        graph = msgspec.structs.replace(digits.manifest.graphs["train.all"], statistics=statistics)
+        graphs = digits.manifest.graphs | {"train.all": graph}
+        with pytest.raises(BundleError, match=message):
+            Bundle.open(
+                rewritten(
+                    copied, digits, graphs=graphs, parameters=(*digits.manifest.parameters, index, mean)
+                )
+            )

@@ -40,6 +40,18 @@ def test_newer_format_is_refused_before_anything_else_is_read(digits):
         manifests.decode(b'{"format": 3, "novelty": true}')
 
 
+def test_what_to_do_about_another_format_is_said(digits):
+    with pytest.raises(BundleError, match="format 1, this version reads 2: export the bundle again"):
+        manifests.decode(b'{"format": 1}')
+    with pytest.raises(BundleError, match="reads 2: update device-runtime"):
+        manifests.decode(b'{"format": 3}')
+
+
+def test_endless_nesting_is_refused():
+    with pytest.raises(BundleError, match="is not a manifest"):
+        manifests.decode(b'{"novelty": ' + b"[" * 100_000 + b"]" * 100_000 + b', "format": 2}')
+
+
 def test_unknown_fields_and_broken_json_are_refused(digits):
     data = msgspec.json.decode(manifests.encode(digits.manifest))
     with pytest.raises(BundleError, match="surprise"):
@@ -103,7 +115,9 @@ def changed(digits, path: str, value: bytes) -> bytes:
         ("input/shape", b"[1, 0, 8]"),
         ("input/mean", b"[1, 2]"),
         ("input/std", b"[0]"),
+        ("input/std", b"[1e-300]"),
         ("input/scale", b"0"),
+        ("input/scale", b"1e300"),
         ("input/scale", b"1e999"),
         ("head/features", b"0"),
         ("features/head", b"[-64]"),

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 onnx = pytest.importorskip("onnx")
 
 from models import torch_graph  # noqa: E402
+from models.errors import ExportError  # noqa: E402
 from models.torch_candidates import Wanted, candidates  # noqa: E402
 from models.torch_parity import check_parity  # noqa: E402
 from models.torch_subject import Subject  # noqa: E402
@@ -128,3 +129,31 @@ def test_a_linear_layer_on_tokens_is_one_product_and_one_sum():
     graph = onnx.load_from_string(next(candidates(subject, FORWARD)).onnx).graph
     operators = [node.op_type for node in graph.node if node.op_type != "Identity"]
     assert operators == ["Transpose", "MatMul", "Add", "Reshape", "Transpose", "MatMul", "Add"]
+
+
+class Called(nn.Module):
+    """A parameter of a name that values of graphs are given, too."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.register_parameter(name, nn.Parameter(torch.ones(8)))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(x * getattr(self, self.name)) + getattr(self, self.name))
+
+
+@pytest.mark.parametrize("name", ["t1", "t2", "v1", "v5", "v9", "batch", "weights"])
+def test_parameters_may_be_called_as_values_of_graphs_are(name):
+    subject = Subject(Called(name).eval(), "head", torch.randn(TRACED_BATCH, 8))
+    names = (name, "head.weight", "head.bias")
+    for graph in candidates(subject, Wanted({"all": names}, ("train",), (), False)):
+        assert check_parity(subject, graph) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["x", "y", "logits", "features", "losses", "loss"])
+def test_parameters_that_are_called_as_inputs_or_outputs_are_refused(name):
+    subject = Subject(Called(name).eval(), "head", torch.randn(TRACED_BATCH, 8))
+    with pytest.raises(ExportError, match=f"tensor {name} is called as an input or output of the graph"):
+        list(candidates(subject, Wanted({"all": (name,)}, ("train",), (), False)))
