@@ -17,11 +17,16 @@ PREFERRED = ("onnxruntime", "torch")
 
 @dataclass(frozen=True)
 class EngineWish:
-    """What a device's owner asks for: an engine or AUTO, the precision of forward passes (see PRECISIONS)."""
+    """What a device's owner asks for.
+
+    engine: one of ENGINES, or AUTO. precision: of forward passes, see PRECISIONS. device: cpu, and on engine
+    torch cuda or cuda:N.
+    """
 
     engine: str = AUTO
     precision: str = "float32"
     threads: int = 1
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,8 @@ def open_model(
 ) -> DeviceModel:
     """The bundle on an engine, whose package is imported here or with the first session.
 
-    Raises EngineError as `engine_choice` does, or for a precision that it does not have; BundleError for
-    one that the bundle does not have.
+    Raises EngineError as `engine_choice` does, or for a precision or device that it does not have;
+    BundleError for a precision that the bundle does not have.
     """
     name = engine_choice(bundle, wish.engine).name
     if name == "torch":
@@ -80,7 +85,9 @@ def open_model(
             raise EngineError(f"engine torch computes in float32, not in {wish.precision}")
         from .torch_engine import TorchModel
 
-        return TorchModel(bundle, threads=wish.threads, batch=batch, watch=watch)
+        return TorchModel(bundle, threads=wish.threads, batch=batch, watch=watch, device=wish.device)
+    if wish.device != "cpu":
+        raise EngineError(f"engine {name} computes on the cpu, not on {wish.device}; engine torch can")
     kind = OrtTrainingModel if name == "onnxruntime-training" else OnnxModel
     return kind(bundle, threads=wish.threads, batch=batch, watch=watch, precision=wish.precision)
 

@@ -28,15 +28,16 @@ def add_pretence(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """`--engine`, `--precision`, `--threads`."""
+    """`--engine`, `--precision`, `--threads`, `--device`."""
     add = parser.add_argument
     add("--engine", choices=(AUTO, *ENGINES), default=AUTO, help="what runs the bundle (default: auto)")
     add("--precision", choices=PRECISIONS, default="float32", help="of forward passes, if the bundle has it")
     add("--threads", type=count, default=1, help="threads for training (default: 1)")
+    add("--device", default="cpu", help="cpu; with --engine torch also cuda or cuda:N (default: cpu)")
 
 
 def engine_wish(options: argparse.Namespace) -> EngineWish:
-    return EngineWish(options.engine, options.precision, options.threads)
+    return EngineWish(options.engine, options.precision, options.threads, options.device)
 
 
 def pretence(options: argparse.Namespace) -> Pretence | None:

@@ -73,6 +73,16 @@ def test_an_engine_asked_for_by_name_is_taken_or_refused(digits):
         open_model(digits, EngineWish("tensorflow"))
 
 
+def test_a_device_is_for_engine_torch_alone_and_must_be_here(digits):
+    with pytest.raises(
+        EngineError, match="engine onnxruntime computes on the cpu, not on cuda; engine torch can"
+    ):
+        open_model(digits, EngineWish(device="cuda"))
+    pytest.importorskip("torch")
+    with pytest.raises(EngineError, match="device cuda:99 is not here"):
+        open_model(digits, EngineWish("torch", device="cuda:99"))
+
+
 def test_choosing_imports_no_engine():
     code = (
         "import sys\nfrom models.bundle import Bundle, shipped\nfrom models.engines import engine_choices\n"
