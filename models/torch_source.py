@@ -2,6 +2,7 @@
 # mypy: allow-untyped-calls, allow-any-unimported
 
 import copy
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -30,9 +31,8 @@ def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.devic
         outputs = level_outputs(network, None)
     except ExportError as error:
         raise EngineError(f"bundle {manifest.name}: {error}") from error
-    if differing := _differing(manifest, network):
-        what = manifest.source.network if manifest.source else type(network).__name__
-        raise EngineError(f"bundle {manifest.name} was not made from this {what}: {differing}")
+    what = manifest.source.network if manifest.source else type(network).__name__
+    _check_alike(manifest, _differing(manifest, network), what)
     example = torch.zeros((1, *given.shape), dtype=torch.int64 if given.vocabulary else torch.float32)
     return Subject(_emptied(network.to(device)).eval(), head, example, outputs)
 
@@ -46,10 +46,20 @@ def _built(manifest: Manifest) -> nn.Module:
         )
     settings = {name: value for name, value in source.settings.items() if name not in torch_networks.FILES}
     try:
+        with torch.device(
+            "meta"
+        ):  # without memory: sizes are a stranger's until they are those of the weights
+            sketch = torch_networks.build(source.network, settings)
+        _check_alike(manifest, _differing(manifest, sketch, stored_tensors(sketch)), source.network)
         with torch.random.fork_rng(devices=[]):
             return torch_networks.build(source.network, settings)
     except ExportError as error:
         raise EngineError(f"bundle {manifest.name}: {error}") from error
+
+
+def _check_alike(manifest: Manifest, differing: str, network: str) -> None:
+    if differing:
+        raise EngineError(f"bundle {manifest.name} was not made from this {network}: {differing}")
 
 
 def _emptied(network: nn.Module) -> nn.Module:
@@ -60,14 +70,14 @@ def _emptied(network: nn.Module) -> nn.Module:
     return network
 
 
-def _differing(manifest: Manifest, network: nn.Module) -> str:
-    """The first tensor that is not as the manifest says, in words; empty if all are."""
+def _differing(manifest: Manifest, network: nn.Module, names: Iterable[str] | None = None) -> str:
+    """The first tensor, of these or of all, that is not as the manifest says, in words; empty if all are."""
     wanted = {spec.name: spec for spec in manifest.stored()}
     found = {
         name: TensorSpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for name, tensor in stored_tensors(network).items()
     }
-    for name in sorted(wanted.keys() | found.keys()):
+    for name in sorted(wanted.keys() | found.keys() if names is None else names):
         if found.get(name) != wanted.get(name):
             return f"{name} is {_says(found.get(name))}, the bundle has {_says(wanted.get(name))}"
     return ""

@@ -68,6 +68,25 @@ def test_a_bundle_names_no_files_here(digits, monkeypatch):
     assert seen == {"hidden": 8}
 
 
+def test_a_network_of_other_sizes_takes_no_memory(digits, monkeypatch):
+    """WRN-10-2000 would be 1.2 TB; it is refused as a sketch on torch's meta device."""
+    devices = []
+
+    def watched(name, settings):
+        devices.append(torch.get_default_device().type)
+        return build(name, settings)
+
+    monkeypatch.setattr("models.torch_networks.build", watched)
+    message = (
+        r"not made from this wrn: group1\.0\.conv1\.weight is float32 \(32000, 16, 3, 3\), the bundle has"
+    )
+    with pytest.raises(EngineError, match=message):
+        TorchModel(made_from(digits, Source("wrn", {**SETTINGS, "width": 2000})))
+    assert devices == ["meta"]
+    TorchModel(digits)
+    assert devices == ["meta", "meta", "cpu"]
+
+
 def test_building_the_network_leaves_torch_s_random_numbers_alone(digits):
     torch.manual_seed(4)
     expected = torch.rand(3)
