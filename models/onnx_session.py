@@ -75,7 +75,10 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # doubles times when busy
     options.add_session_config_entry("session.x64quantprecision", "0" if has_exact_int8() else "1")
-    unwanted = ["ConstantFolding"] if holds_float16(graph) else []
+    unwanted: list[str] = []
+    if holds_float16(graph):  # without folded constants, layout optimisation crashes ONNX Runtime 1.23
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        unwanted = ["ConstantFolding"]
     if graph.trainable:
         unwanted += IDLE_OPTIMISERS
     with engine_errors(f"graph {name}"):
