@@ -33,7 +33,8 @@ Setting = bool | int | float | str
 
 # What a manifest may say at most: figures beyond these are damage or malice, and would end in overflows.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+LARGEST = 1 << 31
+Size = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
 Shape = tuple[Size, ...]
 
 

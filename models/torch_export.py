@@ -27,6 +27,7 @@ from .manifest import (
     Source,
 )
 from .onnx_work import measure_work
+from .tensors import Tensors
 from .torch_candidates import Wanted, candidates
 from .torch_levels import find_head, lay_out, level_outputs
 from .torch_objectives import Sizes, sizes_of
@@ -72,6 +73,20 @@ class Checked:
     worst: float
 
 
+@dataclass(frozen=True)
+class Passed:
+    """The graphs that have passed the gate so far, and their files, by name."""
+
+    report: Callable[[Checked], None]
+    graphs: dict[str, Graph] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def add(self, name: str, graph: Graph, onnx: bytes, worst: float) -> None:
+        """One more."""
+        self.graphs[name], self.files[name] = graph, onnx
+        self.report(Checked(name, len(onnx), worst))
+
+
 def export(
     module: nn.Module, spec: ExportSpec, folder: Path, report: Callable[[Checked], None] = lambda graph: None
 ) -> bundles.Bundle:
@@ -94,20 +109,12 @@ def export(
     parameters = parameter_table(module, lay_out(module, subject.head, spec.levels), injected)
     sets = {str(s): tuple(p.name for p in parameters if s in p.sets) for s in injected.settings}
     wanted = Wanted(sets, spec.objectives, spec.features, spec.batchnorm == "training", spec.ort_training)
-    graphs: dict[str, Graph] = {}
-    files: dict[str, bytes] = {}
+    passed = Passed(report)
     for candidate in candidates(subject, wanted):
         worst = check_parity(subject, candidate)
-        files[candidate.name], graphs[candidate.name] = candidate.onnx, _described(candidate, graphs)
-        report(Checked(candidate.name, len(candidate.onnx), worst))
+        passed.add(candidate.name, _described(candidate, passed.graphs), candidate.onnx, worst)
     weights = {name: tensor.contiguous().numpy() for name, tensor in stored_tensors(module).items()}
-    for precision in spec.precisions:
-        from .torch_precision import lower_forward  # with onnxruntime.quantization, which is slow to import
-
-        lowered = lower_forward(files["forward"], weights, spec.input, precision)
-        name = f"forward.{precision}"
-        files[name], graphs[name] = lowered.onnx, lowered.graph
-        report(Checked(name, len(lowered.onnx), lowered.worst))
+    _add_lower(passed, weights, spec)
     manifest = Manifest(
         name=spec.name,
         input=spec.input,
@@ -116,16 +123,18 @@ def export(
         features=_features(sizes, spec),
         head=_head(subject, sizes.width),
         sets=injected.settings,
-        graphs=graphs,
+        graphs=passed.graphs,
         weights=File("", "", 0),
         producer=f"torch {torch.__version__.partition('+')[0]}",
         source=spec.source,
         stored_as=spec.stored_as,
     )
-    return bundles.write(folder, manifest, weights, files)
+    return bundles.write(folder, manifest, weights, passed.files)
 
 
 def _check_spec(spec: ExportSpec) -> None:
+    if len(set(spec.labels)) != len(spec.labels) or not all(spec.labels):
+        raise ExportError(f"labels are {', '.join(spec.labels)}: one is empty or occurs twice")
     if unknown := sorted(set(spec.objectives) - set(TRAINING)):
         raise ExportError(f"there is no objective {unknown[0]!r}; there are {', '.join(TRAINING)}")
     if unknown := sorted(set(spec.precisions) - set(PRECISIONS[1:])):
@@ -136,6 +145,14 @@ def _check_spec(spec: ExportSpec) -> None:
         raise ExportError(
             "objective prototype would move running statistics twice: freeze batch normalisation"
         )
+
+
+def _add_lower(passed: Passed, weights: Tensors, spec: ExportSpec) -> None:
+    for precision in spec.precisions:
+        from .torch_precision import lower_forward  # with onnxruntime.quantization, which is slow to import
+
+        lowered = lower_forward(passed.files["forward"], weights, spec.input, precision)
+        passed.add(f"forward.{precision}", lowered.graph, lowered.onnx, lowered.worst)
 
 
 def _described(candidate: Candidate, graphs: Mapping[str, Graph]) -> Graph:
@@ -155,11 +172,18 @@ def _features(sizes: Sizes, spec: ExportSpec) -> dict[Level, Shape]:
 
 
 def _example(spec: InputSpec) -> torch.Tensor:
+    """Standard normal, or token ids at random, with the last and the lowest: some of those mean padding."""
     generator = torch.Generator().manual_seed(0)
     shape = (TRACED_BATCH, *spec.shape)
-    if spec.vocabulary is not None:
-        return torch.randint(spec.vocabulary, shape, generator=generator)
-    return torch.randn(shape, generator=generator)
+    try:
+        if spec.vocabulary is None:
+            return torch.randn(shape, generator=generator)
+        ids = torch.randint(spec.vocabulary, shape, generator=generator)
+    except RuntimeError as error:
+        raise ExportError(f"an input of {shape} cannot be made: {one_line(error)}") from error
+    ids[0, ..., -1] = spec.vocabulary - 1
+    ids[-1] = torch.arange(ids[-1].numel()).reshape(spec.shape) % spec.vocabulary
+    return ids
 
 
 def _checked_sizes(subject: Subject, spec: ExportSpec) -> Sizes:

@@ -9,9 +9,9 @@ from tabulate import tabulate
 
 from models import torch_networks as networks
 from models.errors import ExportError, one_line
-from models.manifest import LEVELS, PRECISIONS, TRAINING, TUNABLE_SETS, InputSpec, Source
+from models.manifest import LARGEST, LEVELS, PRECISIONS, TRAINING, TUNABLE_SETS, InputSpec, Source
 
-from .factory import build, settings
+from .factory import build, once, settings
 
 if TYPE_CHECKING:
     from models.torch_export import ExportSpec
@@ -108,20 +108,20 @@ def spec(args: argparse.Namespace) -> "ExportSpec":
         given = InputSpec(shape, args.scale, means, deviations, kind, args.vocabulary)
     except ValueError as error:
         raise ExportError(one_line(error)) from error
-    if min(*shape, args.vocabulary or 1) < 1:
-        raise ExportError(f"--input {args.input} or --vocabulary holds a size below 1")
+    if not all(1 <= size <= LARGEST for size in (*shape, 1 if args.vocabulary is None else args.vocabulary)):
+        raise ExportError(f"--input {args.input} or --vocabulary holds a size that is not 1 to {LARGEST}")
     return ExportSpec(
         name=args.name or args.out.resolve().name,
         input=given,
         labels=tuple(args.labels.split(",")),
         head=args.head,
-        levels=dict(_level(item) for item in args.level) or None,
-        outputs=dict(_level(item) for item in args.output) or None,
-        sets=dict(_tunable(item) for item in args.tunable) or {"all": {}, "mid": {}, "head": {}},
-        objectives=tuple(args.objective) or ("train",),
-        features=tuple(args.features),
+        levels=once(_level(item) for item in args.level) or None,
+        outputs=once(_level(item) for item in args.output) or None,
+        sets=once(_tunable(item) for item in args.tunable) or {"all": {}, "mid": {}, "head": {}},
+        objectives=tuple(dict.fromkeys(args.objective)) or ("train",),
+        features=tuple(dict.fromkeys(args.features)),
         batchnorm=args.batchnorm,
-        precisions=tuple(args.precision),
+        precisions=tuple(dict.fromkeys(args.precision)),
         stored_as=args.stored_as,
         ort_training=args.ort_training,
         source=_source(args),

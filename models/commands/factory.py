@@ -3,14 +3,16 @@
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from models import torch_networks as networks
 from models.errors import ExportError, one_line
+
+T = TypeVar("T")
 
 
 def build(args: argparse.Namespace) -> Any:
@@ -28,6 +30,8 @@ def build(args: argparse.Namespace) -> Any:
 
     if args.new_head and args.weights is None:
         raise ExportError("--new-head is for --weights; without them the whole module is new")
+    if not 0 <= args.seed < 1 << 63:
+        raise ExportError(f"--seed is {args.seed}, expected 0 to {(1 << 63) - 1}")
     torch.manual_seed(args.seed)
     module = _made(args.factory, settings(args.set))
     if not isinstance(module, torch.nn.Module):
@@ -68,7 +72,17 @@ def _factory(where: str) -> Any:
 
 def settings(pairs: Sequence[str]) -> dict[str, Any]:
     """NAME=VALUE each; a value is a JSON literal, or else a string. Raises ExportError."""
-    return dict(_pair(item) for item in pairs)
+    return once(_pair(item) for item in pairs)
+
+
+def once(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Raises ExportError for a name that is given twice."""
+    given: dict[str, T] = {}
+    for name, value in pairs:
+        if name in given:
+            raise ExportError(f"{name} is given twice, as {given[name]} and as {value}")
+        given[name] = value
+    return given
 
 
 def _pair(text: str) -> tuple[str, Any]:

@@ -45,16 +45,26 @@ def _text(figures: Figures) -> str:
     trained = ", ".join(f"{_with_settings(s, manifest.sets[s])} {counts[s]}" for s in manifest.sets)
     lines = [
         f"{manifest.name}: {figures.bytes / 1000:.0f} KB, sha256 {figures.sha256}",
-        f"input {shape}, {manifest.head.features} features, {len(manifest.labels)} labels",
-        f"made with {manifest.producer}",
+        f"input {shape}{_ids(manifest)}, {manifest.head.features} features, {len(manifest.labels)} labels",
+        f"made with {manifest.producer}{_source(manifest)}, weights stored as {manifest.stored_as}",
         f"trainable parameters: {trained}",
     ]
     return "\n\n".join(["\n".join(lines), _parameter_table(manifest), _graph_table(manifest)])
 
 
-def _with_settings(tunable: str, settings: Mapping[str, Setting]) -> str:
-    chosen = ", ".join(f"{name} {value}" for name, value in settings.items())
-    return f"{tunable} ({chosen})" if chosen else tunable
+def _ids(manifest: Manifest) -> str:
+    vocabulary = manifest.input.vocabulary
+    return "" if vocabulary is None else f" token ids from 0 to {vocabulary - 1}"
+
+
+def _source(manifest: Manifest) -> str:
+    source = manifest.source
+    return f" from {_with_settings(source.network, source.settings)}" if source else ""
+
+
+def _with_settings(name: str, settings: Mapping[str, Setting]) -> str:
+    chosen = ", ".join(f"{setting} {value}" for setting, value in settings.items())
+    return f"{name} ({chosen})" if chosen else name
 
 
 def _parameter_table(manifest: Manifest) -> str:

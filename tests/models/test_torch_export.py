@@ -182,6 +182,9 @@ def test_lower_precisions_are_further_forward_graphs(module, tmp_path, data):
     ("change", "message"),
     [
         ({"precisions": ("int4",)}, "there is no precision 'int4'; there are int8, float16"),
+        ({"labels": ("a", "b", "a")}, "labels are a, b, a: one is empty or occurs twice"),
+        ({"labels": ("a", "", "c")}, "labels are a, , c: one is empty"),
+        ({"input": InputSpec((1 << 31, 1 << 20))}, "an input of .* cannot be made"),
         ({"objectives": ("love",)}, "there is no objective 'love'; there are train, moon"),
         ({"sets": {"toes": {}}}, "there is no tunable set 'toes'; there are all, mid, up, head, bias"),
         ({"sets": {"head": {"rank": 2}}}, "tunable set head has no settings, got rank"),
@@ -209,3 +212,27 @@ def test_feature_maps_of_levels_are_what_the_submodules_give(module, tmp_path, d
     np.testing.assert_allclose(OnnxModel(made).level_features(data[0], "low"), expected, atol=1e-5)
     with pytest.raises(BundleError, match=r"no graph 'features\.up'"):
         OnnxModel(made).level_features(data[0], "up")
+
+
+class Padded(nn.Module):
+    """Right for every token id but padding, where tracing goes wrong on purpose."""
+
+    def __init__(self, padding: int) -> None:
+        super().__init__()
+        self.padding = padding
+        self.embedding = nn.Embedding(30_000, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, ids):
+        wrong = float(isinstance(ids, torch._subclasses.FakeTensor))
+        real = 1 - wrong * (ids == self.padding).to(torch.float32)
+        return self.head((self.embedding(ids) * real.unsqueeze(2)).mean(1))
+
+
+@pytest.mark.parametrize("padding", [0, 1, 29_999])
+def test_the_gate_draws_the_ids_that_may_mean_padding(padding, tmp_path):
+    torch.manual_seed(0)
+    given = InputSpec((16,), dtype="int64", vocabulary=30_000)
+    spec = ExportSpec("padded", given, ("a", "b", "c"), sets={"head": {}})
+    with pytest.raises(ParityError, match="graph forward"):
+        export(Padded(padding), spec, tmp_path / "out")

@@ -47,6 +47,8 @@ def test_missing_torch_says_what_to_install(monkeypatch):
         (("wrn", "--set", "depth=11"), "wrn with depth=11 fails: depth is 11"),
         ((WRN, "--weights", "nowhere.safetensors"), r"nowhere.safetensors cannot be read"),
         ((WRN, "--new-head"), "--new-head is for --weights"),
+        ((WRN, "--set", "depth=10", "--set", "depth=16"), "depth is given twice, as 10 and as 16"),
+        ((WRN, "--seed", "-1"), "--seed is -1, expected 0 to 9223372036854775807"),
     ],
 )
 def test_wrong_words_are_one_line_errors(words, message):
@@ -142,3 +144,28 @@ def test_numbers_and_levels_are_read_from_the_words():
     assert spec.source is None
     with pytest.raises(ExportError, match="'1,x' are not numbers"):
         export.spec(parsed(WRN, "--input", "1,x", "--labels", "0", "--out", "o"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--vocabulary", "0"), "--vocabulary holds a size that is not 1 to 2147483648"),
+        (("--vocabulary", "-3"), "--vocabulary holds a size that is not 1 to 2147483648"),
+        (("--input", "0,8"), "--input 0,8 or --vocabulary holds a size that is not 1 to 2147483648"),
+        (("--input", "99999999999"), "--input 99999999999 or --vocabulary holds a size that is not"),
+        (("--tunable", "lora:rank=4", "--tunable", "lora:rank=8"), "lora is given twice"),
+        (("--level", "a=low", "--level", "a=up"), "a is given twice, as low and as up"),
+    ],
+)
+def test_words_that_cannot_be_meant_are_one_line_errors(words, message):
+    pytest.importorskip("torch")
+    with pytest.raises(ExportError, match=message) as caught:
+        export.spec(parsed(WRN, *PLACE, *words))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_asked_for_twice_is_made_once():
+    pytest.importorskip("torch")
+    twice = ("--objective", "train", "--features", "low", "--precision", "int8") * 2
+    spec = export.spec(parsed(WRN, *PLACE, *twice))
+    assert (spec.objectives, spec.features, spec.precisions) == (("train",), ("low",), ("int8",))

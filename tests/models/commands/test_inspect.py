@@ -4,8 +4,10 @@ import shlex
 import msgspec
 import pytest
 
+from models.bundle import write
 from models.commands import inspect
 from models.errors import BundleError
+from models.manifest import InputSpec
 
 
 def shown(capsys, *words: str) -> str:
@@ -20,12 +22,23 @@ def test_example_shows_parameters_by_level_and_graphs(capsys, digits):
     lines = out.splitlines()
     assert digits.sha256 in lines[0]
     assert "input 1x8x8, 64 features, 10 labels" in out
+    assert "from wrn (depth 10, width 1, in_channels 1, classes 10), weights stored as float32" in out
     assert "all 77562, mid 72746, head 650" in out
     assert any(line.split() == ["head", "head.bias", "10", "10", "all", "mid", "head"] for line in lines)
     (forward,) = (line.split() for line in lines if line.split()[:1] == ["forward"])
     graph = digits.manifest.graphs["forward"]
     assert forward[1:3] == [f"{graph.bytes / 1000:.1f}", f"{graph.flops / 1e6:.2f}"]
     assert graph.sha256.startswith(forward[-1])
+
+
+def test_token_ids_and_their_range_are_named(capsys, digits, tmp_path):
+    given = InputSpec((1, 8, 8), dtype="int64", vocabulary=50)
+    manifest = msgspec.structs.replace(digits.manifest, input=given, source=None)
+    graphs = {name: digits.graph(name) for name in manifest.graphs}
+    write(tmp_path / "b", manifest, digits.weights(), graphs)
+    out = shown(capsys, str(tmp_path / "b"))
+    assert "input 1x8x8 token ids from 0 to 49, 64 features" in out
+    assert f"made with {manifest.producer}, weights stored as float32" in out
 
 
 def test_json_holds_the_whole_manifest(capsys, digits):
