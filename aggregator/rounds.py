@@ -18,6 +18,7 @@ from . import merging
 from .contributions import Bytes
 from .errors import RunFolderError
 from .evaluation import Evaluator, summarise
+from .feasible import check_kinds
 from .observer import RoundClosed
 from .state import Rules
 from .store import Identity, Store
@@ -33,11 +34,13 @@ class Rounds:
     def __init__(self, task: Task, folder: Path) -> None:
         """Opens the folder, as a new run or where the last life left it.
 
-        Raises TaskError for evaluation data that does not fit, RunFolderError for another task's folder.
+        Raises TaskError for kinds of update that the bundle has no graphs for, or evaluation data that does
+        not fit, RunFolderError for another task's folder.
         """
         self.task = task
         self.bundle = Bundle.open(bundles.find(task.bundle))
         self.manifest = self.bundle.manifest
+        check_kinds(task, self.manifest)
         self._evaluator = Evaluator(self.bundle, task.eval_data)
         self.store = Store(folder)
         try:
