@@ -7,7 +7,7 @@ from .bundle import Bundle
 from .engine import DeviceModel, Watch
 from .errors import EngineError
 from .onnx_engine import OnnxModel
-from .ort_training_engine import BUILDS, ORDINARY_BUILDS, OrtTrainingModel, available
+from .ort_training_engine import BUILDS, OrtTrainingModel, available, installed_builds
 
 AUTO = "auto"
 ENGINES = ("onnxruntime", "onnxruntime-training", "torch")
@@ -96,11 +96,12 @@ def _onnxruntime() -> EngineChoice:
     if not _installed("onnxruntime"):
         return EngineChoice("onnxruntime", "", False, "not installed: pip install onnxruntime")
     reason = "least memory; ordinary ONNX graphs, back-propagation included"
-    return EngineChoice("onnxruntime", _version(*ORDINARY_BUILDS, *BUILDS), True, reason)
+    version = next(iter(installed_builds().values()), "")
+    return EngineChoice("onnxruntime", version, True, reason)
 
 
 def _training(bundle: Bundle | None) -> EngineChoice:
-    version = _version(*BUILDS)
+    version = next((found for name, found in installed_builds().items() if name in BUILDS), "")
     if missing := available(None if bundle is None else bundle.manifest):
         return EngineChoice("onnxruntime-training", version, False, missing)
     reason = "gradient operators of its own, for cross-entropy only; its makers have deprecated it"
@@ -122,10 +123,8 @@ def _installed(module: str) -> bool:
     return util.find_spec(module) is not None
 
 
-def _version(*distributions: str) -> str:
-    for name in distributions:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return ""
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -14,7 +14,7 @@ from .onnx_engine import OnnxGradients, OnnxModel
 VERSION = "1.19.2"  # the last one; other versions may name their gradient operators otherwise
 KIND = "ort-training"
 BUILDS = ("onnxruntime-training-cpu", "onnxruntime-training")
-ORDINARY_BUILDS = ("onnxruntime", "onnxruntime-gpu")  # the same import name; no two can live side by side
+_ORDINARY = ("onnxruntime", "onnxruntime-gpu")  # the same import name; no two can live side by side
 _INSTALL = f"in an environment without onnxruntime: pip install onnxruntime-training-cpu=={VERSION}"
 
 
@@ -23,7 +23,7 @@ def available(manifest: Manifest | None = None) -> str:
 
     Loads nothing.
     """
-    found = _installed()
+    found = installed_builds()
     name, version = next(((n, v) for n, v in found.items() if n in BUILDS), ("", ""))
     if not name:
         return f"onnxruntime-training is not installed; {_INSTALL}"
@@ -59,14 +59,14 @@ class OrtTrainingModel(OnnxModel):
         return OnnxGradients(self, self._session(kind), params)
 
 
-def _installed() -> dict[str, str]:
+def installed_builds() -> dict[str, str]:
     """The versions of the packages that lie where `import onnxruntime` would find it."""
     spec = util.find_spec("onnxruntime")
     if spec is None or spec.origin is None:
         return {}
     folder = str(Path(spec.origin).parent.parent)
     found: dict[str, str] = {}
-    for name in (*BUILDS, *ORDINARY_BUILDS):
+    for name in (*BUILDS, *_ORDINARY):
         for distribution in metadata.Distribution.discover(name=name, path=[folder]):
             found[name] = distribution.version
     return found
