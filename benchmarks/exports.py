@@ -1,6 +1,6 @@
 """Every network really exported, gated and trained: seconds, graph sizes, session starts, worst difference.
 
-    .venv/bin/python benchmarks/exports.py                             # every network, about a quarter of an hour
+    .venv/bin/python benchmarks/exports.py                             # every network, some 15 minutes
     .venv/bin/python benchmarks/exports.py --only wrn-10 'vit*'        # * and ?
     .venv/bin/python benchmarks/exports.py --list
 
