@@ -108,7 +108,7 @@ def memory(bundle: Bundle) -> Finding:
     """What is free now against what each graph needs in batches of 32."""
     free = limit_bytes(None, None) - int(psutil.Process().memory_info().rss)
     graphs = bundle.manifest.graphs.items()
-    needed = {name: SESSION_BYTES + graph.memory_bytes(BATCH) for name, graph in graphs}
+    needed = {name: SESSION_BYTES + graph.memory_bytes(graph.rows(BATCH)) for name, graph in graphs}
     most = max(needed, key=lambda name: needed[name])
     found = f"{_mb(free)} free; {most} needs most, {_mb(needed[most])}"
     if free >= needed[most]:

@@ -68,7 +68,7 @@ class Watcher:
 
     def will_load(self, name: str, graph: Graph) -> None:
         """Raises OutOfMemory when the session and one batch through it would not fit."""
-        needed = self._resident() + SESSION_BYTES + graph.memory_bytes(self._batch)
+        needed = self._resident() + SESSION_BYTES + graph.memory_bytes(graph.rows(self._batch))
         if needed > self.limit_bytes:
             raise OutOfMemory(
                 f"{name} needs {needed / 1e6:.0f} MB in all, "

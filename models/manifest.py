@@ -27,6 +27,9 @@ TRAINING = ("train", "moon", "distil", "kl", "attention", "prototype")
 # WRN-10-1): 1.25 to 1.4 for train.head, 1.7 to 2.0 for train.mid and train.all.
 ARENA_FACTOR = 2
 
+RUN_BYTES = 64 << 20
+"""Live activations of one run, about: more samples than that are several runs."""
+
 Level = Literal["low", "mid", "up", "head"]
 Tunable = Literal["all", "mid", "up", "head", "bias", "adapter", "prompt", "prefix", "lora", "sparse"]
 Setting = bool | int | float | str
@@ -183,6 +186,14 @@ class Graph(Record, frozen=True):
     def activation_bytes(self, samples: int) -> int:
         """Predicted peak of live activations for a batch of `samples`."""
         return self.fixed_bytes + samples * self.bytes_per_sample
+
+    def rows(self, most: int) -> int:
+        """Samples of one run: `most`, or as few as keep live activations within RUN_BYTES.
+
+        Where the graph computes statistics of the batch, all of `most`.
+        """
+        fit = (RUN_BYTES - self.fixed_bytes) // max(1, self.bytes_per_sample)
+        return most if self.statistics else max(1, min(most, fit))
 
     def memory_bytes(self, samples: int) -> int:
         """Predicted growth of the process in one run: live activations as the allocator holds them."""

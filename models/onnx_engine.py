@@ -116,7 +116,7 @@ class OnnxModel:
         x = checked_inputs(self.manifest, x)
         loaded = self._session(name)
         results = [np.empty((len(x), *shape), np.float32) for shape in outputs.values()]
-        for part in batches(len(x), self.batch):
+        for part in batches(len(x), loaded.graph.rows(self.batch)):
             for result, value in zip(results, loaded.run(list(outputs), {"x": x[part]}), strict=True):
                 result[part] = value
         return results
@@ -145,7 +145,7 @@ class _Bound:
 
     def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
         self.params = params
-        self._manifest, self._batch, self._loaded = model.manifest, model.batch, loaded
+        self._manifest, self._rows, self._loaded = model.manifest, loaded.graph.rows(model.batch), loaded
         with engine_errors(f"graph {loaded.name}"):
             self._binding: Any = loaded.session.io_binding()
         for name, view in params.views.items():
@@ -163,7 +163,7 @@ class _Bound:
         """Binds the samples batch by batch; the caller runs each before it goes on."""
         x = checked_inputs(self._manifest, x)
         labels = checked_labels(self._manifest, x, y)
-        for part in batches(len(x), self._batch):
+        for part in batches(len(x), self._rows):
             self._bind_input("x", x[part])
             self._bind_input("y", labels[part])
             yield part
@@ -206,7 +206,7 @@ class OnnxGradients(_Bound):
     def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
         """The objective's mean loss; its gradient is left in `grads`."""
         given = checked_extras(self._loaded.graph, len(x), extras)
-        if len(x) <= self._batch:
+        if len(x) <= self._rows:
             return sum(loss for _, loss in self._losses(x, y, given))
         if self._sum is None:
             self._sum = np.empty_like(self.grads.vector)

@@ -22,6 +22,7 @@ class GraphWork:
     flops: float
     fixed_bytes: int
     bytes_per_sample: int
+    rows: int = 32  # samples of one run at most
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ class Workload:
     feature_width: int
     class_counts: tuple[int, ...]
     sample_bytes: int
-    batch: int = 32
 
     def graph(self, name: str) -> GraphWork:
         """The work of one graph. Raises MissingGraph."""
@@ -104,9 +104,9 @@ class Cost:
 
 
 def activation_bytes(workload: Workload, graph: str, samples: int | None = None) -> int:
-    """Peak of live activations of one batch, and of the session that holds it."""
+    """Peak of live activations of one run, and of the session that holds it."""
     work = workload.graph(graph)
-    n = min(samples or workload.batch, workload.batch)
+    n = min(samples or work.rows, work.rows)
     return SESSION_BYTES + work.fixed_bytes + n * work.bytes_per_sample
 
 

@@ -22,7 +22,12 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
     """What training this bundle on data with these class counts takes."""
     return Workload(
         graphs={
-            name: GraphWork(graph.flops, graph.memory_bytes(0), graph.memory_bytes(1) - graph.memory_bytes(0))
+            name: GraphWork(
+                graph.flops,
+                graph.memory_bytes(0),
+                graph.memory_bytes(1) - graph.memory_bytes(0),
+                graph.rows(batch),
+            )
             for name, graph in manifest.graphs.items()
         },
         parameters={name: manifest.num_parameters(name) for name in manifest.sets},
@@ -32,7 +37,6 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
         feature_width=manifest.head.features,
         class_counts=class_counts,
         sample_bytes=np.dtype(manifest.input.dtype).itemsize * prod(manifest.input.shape),
-        batch=batch,
     )
 
 
@@ -62,7 +66,7 @@ def training_work(load: Workload, tunable: str, trained: float, scored: float = 
     values = load.values(tunable)
     forward = passes(load, forward=scored) if scored else ()
     training = passes(load, **{f"train_{tunable}": trained})
-    vectors = 4 if batch > load.batch else 3
+    vectors = 4 if batch > load.graph(f"train.{tunable}").rows else 3
     set_bytes = 4 * (vectors * values + BLOCK)
     data_bytes = (load.samples + min(batch, load.samples)) * load.sample_bytes
     held = set_bytes + 2 * load.weights_bytes + data_bytes

@@ -1,10 +1,11 @@
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from models import manifest as manifests
 from models.errors import BundleError, TensorError
-from models.manifest import Graph, InputSpec
+from models.manifest import RUN_BYTES, Graph, InputSpec
 
 
 def test_manifest_comes_back_as_it_was_encoded(digits):
@@ -83,6 +84,15 @@ def test_activation_memory_grows_with_the_batch():
     graph = Graph("f", "", 0, (), 0, fixed_bytes=100, bytes_per_sample=7)
     assert graph.activation_bytes(3) == 121
     assert graph.memory_bytes(3) == 242
+
+
+def test_one_run_takes_as_many_samples_as_its_activations_allow():
+    graph = Graph("f", "", 0, (), 0, fixed_bytes=4 << 20, bytes_per_sample=6 << 20)
+    assert RUN_BYTES == 64 << 20
+    assert (graph.rows(32), graph.rows(8)) == (10, 8)  # 4 + 10 * 6 = 64
+    assert replace(graph, bytes_per_sample=100 << 20).rows(32) == 1
+    assert replace(graph, bytes_per_sample=0).rows(32) == 32
+    assert replace(graph, statistics=("mean",)).rows(32) == 32
 
 
 def changed(digits, path: str, value: bytes) -> bytes:

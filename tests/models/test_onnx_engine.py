@@ -318,3 +318,20 @@ def test_running_a_bundle_does_not_load_torch():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_a_batch_whose_activations_are_too_many_is_several_runs_with_the_same_gradient(
+    digits, data, monkeypatch
+):
+    x, y = data
+    whole = OnnxModel(digits).trainer("all")
+    loss = whole.loss_and_grads(x, y)
+    graph = digits.manifest.graphs["train.all"]
+    monkeypatch.setattr("models.manifest.RUN_BYTES", graph.activation_bytes(2))
+    watch = Recorder()
+    cut = OnnxModel(digits, watch=watch).trainer("all")
+    assert cut.loss_and_grads(x, y) == pytest.approx(loss, abs=1e-6)
+    sizes = [samples for _, samples in watch.runs]
+    assert max(sizes) == 2
+    assert sum(sizes) == len(x)
+    np.testing.assert_allclose(cut.grads.vector, whole.grads.vector, atol=1e-6)

@@ -61,7 +61,7 @@ def test_both_respects_are_named():
 
 def test_activations_are_of_one_batch_at_most():
     load = Workload(
-        graphs={"forward": GraphWork(1.0, 7, 3)},
+        graphs={"forward": GraphWork(1.0, 7, 3, rows=32)},
         parameters={},
         tensors={},
         weights_bytes=0,
@@ -69,7 +69,6 @@ def test_activations_are_of_one_batch_at_most():
         feature_width=4,
         class_counts=(5, 0, 2),
         sample_bytes=1,
-        batch=32,
     )
     assert (load.samples, load.labels, load.head_flops) == (7, 3, 24.0)
     assert activation_bytes(load, "forward") == SESSION_BYTES + 7 + 32 * 3

@@ -21,7 +21,6 @@ def load() -> Workload:
         feature_width=4,
         class_counts=(30, 70),
         sample_bytes=13,
-        batch=32,
     )
 
 
