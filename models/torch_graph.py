@@ -69,8 +69,7 @@ def part(converted: Any, traced: Traced, inputs: Sequence[str], outputs: Sequenc
     _rename(model.graph, traced.inputs, outputs)
     extras = [extra.name for extra in traced.outputs.extras]
     _freeze(model.graph, set(traced.inputs) - {"x", "y", *extras, *inputs})
-    onnx_file: bytes = _stripped(model).SerializeToString(deterministic=True)
-    return onnx_file
+    return stripped(model)
 
 
 @contextmanager
@@ -180,15 +179,21 @@ def _freeze(graph: Any, frozen: set[str]) -> None:
             continue
         tensor_type = value.type.tensor_type
         dims = [dim.dim_value for dim in tensor_type.shape.dim]
-        initializer = graph.initializer.add(name=value.name, data_type=tensor_type.elem_type, dims=dims)
-        initializer.data_location = onnx.TensorProto.EXTERNAL
-        element = onnx.helper.tensor_dtype_to_np_dtype(tensor_type.elem_type).itemsize
-        for key, entry in (("location", LOCATION), ("offset", "0"), ("length", str(element * prod(dims)))):
-            initializer.external_data.add(key=key, value=entry)
+        graph.initializer.append(outside(value.name, tensor_type.elem_type, dims))
 
 
-def _stripped(model: Any) -> Any:
-    """A copy with nothing in it but what is computed."""
+def outside(name: str, data_type: int, dims: Sequence[int]) -> Any:
+    """An initialiser without data; the values are given to the session in memory."""
+    initializer = onnx.TensorProto(name=name, data_type=data_type, dims=dims)
+    initializer.data_location = onnx.TensorProto.EXTERNAL
+    element = onnx.helper.tensor_dtype_to_np_dtype(data_type).itemsize
+    for key, entry in (("location", LOCATION), ("offset", 0), ("length", element * prod(dims))):
+        initializer.external_data.add(key=key, value=str(entry))
+    return initializer
+
+
+def stripped(model: Any) -> bytes:
+    """The file with nothing in it but what is computed; equal graphs are equal bytes."""
     bare = onnx.ModelProto(ir_version=IR_VERSION, producer_name="device-runtime")
     bare.opset_import.extend(entry for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     bare.functions.extend(model.functions)
@@ -200,4 +205,5 @@ def _stripped(model: Any) -> Any:
     for item in (*bare.graph.node, *bare.graph.input, *bare.graph.output, *bare.graph.initializer):
         item.doc_string = ""
         item.ClearField("metadata_props")
-    return bare
+    onnx_file: bytes = bare.SerializeToString(deterministic=True)
+    return onnx_file

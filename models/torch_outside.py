@@ -6,7 +6,6 @@ Tools rename and change them; what an initialiser was made of follows from its n
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +13,7 @@ import onnx
 
 from .manifest import Derived
 from .tensors import Tensors
-from .torch_graph import IR_VERSION, LOCATION
+from .torch_graph import external_names, outside, stripped
 
 TRANSPOSED = ".T"  # ends the name of a parameter that is turned into (rest, shape[0])
 HALF = ".float16"  # ends the name of its float16 values
@@ -37,17 +36,17 @@ class Lower:
 def filled(graph: bytes, weights: Tensors) -> tuple[Any, Layouts]:
     """The model with all values in it. Parameters that it transposes become transposed initialisers."""
     model = onnx.load_from_string(graph)
-    outside = {i.name for i in model.graph.initializer if i.data_location == onnx.TensorProto.EXTERNAL}
+    parameters = set(external_names(graph))
     values = {
-        tensor.name: weights[tensor.name] if tensor.name in outside else onnx.numpy_helper.to_array(tensor)
+        tensor.name: weights[tensor.name] if tensor.name in parameters else onnx.numpy_helper.to_array(tensor)
         for tensor in model.graph.initializer
     }
-    layouts = {name: (name, False) for name in outside}
+    layouts = {name: (name, False) for name in parameters}
     renamed: dict[str, str] = {}
     nodes = []
     for node in model.graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
-        parameter = _transposed_parameter(node, model.graph, values, outside)
+        parameter = _transposed_parameter(node, model.graph, values, parameters)
         if parameter is None:
             nodes.append(node)
             continue
@@ -64,15 +63,17 @@ def filled(graph: bytes, weights: Tensors) -> tuple[Any, Layouts]:
     return model, layouts
 
 
-def _transposed_parameter(node: Any, graph: Any, values: Mapping[str, Any], outside: set[str]) -> str | None:
+def _transposed_parameter(
+    node: Any, graph: Any, values: Mapping[str, Any], parameters: set[str]
+) -> str | None:
     """The parameter that this node transposes, as a matrix (shape[0], the rest)."""
     if node.op_type != "Transpose" or list(attribute(node, "perm") or (1, 0)) != [1, 0]:
         return None
     name: str = node.input[0]
-    if name in outside:
+    if name in parameters:
         return name
     for reshape in graph.node:
-        if reshape.op_type == "Reshape" and list(reshape.output) == [name] and reshape.input[0] in outside:
+        if reshape.op_type == "Reshape" and list(reshape.output) == [name] and reshape.input[0] in parameters:
             rows, shape = len(values[reshape.input[0]]), values.get(reshape.input[1])
             is_matrix = shape is not None and len(shape) == len(("rows", "columns")) and shape[0] == rows
             return str(reshape.input[0]) if is_matrix else None
@@ -93,8 +94,9 @@ def emptied(model: Any, layouts: Layouts) -> Lower:
     frozen = tuple(name for name in tensors if name in layouts and found[name] is None)
     derived = tuple(entry for entry in found.values() if entry is not None)
     for name in (*frozen, *(entry.name for entry in derived)):
-        _take_out(tensors[name])
-    return Lower(_stripped(model), frozen, derived)
+        tensor = tensors[name]
+        tensor.CopyFrom(outside(name, tensor.data_type, tensor.dims))
+    return Lower(stripped(model), frozen, derived)
 
 
 def _derived(name: str, tensors: Mapping[str, Any], layouts: Layouts) -> Derived | None:
@@ -113,27 +115,6 @@ def _derived(name: str, tensors: Mapping[str, Any], layouts: Layouts) -> Derived
             columns = len(tensors[base + "_scale"].dims) > 0
             return Derived(name, parameter, what, transposed, columns)
     return None
-
-
-def _take_out(tensor: Any) -> None:
-    """Leaves name, type and shape; the values are given to the session in memory."""
-    element = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    outside = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    outside.data_location = onnx.TensorProto.EXTERNAL
-    for key, entry in (("location", LOCATION), ("offset", 0), ("length", element * prod(tensor.dims))):
-        outside.external_data.add(key=key, value=str(entry))
-    tensor.CopyFrom(outside)
-
-
-def _stripped(model: Any) -> bytes:
-    """The file of what is computed, and nothing else."""
-    bare = onnx.ModelProto(ir_version=IR_VERSION, producer_name="device-runtime")
-    bare.opset_import.extend(entry for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-    bare.graph.CopyFrom(model.graph)
-    bare.graph.name = "graph"
-    bare.graph.ClearField("value_info")
-    file: bytes = bare.SerializeToString(deterministic=True)
-    return file
 
 
 def attribute(node: Any, name: str) -> Any:
