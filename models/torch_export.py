@@ -113,6 +113,8 @@ def export(
     for candidate in candidates(subject, wanted):
         worst = check_parity(subject, candidate)
         passed.add(candidate.name, _described(candidate, passed.graphs), candidate.onnx, worst)
+    if spec.batchnorm == "training" and not any(graph.statistics for graph in passed.graphs.values()):
+        logger.warning("no graph uses batch statistics: no batch normalisation is in a set that is trained")
     weights = {name: tensor.contiguous().numpy() for name, tensor in stored_tensors(module).items()}
     _add_lower(passed, weights, spec)
     manifest = Manifest(

@@ -31,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(networks.NETWORKS)}; or package.module:name of what gives the torch module",
     )
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="argument of the factory")
-    add("--input", required=True, metavar="C,H,W", help="shape of one sample, channels first")
+    add(
+        "--input",
+        required=True,
+        metavar="C,H,W",
+        help="shape of one sample, channels first; of token ids, how many",
+    )
     add("--labels", required=True, metavar="A,B,..", help="names of the classes, in the order of the logits")
     add("--out", required=True, type=Path, help="folder of the bundle")
     add("--name", help="name of the bundle (default: that of the folder)")

@@ -214,6 +214,11 @@ def test_feature_maps_of_levels_are_what_the_submodules_give(module, tmp_path, d
         OnnxModel(made).level_features(data[0], "up")
 
 
+def test_batch_statistics_that_no_graph_uses_are_not_passed_over_in_silence(module, tmp_path, caplog):
+    export(module, replace(SPEC, sets={"head": {}}, batchnorm="training"), tmp_path / "out")
+    assert "no graph uses batch statistics" in caplog.text
+
+
 class Padded(nn.Module):
     """Right for every token id but padding, where tracing goes wrong on purpose."""
 
