@@ -10,16 +10,10 @@ from numpy.typing import NDArray
 
 from .engine import Watch
 from .errors import EngineError, one_line
-from .manifest import Graph
+from .manifest import TRAINING, Graph
+from .onnx_optimisers import left_out
 from .quantised import has_exact_int8, holds_float16
 from .tensors import Tensors
-
-IDLE_OPTIMISERS = [
-    "CommonSubexpressionElimination", "MatMulActivationFusion", "GatherSliceToSplitFusion", "ReshapeFusion",
-    "EmbedLayerNormFusion", "SkipLayerNormFusion", "AttentionFusion", "SimplifiedLayerNormFusion",
-]  # fmt: skip
-"""Of ONNX Runtime; in training graphs they find nothing that makes a step faster, and search a third of
-the session's start."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +73,8 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
     if holds_float16(graph):  # without folded constants, layout optimisation crashes ONNX Runtime 1.23
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         unwanted = ["ConstantFolding"]
-    if graph.trainable:
-        unwanted += IDLE_OPTIMISERS
+    if name.partition(".")[0] in TRAINING:
+        unwanted += left_out(frozen)
     with engine_errors(f"graph {name}"):
         if frozen:
             values = [ort.OrtValue.ortvalue_from_numpy(value) for value in frozen.values()]

@@ -121,8 +121,8 @@ def _disturbed(subject: Subject, generator: torch.Generator) -> dict[str, Tensor
 
 def _loaded(candidate: Candidate, tensors: Mapping[str, Tensor]) -> Loaded:
     frozen = {name: tensors[name].contiguous().numpy() for name in candidate.frozen}
-    nothing_known = Graph("", "", 0, candidate.trainable, 0, 0, 0, statistics=candidate.statistics)
-    return load_session(candidate.name, nothing_known, candidate.onnx, frozen, SessionSettings())
+    known = Graph("", "", 0, candidate.trainable, 0, 0, 0, candidate.frozen, candidate.statistics)
+    return load_session(candidate.name, known, candidate.onnx, frozen, SessionSettings())
 
 
 def _onnx_outputs(loaded: Loaded, candidate: Candidate, inputs: Inputs) -> Outputs:
