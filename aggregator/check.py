@@ -88,6 +88,9 @@ def check_content(message: Contribution, content: bytes, offered: Offered) -> Te
         tensors.check(update, strategy.expected(offered.manifest))
     except ModelError as error:
         raise UpdateRefused(str(error)) from None
+    for key, value in update.items():
+        if key.endswith(".running_var") and value.min() < 0:
+            raise UpdateRefused(f"{key} holds {value.min():.4g}, which is no variance")
     if doubt := strategy.doubt(update, message.num_examples):
         raise UpdateRefused(doubt)
     if kind.max_norm is not None:

@@ -17,7 +17,7 @@ from .arguments import (
 from .blocks import blocks
 from .bundle import Bundle
 from .engine import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
-from .errors import BundleError
+from .errors import BundleError, EngineError
 from .manifest import Manifest
 from .onnx_session import Loaded, SessionSettings, engine_errors, load_session, onnxruntime
 from .quantised import initialisers
@@ -115,11 +115,18 @@ class OnnxModel:
         """Batch by batch; `outputs` has the shape of each without the batch."""
         x = checked_inputs(self.manifest, x)
         loaded = self._session(name)
-        results = [np.empty((len(x), *shape), np.float32) for shape in outputs.values()]
+        results: list[Matrix] = []
         for part in batches(len(x), loaded.graph.rows(self.batch)):
-            for result, value in zip(results, loaded.run(list(outputs), {"x": x[part]}), strict=True):
+            values = loaded.run(list(outputs), {"x": x[part]})
+            for (output, shape), value in zip(outputs.items(), values, strict=True):
+                if value.shape[1:] != shape:
+                    raise EngineError(
+                        f"graph {name} gives {output} of {value.shape}, expected {('n', *shape)}"
+                    )
+            results = results or [np.empty((len(x), *shape), np.float32) for shape in outputs.values()]
+            for result, value in zip(results, values, strict=True):
                 result[part] = value
-        return results
+        return results or [np.empty((0, *shape), np.float32) for shape in outputs.values()]
 
     def _session(self, name: str) -> Loaded:
         if name not in self._sessions:

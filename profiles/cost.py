@@ -29,9 +29,9 @@ class GraphWork:
 class Workload:
     """What a task asks and what data this device has for it.
 
-    `parameters` counts values and `tensors` tensors by tunable set; `class_counts` holds the local samples
-    of each class; `sample_bytes` is one prepared input; `weights_bytes` is the whole model,
-    `download_bytes` what of it must still be fetched.
+    `parameters` counts values and `tensors` tensors of an update of each tunable set; `class_counts` holds
+    the local samples of each class; `sample_bytes` is one prepared input; `weights_bytes` is the whole
+    model, `download_bytes` what of it must still be fetched.
     """
 
     graphs: Mapping[str, GraphWork]

@@ -20,6 +20,7 @@ HEADER_BYTES = 72
 
 def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32) -> Workload:
     """What training this bundle on data with these class counts takes."""
+    sent = {name: (*manifest.specs(name), *manifest.statistics(name)) for name in manifest.sets}
     return Workload(
         graphs={
             name: GraphWork(
@@ -30,8 +31,8 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
             )
             for name, graph in manifest.graphs.items()
         },
-        parameters={name: manifest.num_parameters(name) for name in manifest.sets},
-        tensors={name: len(manifest.names(name)) for name in manifest.sets},
+        parameters={name: sum(spec.size for spec in specs) for name, specs in sent.items()},
+        tensors={name: len(specs) for name, specs in sent.items()},
         weights_bytes=sum(np.dtype(spec.dtype).itemsize * spec.size for spec in manifest.stored()),
         download_bytes=manifest.weights.bytes,
         feature_width=manifest.head.features,

@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -56,6 +57,25 @@ def test_counts_must_be_counts_and_sum_to_num_examples(manifest, update_of):
     sent = message("class-means", content, examples + 1)
     assert refusal(check_content, *sent, against) == (
         f"counts sum to {examples}, num_examples is {examples + 1}"
+    )
+
+
+def test_a_negative_variance_is_refused(manifest, update_of):
+    """As if a bias were the running variance of a batch normalisation, which training moves too."""
+    norm = "head.running_var"
+    head = msgspec.structs.replace(manifest.head, bias=norm)
+    parameters = [
+        msgspec.structs.replace(p, name=norm) if p.name == "head.bias" else p for p in manifest.parameters
+    ]
+    other = msgspec.structs.replace(manifest, parameters=tuple(parameters), head=head)
+    content, examples = update_of("full")
+    content = {norm if key == "head.bias" else key: value for key, value in content.items()}
+    check_content(
+        *message("full", {**content, norm: np.ones(10, np.float32)}, examples), offered(other, "full")
+    )
+    wrong = message("full", {**content, norm: np.full(10, -0.5, np.float32)}, examples)
+    assert (
+        refusal(check_content, *wrong, offered(other, "full")) == f"{norm} holds -0.5, which is no variance"
     )
 
 

@@ -2,9 +2,11 @@ import subprocess
 import sys
 from types import ModuleType
 
+import msgspec
 import numpy as np
 import pytest
 
+from models.bundle import Bundle
 from models.engine import DeviceModel
 from models.engines import open_model
 from models.errors import BundleError, EngineError, TensorError
@@ -335,3 +337,12 @@ def test_a_batch_whose_activations_are_too_many_is_several_runs_with_the_same_gr
     assert max(sizes) == 2
     assert sum(sizes) == len(x)
     np.testing.assert_allclose(cut.grads.vector, whole.grads.vector, atol=1e-6)
+
+
+def test_outputs_of_another_shape_than_the_manifest_says_are_refused(digits, data):
+    head = msgspec.structs.replace(digits.manifest.head, features=1 << 30)
+    wrong = Bundle(digits.path, msgspec.structs.replace(digits.manifest, head=head))
+    with pytest.raises(
+        EngineError, match=r"graph forward gives features of \(\d+, 64\), expected \('n', 1073741824\)"
+    ):
+        OnnxModel(wrong).features(data[0])
