@@ -1,30 +1,19 @@
 """Keyword spotting on log-mel spectrograms: the small DS-CNN of Zhang et al. 2017 (section 3.5, table 5)."""
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 from torch.nn import functional
 
-GROUP_SIZE = 8  # channels that GroupNorm normalises together
+from .norms import GROUP_SIZE, MakeNorm, norm_of
+
 BLOCKS = 4
 FIRST_KERNEL = (10, 4)  # time, frequency
-
-
-def _norm(kind: str) -> Callable[[int], nn.Module]:
-    norms: dict[str, Callable[[int], nn.Module]] = {
-        "group": lambda channels: nn.GroupNorm(channels // GROUP_SIZE, channels),
-        "batch": nn.BatchNorm2d,
-    }
-    if kind not in norms:
-        raise ValueError(f"norm is {kind!r}, expected one of {', '.join(norms)}")
-    return norms[kind]
 
 
 class Block(nn.Module):
     """Depthwise 3x3, then pointwise 1x1 convolution, each with norm and ReLU."""
 
-    def __init__(self, channels: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self, channels: int, norm: MakeNorm) -> None:
         super().__init__()
         self.depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
         self.norm1 = norm(channels)
@@ -53,7 +42,7 @@ class KeywordNet(nn.Module):
 
     def __init__(self, channels: int, in_channels: int, classes: int, norm: str) -> None:
         super().__init__()
-        make_norm = _norm(norm)
+        make_norm = norm_of(norm)
         if channels % GROUP_SIZE:
             raise ValueError(f"channels are {channels}, expected a multiple of {GROUP_SIZE}")
         self.conv = nn.Conv2d(in_channels, channels, FIRST_KERNEL, 2, padding=(4, 1), bias=False)

@@ -1,29 +1,18 @@
 """Wide residual networks for images of 32x32 and smaller (Zagoruyko and Komodakis 2016, table 1)."""
 # mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .norms import MakeNorm, norm_of
+
 WIDTHS = (16, 32, 64)  # channels of the three groups at width 1
-GROUP_SIZE = 8  # channels that GroupNorm normalises together
-
-
-def _norm(kind: str) -> Callable[[int], nn.Module]:
-    norms: dict[str, Callable[[int], nn.Module]] = {
-        "group": lambda channels: nn.GroupNorm(channels // GROUP_SIZE, channels),
-        "batch": nn.BatchNorm2d,
-    }
-    if kind not in norms:
-        raise ValueError(f"norm is {kind!r}, expected one of {', '.join(norms)}")
-    return norms[kind]
 
 
 class Block(nn.Module):
     """Pre-activation: norm, ReLU, conv, twice; a 1x1 convolution as shortcut where the shape changes."""
 
-    def __init__(self, inner: int, outer: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self, inner: int, outer: int, stride: int, norm: MakeNorm) -> None:
         super().__init__()
         self.norm1 = norm(inner)
         self.conv1 = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
@@ -56,7 +45,7 @@ class WideResNet(nn.Module):
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"depth is {depth}, expected 6 n + 4: 10, 16, 22, 28, 34, 40")
-        make_norm = _norm(norm)
+        make_norm = norm_of(norm)
         blocks = (depth - 4) // 6
         self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
         channels = 16
