@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from .archive import is_plain
 from .errors import BundleError
-from .manifest import LEVELS, PRECISIONS, TRAINING, File, Graph, Manifest
+from .manifest import LEVELS, ORT_TRAINING, PRECISIONS, TRAINING, File, Graph, Manifest
 from .tensors import TensorSpec
 
 
@@ -47,7 +47,7 @@ def _check_graphs(manifest: Manifest) -> None:
     takes = {name: set[str]() for name in (*forward, *(f"features.{level}" for level in LEVELS[:-1]))}
     for tunable in manifest.sets:
         names = set(manifest.names(tunable))
-        takes |= {f"{kind}.{tunable}": names for kind in ("loss", *TRAINING, "ort-training")}
+        takes |= {f"{kind}.{tunable}": names for kind in ("loss", *TRAINING, ORT_TRAINING)}
     for parameter in manifest.parameters:
         if unknown := sorted(set(parameter.sets) - set(manifest.sets)):
             raise BundleError(f"parameter {parameter.name} is in set {unknown[0]}, which is not listed")

@@ -23,6 +23,9 @@ PRECISIONS = ("float32", "int8", "float16")
 TRAINING = ("train", "moon", "distil", "kl", "attention", "prototype")
 """Objectives of training graphs; `train` is cross-entropy alone."""
 
+ORT_TRAINING = "ort-training"
+"""Kind of the graphs that compute what train.SET does in operators of onnxruntime-training."""
+
 # ONNX Runtime's arena over live activations, by resident memory at batch 512 and 1024 (ONNX Runtime 1.31,
 # WRN-10-1): 1.25 to 1.4 for train.head, 1.7 to 2.0 for train.mid and train.all.
 ARENA_FACTOR = 2

@@ -8,11 +8,10 @@ from importlib import metadata, util
 from pathlib import Path
 
 from .errors import EngineError
-from .manifest import Manifest
+from .manifest import ORT_TRAINING, Manifest
 from .onnx_engine import OnnxGradients, OnnxModel
 
 VERSION = "1.19.2"  # the last one; other versions may name their gradient operators otherwise
-KIND = "ort-training"
 BUILDS = ("onnxruntime-training-cpu", "onnxruntime-training")
 _ORDINARY = ("onnxruntime", "onnxruntime-gpu")  # the same import name; no two can live side by side
 _INSTALL = f"in an environment without onnxruntime: pip install onnxruntime-training-cpu=={VERSION}"
@@ -33,9 +32,10 @@ def available(manifest: Manifest | None = None) -> str:
         )
     if version != VERSION:
         return f"{name} is {version}, expected {VERSION}; {_INSTALL}"
-    if manifest is not None and not any(graph.startswith(f"{KIND}.") for graph in manifest.graphs):
+    if manifest is not None and not any(graph.startswith(f"{ORT_TRAINING}.") for graph in manifest.graphs):
         return (
-            f"bundle {manifest.name} has no {KIND} graphs; export it where onnxruntime-training is installed"
+            f"bundle {manifest.name} has no {ORT_TRAINING} graphs; "
+            "export it where onnxruntime-training is installed"
         )
     return ""
 
@@ -50,11 +50,11 @@ class OrtTrainingModel(OnnxModel):
         """
         if objective != "train":
             raise EngineError(
-                f"engine {KIND} trains on cross-entropy only, not with objective {objective!r}; "
+                f"engine {ORT_TRAINING} trains on cross-entropy only, not with objective {objective!r}; "
                 "engines onnxruntime and torch do"
             )
         params = self._params(tunable)
-        name = f"{KIND}.{tunable}"
+        name = f"{ORT_TRAINING}.{tunable}"
         kind = name if name in self.manifest.graphs else f"train.{tunable}"
         return OnnxGradients(self, self._session(kind), params)
 

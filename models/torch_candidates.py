@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from .errors import ExportError, one_line
+from .manifest import ORT_TRAINING
 from .torch_graph import convert, part, to_onnx
 from .torch_parity import Candidate
 from .torch_subject import Subject, batch_norms, statistics, training
@@ -53,7 +54,7 @@ def candidates(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:
         for norms, sets in _alike(subject, wanted).items():
             for tunable, names in sets.items():
                 onnx = training_graph(training(subject, norms), names)
-                yield Candidate(f"ort-training.{tunable}", onnx, names, norms=norms)
+                yield Candidate(f"{ORT_TRAINING}.{tunable}", onnx, names, norms=norms)
 
 
 def _losses(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:

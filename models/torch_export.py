@@ -15,6 +15,7 @@ from . import bundle as bundles
 from .errors import ExportError, one_line
 from .manifest import (
     LEVELS,
+    ORT_TRAINING,
     PRECISIONS,
     TRAINING,
     File,
@@ -160,7 +161,7 @@ def _add_lower(passed: Passed, weights: Tensors, spec: ExportSpec) -> None:
 def _described(candidate: Candidate, graphs: Mapping[str, Graph]) -> Graph:
     """Operators of onnxruntime-training have no known shapes; their work is that of the graph they equal."""
     kind, _, tunable = candidate.name.partition(".")
-    work = graphs[f"train.{tunable}"] if kind == "ort-training" else measure_work(candidate.onnx)
+    work = graphs[f"train.{tunable}"] if kind == ORT_TRAINING else measure_work(candidate.onnx)
     return Graph(
         f"{candidate.name}.onnx", "", len(candidate.onnx), candidate.trainable,
         work.flops, work.fixed_bytes, work.bytes_per_sample, candidate.frozen,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import ParityError, one_line
-from .manifest import Extra, Graph
+from .manifest import ORT_TRAINING, Extra, Graph
 from .onnx_session import Loaded, SessionSettings, load_session
 from .torch_gradients import Inputs, loss_and_gradients, losses_of
 from .torch_graph import external_names
@@ -147,7 +147,7 @@ def _torch_outputs(subject: Subject, candidate: Candidate, inputs: Inputs) -> Ou
             return {"losses": losses_of(subject, inputs).numpy()}
         moving = {name: inputs.tensors[name].clone() for name in candidate.statistics}
         inputs = replace(inputs, tensors={**inputs.tensors, **moving})
-        objective = "train" if kind == "ort-training" else kind
+        objective = "train" if kind == ORT_TRAINING else kind
         loss, grads = loss_and_gradients(subject, objective, inputs, candidate.trainable)
     named = {f"grad.{name}": g.numpy() for name, g in zip(candidate.trainable, grads, strict=True)}
     return {"loss": loss.numpy(), **named, **{f"next.{name}": t.numpy() for name, t in moving.items()}}
