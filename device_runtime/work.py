@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from models.engine import DeviceModel
 from models.errors import ModelError
@@ -28,9 +29,31 @@ class Assignment:
     deadline: float
 
 
+class Worker(Protocol):
+    """Who does an assignment: a device with its equipment, or a simulated one on a virtual clock."""
+
+    @property
+    def workload(self) -> Workload:
+        """What the task takes with the data that is here."""
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """In seconds."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory held since `begin`."""
+
+    def begin(self) -> None:
+        """A new piece of work."""
+
+    def train(self, strategy: AnyStrategy, seed: int, deadline: float) -> Contribution:
+        """Raises OutOfTime, OutOfMemory; EngineError, BundleError; TensorError for one that diverged."""
+
+
 @dataclass(frozen=True)
 class Equipment:
-    """What the device has to work with."""
+    """What the device has to work with; see `Worker`."""
 
     name: str
     model: DeviceModel
@@ -39,6 +62,20 @@ class Equipment:
     watcher: Watcher
     clock: Callable[[], float]
     progress: Callable[[float], None] = lambda _: None
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.watcher.peak_bytes
+
+    def begin(self) -> None:
+        self.watcher.start()
+
+    def train(self, strategy: AnyStrategy, seed: int, deadline: float) -> Contribution:
+        trained = strategy.train(
+            self.model, self.data, Run(seed, self.name, self.clock, deadline, self.progress)
+        )
+        check(trained.tensors, strategy.expected(self.model.manifest))
+        return trained
 
 
 @dataclass(frozen=True)
@@ -72,43 +109,39 @@ class Outcome:
         return (*self.plan.reasons, *self.gave_up)
 
 
-def perform(equipment: Equipment, profile: DeviceProfile, assignment: Assignment) -> Outcome:
+def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> Outcome:
     """Train the richest update that fits; when the clock, the memory or the engine says no, the next."""
     kinds = assignment.kinds
     gave_up: tuple[str, ...] = ()
     timings: tuple[Timing, ...] = ()
-    began = equipment.clock()
-    equipment.watcher.start()
+    began = worker.clock()
+    worker.begin()
     while True:
-        attempt = equipment.clock()
-        plan = choose(profile, kinds, equipment.workload, assignment.deadline - attempt)
+        attempt = worker.clock()
+        plan = choose(profile, kinds, worker.workload, assignment.deadline - attempt)
         chosen = plan.chosen
         contribution = None
         if chosen is not None:
             try:
-                contribution = _train(equipment, chosen, profile, assignment)
-                timings += _timing(chosen, equipment.clock() - attempt)
+                contribution = worker.train(
+                    chosen.strategy, assignment.seed, _upload_begins(chosen, profile, assignment)
+                )
+                timings += _timing(chosen, worker.clock() - attempt)
             except (OutOfTime, OutOfMemory, ModelError) as error:
                 gave_up = (*gave_up, f"{chosen.label} given up: {error}")
                 log.warning(gave_up[-1])
                 timings += _timing(chosen, error.whole_s) if isinstance(error, OutOfTime) else ()
                 kinds = cheaper(kinds, chosen)
                 continue
-        seconds = equipment.clock() - began
-        energy_j, peak = seconds * profile.power.load_w, equipment.watcher.peak_bytes
-        return Outcome(plan, contribution, seconds, energy_j, peak, gave_up, timings)
+        seconds = worker.clock() - began
+        energy_j = seconds * profile.power.load_w
+        return Outcome(plan, contribution, seconds, energy_j, worker.peak_bytes, gave_up, timings)
 
 
-def _train(
-    equipment: Equipment, chosen: Candidate, profile: DeviceProfile, assignment: Assignment
-) -> Contribution:
-    """Raises OutOfTime, OutOfMemory; EngineError, BundleError; TensorError for a training that diverged."""
+def _upload_begins(chosen: Candidate, profile: DeviceProfile, assignment: Assignment) -> float:
+    """When training must be done, for the upload to be in time."""
     upload_s = chosen.cost.bytes_up / profile.bandwidth.up if chosen.cost else 0.0
-    deadline = assignment.deadline - upload_s
-    run = Run(assignment.seed, equipment.name, equipment.clock, deadline, equipment.progress)
-    trained = chosen.strategy.train(equipment.model, equipment.data, run)
-    check(trained.tensors, chosen.strategy.expected(equipment.model.manifest))
-    return trained
+    return assignment.deadline - upload_s
 
 
 def _timing(chosen: Candidate, seconds: float) -> tuple[Timing, ...]:

@@ -92,7 +92,7 @@ class Work:
 class Cost:
     """Predicted for one update on one device. `seconds` covers download, compute and upload;
     `peak_memory_bytes` is the whole process; `energy_j` is modelled (load power while computing, idle
-    power while waiting for the link).
+    power while waiting for the link); `flops` are the operations of all passes.
     """
 
     seconds: float
@@ -101,6 +101,7 @@ class Cost:
     bytes_up: int
     bytes_down: int
     energy_j: float
+    flops: float = 0.0
 
 
 def activation_bytes(workload: Workload, graph: str, samples: int | None = None) -> int:
@@ -122,4 +123,5 @@ def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
         bytes_up=work.bytes_up,
         bytes_down=work.bytes_down,
         energy_j=compute * profile.power.load_w + transfer * profile.power.idle_w,
+        flops=sum(one.samples * one.flops for one in work.passes),
     )

@@ -1,0 +1,32 @@
+"""The plain executor: one device after another, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from models.engines import open_model
+from models.tensors import Tensors
+
+from .job import Job, Result, World, train
+
+
+class Plain:
+    """See `Executor`. What the others are held equal to."""
+
+    name = "plain"
+
+    def __init__(self, world: World) -> None:
+        """Raises EngineError, BundleError."""
+        self._world = world
+        self._model = open_model(world.bundle, world.engine)
+        self._loaded: Tensors | None = None
+
+    def run(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+        for job in jobs:
+            if bases[job.base] is not self._loaded:
+                self._loaded = bases[job.base]
+                self._model.load(self._loaded)
+            yield train(self._model, self._world, job)
+
+    def close(self) -> None:
+        self._model.unload()

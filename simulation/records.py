@@ -1,0 +1,76 @@
+"""What a simulated run says of itself: one line for each round, one for each device that was asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Fate = Literal["counted", "late", "refused", "crashed", "dropped out", "sat out", "unheard"]
+"""What became of a device that was asked: its update counted; came too late; was refused by the checks; its
+process died; it left and did not come back in time to matter; nothing fitted; or the run ended first."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One device asked for one update. Times are virtual seconds since the run began.
+
+    `round` is the one it was asked in, `into` the one its update counts in (0: in none). `kind` is empty for
+    one that sat out; `form` names the variant ("entropy-subset 25%"). `group` is its group in the fleet.
+    `compute_s` covers what was given up on the way. Bytes and energy are what was spent, whatever became of
+    it. `forward_passes` counts compute in F, one forward pass of one sample (thesis 000, A.1).
+    """
+
+    round: int
+    into: int
+    device: str
+    group: str
+    kind: str
+    form: str
+    fate: Fate
+    straggler: bool
+    asked_s: float
+    ended_s: float
+    download_s: float
+    compute_s: float
+    upload_s: float
+    bytes_down: int
+    bytes_up: int
+    energy_j: float
+    peak_memory_bytes: int
+    num_examples: int
+    forward_passes: float
+    train_loss: float
+    why: str
+
+
+@dataclass(frozen=True)
+class RoundLine:
+    """One closed round. `eval_*` are of the served model, nan in rounds that were not evaluated.
+
+    Sums (`energy_j`, `bytes_*`, `train_time_s`, `forward_passes`) are over every device whose ask ended in
+    this round, whatever became of it; `wasted_j` is the part of those whose update did not count.
+    `participants` counts devices whose update counts; `staleness` is how many rounds these were behind, mean.
+    """
+
+    round: int
+    opened_s: float
+    closed_s: float
+    eval_acc: float
+    eval_loss: float
+    base_eval_acc: float
+    train_loss: float
+    asked: int
+    participants: int
+    stragglers: int
+    late: int
+    lost: int
+    sat_out: int
+    refused: int
+    staleness: float
+    train_time_s: float
+    energy_j: float
+    wasted_j: float
+    bytes_up: int
+    bytes_down: int
+    forward_passes: float
+    eval_acc_by_class: tuple[float, ...] = ()
