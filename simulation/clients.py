@@ -16,7 +16,7 @@ from strategies.kind import LocalData
 
 @dataclass(frozen=True)
 class Clients:
-    """`x` raw inputs (n, ...), `y` labels int64 (n,); device i holds order[offsets[i]:offsets[i + 1]] of them.
+    """`x` raw inputs (n, ...), `y` labels int64 (n,); device i has order[offsets[i]:offsets[i + 1]].
 
     `x` may be memory-mapped: a device's samples are read and prepared when they are asked for.
     """
