@@ -29,9 +29,8 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The kind, with the share where it has one: "entropy-subset 25%"."""
-        share = getattr(self.strategy, "share", None)
-        return self.kind if share is None else f"{self.kind} {share:.0%}"
+        """The kind, with its form where it has several: "entropy-subset 25%"."""
+        return f"{self.kind} {self.strategy.form}".rstrip()
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,10 @@ class EntropySubset(Usual):
     def share(self) -> float:
         return self.shares[0]
 
+    @property
+    def form(self) -> str:
+        return f"{self.share:.0%}"
+
     def variants(self) -> tuple[EntropySubset, ...]:
         return tuple(replace(self, shares=(share,)) for share in sorted(self.shares, reverse=True))
 

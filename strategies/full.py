@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -24,6 +24,8 @@ from .workload import training_work
 class Full(Usual):
     """Every parameter, trained for `epochs` local epochs. `mu > 0` adds FedProx's mu/2 * ||w - w_g||^2.
 
+    `reduced_epochs > 0` lets a device that cannot afford `epochs` train that many: FedAvg+, FedProx+ (thesis
+    002, section 4.4: stragglers run E_r = 1 epochs instead of being dropped).
     `clip_norm > 0` bounds the norm of each step's gradient, which recurrent networks need.
     Defaults: thesis 002, table 4.1 (SGD lr 0.1, momentum 0.5, weight decay 1e-5, batch 64, E = 10).
     """
@@ -36,12 +38,24 @@ class Full(Usual):
     batch: int = 64
     mu: float = 0.0
     clip_norm: float = 0.0
+    reduced_epochs: int = 0
 
     def __post_init__(self) -> None:
         ranges.counts(epochs=self.epochs, batch=self.batch)
+        if self.reduced_epochs:
+            ranges.counts(self.epochs, reduced_epochs=self.reduced_epochs)
         ranges.positive(lr=self.lr)
         ranges.not_negative(weight_decay=self.weight_decay, mu=self.mu, clip_norm=self.clip_norm)
         ranges.momentum(self.momentum)
+
+    @property
+    def form(self) -> str:
+        return f"epochs={self.epochs}" if self.reduced_epochs == self.epochs else ""
+
+    def variants(self) -> tuple[Full, ...]:
+        if self.reduced_epochs in (0, self.epochs):
+            return (self,)
+        return replace(self, reduced_epochs=0), replace(self, epochs=self.reduced_epochs)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         trained = workload.samples * self.epochs

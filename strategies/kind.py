@@ -122,6 +122,10 @@ class Strategy(Protocol[S]):
     own_round: ClassVar[bool]
     """Whether a contribution means nothing outside the round that it was made for."""
 
+    @property
+    def form(self) -> str:
+        """Which of its forms this is, in a word; empty for a kind that has one."""
+
     def variants(self) -> tuple[Strategy[S], ...]:
         """The forms a device may choose from, the richest first."""
 
@@ -157,6 +161,10 @@ class Usual:
     """What most kinds do: one form, sensible for any data, nothing to doubt, bound to no round."""
 
     own_round: ClassVar[bool] = False
+
+    @property
+    def form(self) -> str:
+        return ""
 
     def variants(self: K) -> tuple[K, ...]:
         return (self,)

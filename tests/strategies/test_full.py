@@ -109,3 +109,14 @@ def test_statistics_that_training_moves_belong_to_an_update(bundle, strategy, tu
         graphs={**manifest.graphs, f"train.{tunable}": graph},
     )
     assert [spec.name for spec in strategy.expected(moving)] == [*manifest.names(tunable), "running"]
+
+
+def test_a_device_may_train_fewer_epochs_where_the_round_allows_it():
+    """FedAvg+ (thesis 002): all epochs, or the reduced number."""
+    whole, reduced = Full(epochs=10, reduced_epochs=1).variants()
+    assert (whole.epochs, whole.form) == (10, "")
+    assert (reduced.epochs, reduced.form) == (1, "epochs=1")
+    assert reduced.variants() == (reduced,)
+    assert Full(epochs=10).variants() == (Full(epochs=10),)
+    with pytest.raises(ValueError, match="reduced_epochs is 11, expected 1 to 10"):
+        Full(epochs=10, reduced_epochs=11)
