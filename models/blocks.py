@@ -1,8 +1,10 @@
 """Long vectors in pieces that stay in the processor's cache, so that one pass over memory does many sums."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .tensors import Vector
 
@@ -15,7 +17,7 @@ def scratch_for(vector: Vector) -> Vector:
     return np.empty(min(vector.size, BLOCK), np.float32)
 
 
-def blocks(*vectors: Vector) -> Iterator[tuple[Vector, ...]]:
+def blocks(*vectors: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
     """The same piece of every vector, as views, from the first to the last; vectors: all of shape (size,)."""
     for start in range(0, vectors[0].size, BLOCK):
         yield tuple(vector[start : start + BLOCK] for vector in vectors)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.blocks import BLOCK, blocks
 from models.tensors import Tensors
 
 
@@ -23,24 +24,43 @@ class TensorMean:
         if not weight > 0:
             raise ValueError(f"a weight must be positive, not {weight}")
         for name, value in tensors.items():
-            self._accumulate(name, np.multiply(value, weight, dtype=np.float64), weight)
+            if name in self.sums:
+                _add_scaled(self.sums[name], value, weight)
+                self.weights[name] += weight
+            else:
+                self.sums[name] = np.multiply(value, weight, out=np.empty(value.shape), dtype=np.float64)
+                self.weights[name] = weight
         return self
 
     def join(self, other: TensorMean) -> TensorMean:
         """The mean over the members of both."""
         joined = TensorMean({name: total.copy() for name, total in self.sums.items()}, dict(self.weights))
         for name, total in other.sums.items():
-            joined._accumulate(name, total, other.weights[name])
+            if name in joined.sums:
+                joined.sums[name] += total
+                joined.weights[name] += other.weights[name]
+            else:
+                joined.sums[name] = total.copy()
+                joined.weights[name] = other.weights[name]
         return joined
 
     def mean(self) -> dict[str, NDArray[Any]]:
         """The means, float32."""
-        return {name: (total / self.weights[name]).astype(np.float32) for name, total in self.sums.items()}
+        return {
+            name: np.divide(
+                total, self.weights[name], out=np.empty(total.shape, np.float32), casting="same_kind"
+            )
+            for name, total in self.sums.items()
+        }
 
-    def _accumulate(self, name: str, total: NDArray[np.float64], weight: float) -> None:
-        if name in self.sums:
-            self.sums[name] += total
-            self.weights[name] += weight
-        else:
-            self.sums[name] = total.copy()
-            self.weights[name] = weight
+
+def _add_scaled(total: NDArray[np.float64], value: NDArray[Any], weight: float) -> None:
+    """total += weight * value, each product and sum rounded in float64; total: contiguous, made here."""
+    if value.shape != total.shape:
+        raise ValueError(f"a tensor is {value.shape}, the ones before it were {total.shape}")
+    scratch = np.empty(min(value.size, BLOCK))
+    for sums, values in blocks(total.reshape(-1), value.reshape(-1)):
+        product = scratch[: values.size]
+        product[...] = values
+        product *= weight
+        np.add(sums, product, out=sums)
