@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 NETWORKS: dict[str, str] = {
+    "linear": "small:linear",
+    "mlp": "small:mlp",
+    "cnn": "small:cnn",
     "wrn": "wide_resnet:wrn",
     "squeezenet": "squeezenet:squeezenet",
     "mobilenet_v2": "mobilenet_v2:mobilenet_v2",

@@ -38,6 +38,9 @@ SMALL, IMAGE = InputSpec((3, 16, 16)), InputSpec((3, 64, 64))
 TEXT = InputSpec((6,), dtype="int64", vocabulary=50)
 LAYERS = {"dim": 16, "depth": 3, "heads": 2}
 CASES = {
+    "linear": Case("linear", SMALL, {"inputs": 3 * 16 * 16}),
+    "mlp": Case("mlp", SMALL, {"inputs": 3 * 16 * 16, "hidden": 16, "depth": 3}),
+    "cnn": Case("cnn", SMALL, {"size": 16}),
     **{f"wrn-{depth}": Case("wrn", SMALL, {"depth": depth}) for depth in (10, 16, 22, 28, 34, 40)},
     "wrn with batch norm": Case("wrn", SMALL, {"depth": 16, "norm": "batch"}),
     "wrn with batch norm in training": Case("wrn", SMALL, {"depth": 16, "norm": "batch"}, "training"),

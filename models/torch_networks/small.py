@@ -1,0 +1,83 @@
+"""Small networks that federated learning is compared on: softmax regression, an MLP, two convolutions."""
+# mypy: allow-untyped-calls, allow-any-unimported, allow-subclassing-any
+
+from torch import Tensor, nn
+
+KERNEL = 3
+MAPS = (32, 64)  # of the two convolutions
+DENSE = 128
+HIDDEN_LEVELS = ("low", "mid", "up")
+
+
+class Linear(nn.Module):
+    """The head alone: its features are the flattened input, and every tunable set is the head."""
+
+    levels = {"head": "head"}  # noqa: RUF012
+    level_outputs = {}  # type: ignore[var-annotated]  # noqa: RUF012
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, *shape) of `inputs` values together -> (n, classes)."""
+        return self.head(x.flatten(1))
+
+
+class Mlp(nn.Module):
+    """Hidden layers with ReLU; the first third of them is level low, the next mid, the last up."""
+
+    def __init__(self, inputs: int, hidden: int, depth: int, classes: int) -> None:
+        super().__init__()
+        if depth < 1:
+            raise ValueError(f"depth is {depth}, expected 1 or more hidden layers")
+        widths = [inputs] + [hidden] * depth
+        layers = (nn.Sequential(nn.Linear(a, hidden), nn.ReLU()) for a in widths[:-1])
+        self.hidden = nn.Sequential(*layers)
+        self.head = nn.Linear(hidden, classes)
+        by_layer = {f"hidden.{i}": HIDDEN_LEVELS[3 * i // depth] for i in range(depth)}
+        self.levels = {**by_layer, "head": "head"}
+        self.level_outputs = {level: name for name, level in by_layer.items()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, *shape) of `inputs` values together -> (n, classes)."""
+        return self.head(self.hidden(x.flatten(1)))
+
+
+class Cnn(nn.Module):
+    """Two 3x3 convolutions without padding, max pooling over 2x2, one dense layer, the head."""
+
+    levels = {"conv1": "low", "conv2": "mid", "dense": "up", "head": "head"}  # noqa: RUF012
+    level_outputs = {"low": "conv1", "mid": "conv2", "up": "dense"}  # noqa: RUF012
+
+    def __init__(self, in_channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        pooled = (size - 2 * (KERNEL - 1)) // 2
+        if pooled < 1:
+            raise ValueError(f"size is {size}, expected images of 6x6 or larger")
+        self.conv1 = nn.Sequential(nn.Conv2d(in_channels, MAPS[0], KERNEL), nn.ReLU())
+        self.conv2 = nn.Sequential(nn.Conv2d(*MAPS, KERNEL), nn.ReLU(), nn.MaxPool2d(2))
+        self.dense = nn.Sequential(nn.Flatten(), nn.Linear(MAPS[1] * pooled**2, DENSE), nn.ReLU())
+        self.head = nn.Linear(DENSE, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, in_channels, size, size) -> (n, classes)."""
+        return self.head(self.dense(self.conv2(self.conv1(x))))
+
+
+def linear(inputs: int = 784, classes: int = 10) -> Linear:
+    """Softmax (logistic) regression on all values of an input; 7,850 parameters for images of 28x28."""
+    return Linear(inputs, classes)
+
+
+def mlp(inputs: int = 784, hidden: int = 200, depth: int = 2, classes: int = 10) -> Mlp:
+    """McMahan et al. 2017's "2NN": 199,210 parameters for images of 28x28."""
+    return Mlp(inputs, hidden, depth, classes)
+
+
+def cnn(in_channels: int = 3, size: int = 32, classes: int = 10) -> Cnn:
+    """conv32-conv64-pool-dense128 on square images: as Reddi et al. 2021 on EMNIST, without dropout.
+
+    1,626,442 parameters for 3x32x32. Random weights come from torch's global generator.
+    """
+    return Cnn(in_channels, size, classes)
