@@ -42,7 +42,7 @@ def test_missing_torch_says_what_to_install(monkeypatch):
         ((WRN, "--set", "depth=11"), "depth is 11"),
         ((WRN, "--set", "height=11"), "unexpected keyword argument 'height'"),
         (("collections:Counter",), "gives a Counter, expected a torch.nn.Module"),
-        (("resnet1",), "no network 'resnet1'; known are wrn, squeezenet"),
+        (("resnet1",), "no network 'resnet1'; known are linear, mlp, cnn, wrn, squeezenet"),
         (("wrn", "--set", "height=11"), "wrn takes no setting height; it takes depth, width"),
         (("wrn", "--set", "depth=11"), "wrn with depth=11 fails: depth is 11"),
         ((WRN, "--weights", "nowhere.safetensors"), r"nowhere.safetensors cannot be read"),
