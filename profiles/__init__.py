@@ -1,7 +1,9 @@
 """What a device can do and what work costs on it: measured, predicted, classified."""
 
+from .chances import Chances
 from .cost import Cost, GraphWork, Pass, Work, Workload, predict
 from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
+from .fleets import BatterySpec, Fleet, FleetSpec
 from .measure import host_profile, measure_speed
 from .shipped import ProfileError, shipped, shipped_names
 from .straggler import Verdict, classify
@@ -9,8 +11,12 @@ from .straggler import Verdict, classify
 __all__ = [
     "Bandwidth",
     "Battery",
+    "BatterySpec",
+    "Chances",
     "Cost",
     "DeviceProfile",
+    "Fleet",
+    "FleetSpec",
     "GraphWork",
     "Memory",
     "Pass",
