@@ -1,0 +1,1 @@
+"""What the papers measure, as pure functions of records, features and logits."""
