@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from broker import topics
 from broker.errors import BlobError
-from broker.link import Connected, Disconnected, Event, Link, Received, Will
+from broker.link import Connected, Disconnected, Event, Received, Will
 from broker.messages import (
     INLINE_LIMIT,
     Blob,
@@ -51,8 +52,22 @@ TICK_S = 0.1
 """Seconds between looks at what is due, while nothing comes in."""
 
 
+class Wire(Protocol):
+    """The part of `broker.link.Link` that is used here."""
+
+    @property
+    def url(self) -> object:
+        """Whom it is connected to, for people."""
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
+        """Send, now or when the link is back; never waits. False when too much waits already."""
+
+
 class Agent:
-    """One device in one task. Make the link with this agent's `inbox`, `will()` and `subscriptions()`."""
+    """One device in one task. Make the link with this agent's `inbox`, `will()` and `subscriptions()`.
+
+    `run` is the loop; `begin` and `step` are its parts, for whoever has a loop of their own.
+    """
 
     def __init__(self, settings: Settings, boot: int, clock: Callable[[], float]) -> None:
         """`boot` is drawn anew in each life of the process, so that the will of an earlier one is known."""
@@ -82,24 +97,45 @@ class Agent:
     def subscriptions(self) -> tuple[str, ...]:
         return (topics.ROUND, topics.down(self.settings.name, "#"))
 
-    def run(self, link: Link, stop: threading.Event, until_done: bool = False) -> None:
-        """Work until stopped or, with `until_done`, until the task is done and everything is receipted.
+    @property
+    def finished(self) -> bool:
+        """Whether the task is done and everything is receipted."""
+        return self.done and not len(self._outbox)
 
-        Raises DataError, ModelError, OutOfMemory for what this device cannot mend by waiting.
+    @property
+    def waiting(self) -> bool:
+        """Whether something may fall due though nothing comes in: call `step` several times a second."""
+        return self._open is not None or len(self._outbox) > 0
+
+    def run(self, link: Wire, stop: threading.Event, until_done: bool = False) -> None:
+        """Work until stopped or, with `until_done`, until finished. Raises as `step` does."""
+        self.begin(link, stop)
+        while not stop.is_set() and not (until_done and self.finished):
+            self.step(TICK_S)
+
+    def begin(self, link: Wire, stop: threading.Event | None = None) -> None:
+        """What it speaks through from now on; `stop`, where there is one, ends work that is being done."""
+        self._link, self._stop = link, stop or self._stop
+
+    def step(self, timeout: float = 0.0) -> bool:
+        """Take one event and, when no other waits, do what is due. Returns whether there was an event.
+
+        Waits up to `timeout` seconds for it. Raises DataError, ModelError, OutOfMemory for what this device
+        cannot mend by waiting.
         """
-        self._link, self._stop = link, stop
-        while not stop.is_set() and not (until_done and self.done and not len(self._outbox)):
-            try:
-                if event := self.inbox.next(TICK_S):
-                    self._handle(*event)
-                if self.inbox.empty():  # work on the newest offer, not on one that is overtaken
-                    self._tick()
-            except (MessageError, TopicError) as error:
-                log.warning("ignored: %s", error)
-            except BlobError as error:
-                self._warn(str(error))
-            except Stopped as error:
-                log.info("%s", error)
+        event = self.inbox.next(timeout)
+        try:
+            if event:
+                self._handle(*event)
+            if self.inbox.empty():  # work on the newest offer, not on one that is overtaken
+                self._tick()
+        except (MessageError, TopicError) as error:
+            log.warning("ignored: %s", error)
+        except BlobError as error:
+            self._warn(str(error))
+        except Stopped as error:
+            log.info("%s", error)
+        return event is not None
 
     def _topic(self, leaf: str) -> str:
         return topics.up(self.settings.name, leaf)

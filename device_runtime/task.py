@@ -11,14 +11,14 @@ from broker.messages import Hello, Offer
 from models.bundle import Bundle
 from models.engines import EngineWish, engine_choice, open_model
 from models.tensors import Tensors
-from profiles import DeviceProfile
+from profiles import DeviceProfile, Speed
 from strategies import registry
 from strategies.workload import workload
 
 from . import data as local_data
 from .link_speed import LinkSpeed
 from .measuring import SpeedCache, cache_key, measure, profile
-from .watching import Pretence, Watcher, limit_bytes, own_memory, rest
+from .watching import Pretence, own_memory, rest, watcher
 from .work import Assignment, Equipment, Outcome, corrected, perform
 
 log = logging.getLogger(__name__)
@@ -46,12 +46,11 @@ class DeviceTask:
         self.settings = settings
         self.manifest = bundle.manifest
         data = local_data.load(settings.data, bundle.manifest)
-        self.watcher = Watcher(limit_bytes(settings.pretence, settings.memory_bytes), settings.pretence)
+        self.watcher = watcher(settings.pretence, settings.memory_bytes)
         self.model = open_model(bundle, settings.engine, watch=self.watcher)
-        speeds = SpeedCache(settings.folder / "speed.json")
         self._engine = f"{engine_choice(bundle, settings.engine.engine)}"
-        key = cache_key(bundle.sha256, f"{self._engine} {settings.engine}", settings.pretence)
-        self._speed = speed = speeds.get(key, lambda: measure(self.model, clock))
+        self._virtual = settings.pretence if settings.pretence and settings.pretence.time else None
+        self._speed = speed = self._virtual.profile.speed if self._virtual else self._measured(bundle, clock)
         self._link = link
         self._rest()
         self.profile = self._as_it_is_now()
@@ -99,8 +98,15 @@ class DeviceTask:
         self._rest()
         return outcome
 
+    def _measured(self, bundle: Bundle, clock: Callable[[], float]) -> Speed:
+        speeds = SpeedCache(self.settings.folder / "speed.json")
+        key = cache_key(bundle.sha256, f"{self._engine} {self.settings.engine}", self.settings.pretence)
+        return speeds.get(key, lambda: measure(self.model, clock))
+
     def _as_it_is_now(self) -> DeviceProfile:
         """Memory that is free, battery and temperature change from round to round; the speed was measured."""
+        if self._virtual:
+            return own_memory(replace(self._virtual.profile, engine=self._engine), self.settings.memory_bytes)
         now = profile(self._speed, self._engine, self.settings.pretence)
         if self.settings.pretence is None:  # else it is the link of the board
             now = replace(now, bandwidth=self._link.over(now.bandwidth))
@@ -109,4 +115,5 @@ class DeviceTask:
     def _rest(self) -> None:
         """Between rounds: no sessions, and their memory given back."""
         self.model.unload()
-        rest()
+        if not self._virtual:
+            rest()

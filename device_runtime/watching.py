@@ -21,11 +21,24 @@ from .errors import OutOfMemory
 
 
 @dataclass(frozen=True)
+class Time:
+    """How time is told and spent, in seconds."""
+
+    clock: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+
+
+@dataclass(frozen=True)
 class Pretence:
-    """Another device to be: its profile, and how much slower still (a busy or hot board, a heavier task)."""
+    """Another device to be: its profile, and how much slower still (a busy or hot board, a heavier task).
+
+    With a `time` of its own it is virtual, one of many in a simulation: what it does takes the time that the
+    profile says, whatever it takes here, and its memory is judged by prediction; its link is simulated too.
+    """
 
     profile: DeviceProfile
     slow: float = 1.0
+    time: Time | None = None
 
     @classmethod
     def of(cls, name: str, slow: float = 1.0, uplink: float | None = None) -> Pretence:
@@ -34,14 +47,6 @@ class Pretence:
         speed = replace(profile.speed, flops_per_s=profile.speed.flops_per_s / slow)
         bandwidth = profile.bandwidth if uplink is None else Bandwidth(uplink, profile.bandwidth.down, "set")
         return cls(replace(profile, speed=speed, bandwidth=bandwidth), slow)
-
-
-@dataclass(frozen=True)
-class Time:
-    """How time is told and spent, in seconds."""
-
-    clock: Callable[[], float] = time.perf_counter
-    sleep: Callable[[float], None] = time.sleep
 
 
 class Watcher:
@@ -68,7 +73,7 @@ class Watcher:
 
     def will_load(self, name: str, graph: Graph) -> None:
         """Raises OutOfMemory when the session and one batch through it would not fit."""
-        needed = self._resident() + SESSION_BYTES + graph.memory_bytes(graph.rows(self._batch))
+        needed = self._needed(graph)
         if needed > self.limit_bytes:
             raise OutOfMemory(
                 f"{name} needs {needed / 1e6:.0f} MB in all, "
@@ -111,10 +116,48 @@ class Watcher:
         self._time.sleep(seconds)
         return seconds
 
+    def _needed(self, graph: Graph) -> int:
+        """Bytes of the whole process with a session of this graph, and one batch in it."""
+        return self._resident() + SESSION_BYTES + graph.memory_bytes(graph.rows(self._batch))
+
     def _resident(self) -> int:
         held = int(self._process.memory_info().rss)
         self.peak_bytes = max(self.peak_bytes, held)
         return held
+
+
+class VirtualWatcher(Watcher):
+    """Of a virtual device: every run takes the profile's time, on the device's own clock, and none of ours.
+
+    Memory is that of the profile, and what is predicted for the sessions; what this process holds is of many.
+    """
+
+    def __init__(self, limit_bytes: int, profile: DeviceProfile, time: Time) -> None:
+        super().__init__(limit_bytes, Pretence(profile, time=time), time=time)
+        self._profile = profile
+
+    def ran(self, name: str, graph: Graph, samples: int, seconds: float) -> None:
+        self._time.sleep(samples * self._profile.speed.of(name, graph.flops))
+
+    def transfer(self, up: int = 0, down: int = 0) -> float:
+        """Nothing: the simulated link takes the time."""
+        return 0.0
+
+    def _needed(self, graph: Graph) -> int:
+        needed = super()._needed(graph)
+        self.peak_bytes = max(self.peak_bytes, min(needed, self.limit_bytes))
+        return needed
+
+    def _resident(self) -> int:
+        return self._profile.memory.resident_bytes
+
+
+def watcher(pretence: Pretence | None, memory_bytes: int | None) -> Watcher:
+    """What suits the device; `memory_bytes` is its limit where one is set by hand."""
+    limit = limit_bytes(pretence, memory_bytes)
+    if pretence is not None and pretence.time is not None:
+        return VirtualWatcher(limit, pretence.profile, pretence.time)
+    return Watcher(limit, pretence)
 
 
 def own_memory(profile: DeviceProfile, memory_bytes: int | None) -> DeviceProfile:

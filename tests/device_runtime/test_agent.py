@@ -14,11 +14,12 @@ from broker.topics import parse
 from device_runtime.agent import Agent
 from device_runtime.downloads import Downloads
 from device_runtime.task import Settings
+from device_runtime.watching import Pretence, Time
 from models import bundle as bundles
 from models import manifest as manifests
 from models import tensors
 from models.bundle import Bundle
-from profiles import Speed
+from profiles import Speed, shipped
 from strategies import registry
 from strategies.class_means import ClassMeans
 
@@ -338,3 +339,43 @@ def test_a_device_told_to_stop_gives_up_what_it_trains_and_sends_nothing(stage):
     stage.agent.run(stage.link, stop)
     assert stop.is_set()
     assert not stage.contributions
+
+
+def test_whoever_has_a_loop_of_their_own_steps_the_agent_until_it_waits_for_nothing(stage):
+    agent = stage.agent
+    agent.begin(stage.link)
+    assert agent.step()  # connected; says hello to nobody
+    assert not agent.step()
+    assert not agent.waiting
+    stage.link.receipts = False
+    stage.link.announce(stage.offer())
+    while agent.step():
+        pass
+    assert [c.round for c in stage.contributions] == [1]
+    assert agent.waiting  # for its receipt
+    stage.link.receipt(stage.contributions[0])
+    assert agent.step()
+    assert not agent.waiting
+    assert not agent.finished
+    stage.link.offer = None
+    stage.link.announce(stage.offer(kinds=(), done=True))
+    while agent.step():
+        pass
+    assert agent.finished
+
+
+def test_a_virtual_device_computes_in_the_time_of_its_profile_and_measures_nothing(stage, monkeypatch):
+    monkeypatch.setattr("device_runtime.task.measure", None)
+    profile = shipped("pi-zero-2w")
+    pretence = Pretence(profile, time=Time(stage.clock, stage.clock.sleep))
+    agent = Agent(Settings("a", stage.folder / "a.npz", stage.folder, pretence), 1, stage.clock)
+    link = ScriptedLink(agent, stage.contents)
+    agent.begin(link)
+    link.announce(stage.offer())
+    while agent.step():
+        pass
+    forward_s = 40 * stage.bundle.manifest.graphs["forward"].flops / profile.speed.flops_per_s
+    assert stage.clock.now == pytest.approx(forward_s, rel=1e-9)
+    [contribution] = link.of(Contribution)
+    assert contribution.metrics.train_time_ms == round(1e3 * forward_s)
+    assert not (stage.folder / "speed.json").exists()

@@ -1,13 +1,15 @@
 import os
+from dataclasses import replace
 
 import numpy as np
 import psutil
 import pytest
 
 from device_runtime.errors import OutOfMemory
-from device_runtime.watching import Pretence, Time, Watcher, limit_bytes, own_memory
+from device_runtime.watching import Pretence, Time, Watcher, limit_bytes, own_memory, watcher
 from models.onnx_engine import OnnxModel
-from profiles import ProfileError, shipped
+from profiles import Memory, ProfileError, Speed, shipped
+from profiles.cost import SESSION_BYTES
 
 
 def test_a_run_takes_as_long_as_it_would_on_the_pretended_board(bundle, clock):
@@ -66,3 +68,38 @@ def test_a_board_that_is_not_shipped_is_named_with_those_that_are():
     assert own_memory(Pretence.of("pi-4").profile, 5).memory.limit_bytes == 5
     assert limit_bytes(Pretence.of("pi-4"), None) == 3600 * 2**20
     assert shipped("pi-4").memory.limit_bytes == 3600 * 2**20
+
+
+def virtual(clock, **changes):
+    """A Raspberry Pi 4 on a clock of its own."""
+    profile = replace(shipped("pi-4"), **changes)
+    return Pretence(profile, time=Time(clock, clock.sleep))
+
+
+def test_a_virtual_device_is_charged_its_own_time_and_none_of_this_machine_s(bundle, clock):
+    graph = bundle.manifest.graphs["forward"]
+    speed = Speed(2e9, {"loss.all": 0.25})  # seconds a sample, where a graph's time is known
+    watched = watcher(virtual(clock, speed=speed), None)
+    watched.start()
+    watched.ran("forward", graph, samples=50, seconds=99.0)
+    assert clock.now == 50 * graph.flops / 2e9
+    watched.ran("loss.all", graph, samples=4, seconds=99.0)
+    assert clock.now == 50 * graph.flops / 2e9 + 1.0
+
+
+def test_the_link_of_a_virtual_device_is_not_pretended(clock):
+    assert watcher(virtual(clock), None).transfer(up=10**9, down=10**9) == 0.0
+    assert clock.now == 0.0
+
+
+def test_a_virtual_device_s_memory_is_that_of_its_profile_and_not_of_this_process(bundle, clock):
+    graph = bundle.manifest.graphs["train.all"]
+    needed = 40_000_000 + SESSION_BYTES + graph.memory_bytes(graph.rows(32))
+    enough = watcher(virtual(clock, memory=Memory(10**9, needed, 40_000_000)), None)
+    enough.start()
+    assert enough.peak_bytes == 40_000_000
+    OnnxModel(bundle, watch=enough).trainer("all")
+    assert enough.peak_bytes == needed
+    scarce = watcher(virtual(clock, memory=Memory(10**9, needed - 1, 40_000_000)), None)
+    with pytest.raises(OutOfMemory, match="train.all needs"):
+        OnnxModel(bundle, watch=scarce).trainer("all")
