@@ -1,0 +1,62 @@
+"""What a scenario says about its data: the [data] table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from .sources import SOURCES
+
+Partition = Literal["iid", "dirichlet", "dirichlet-by-class", "shards", "classes", "natural"]
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where samples come from and how they are divided; docs/data.md says which field is for what.
+
+    Raises ValueError for an unknown source and for fields that exclude each other.
+    """
+
+    source: str = "digits"  # a name in sources.py
+    path: str = ""  # folder or file, where the source needs one
+    test_path: str = ""  # a second file, for sources of one file each
+    test_share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2  # of data that comes without a split
+    max_train: Count | None = None  # a random part of the training samples
+    max_test: Count | None = None
+
+    partition: Partition = "dirichlet"
+    alpha: Positive = 0.3  # of dirichlet and dirichlet-by-class
+    classes_per_client: Count = 2  # of classes; shards of each client, of shards
+    groups_per_client: Annotated[int, msgspec.Meta(ge=0)] = 0  # of natural; 0: all groups are given out
+    quantity_sigma: NotNegative = 0.0  # log-normal sizes, for iid and dirichlet
+    quantity_alpha: NotNegative = 0.0  # sizes by Dirichlet, for iid and dirichlet
+    samples_per_client: Count | None = None  # exactly, for iid and dirichlet; at most, for the others
+    min_samples: Count = 1
+    reuse: bool = False  # one sample may be with several clients, for iid and dirichlet
+
+    coarse: bool = False  # cifar100: the 20 superclasses
+    size: Count = 32  # images: pixels of a side
+    words: tuple[str, ...] = ()  # speech-commands: the classes; () is the usual ten, unknown and silence
+    vocabulary: Annotated[int, msgspec.Meta(ge=3)] = 10_000  # text: token ids
+    length: Count = 32  # text: tokens of a sample
+    vectors: str = ""  # text: a GloVe file, whose words make the vocabulary
+    text_column: str = ""  # text: name or number of the column; "" is the first
+    label_column: str = ""  # "" is the last
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"source is {self.source!r}, expected one of {', '.join(SOURCES)}")
+        mixed = self.partition in ("iid", "dirichlet")
+        if self.quantity_sigma and self.quantity_alpha:
+            raise ValueError("quantity_sigma and quantity_alpha are both given, expected one of them")
+        if not mixed and (self.quantity_sigma or self.quantity_alpha or self.reuse):
+            raise ValueError(
+                f"partition {self.partition} takes no quantity_sigma, quantity_alpha or reuse: "
+                "they are for iid and dirichlet"
+            )
+        if self.reuse and self.samples_per_client is None:
+            raise ValueError("reuse = true needs samples_per_client, or each client would have everything")
