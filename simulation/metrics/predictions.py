@@ -23,7 +23,8 @@ def accuracy_by_class(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float6
 def mean_logits(logits: Matrix, y: NDArray[np.int64]) -> NDArray[np.float64]:
     """(classes, classes): row = true class, column = the mean logit that it is given for each class.
 
-    nan for a class without samples. A model biased to its own classes shows stripes, one that is not a diagonal (figure 4.4).
+    nan for a class without samples. A model biased to its own classes shows stripes, one that is not a
+    diagonal (figure 4.4).
     """
     classes = logits.shape[1]
     sums = np.zeros((classes, classes))
