@@ -88,18 +88,26 @@ def check_content(message: Contribution, content: bytes, offered: Offered) -> Te
         tensors.check(update, strategy.expected(offered.manifest))
     except ModelError as error:
         raise UpdateRefused(str(error)) from None
+    if why := doubt(update, message.num_examples, kind, offered.base):
+        raise UpdateRefused(why)
+    return update
+
+
+def doubt(update: Tensors, num_examples: int, kind: KindSettings, base: Tensors) -> str:
+    """Why tensors that are as expected are not believed, with values; empty when they are.
+
+    `base` is that of the round that the update was made for; it is read where the kind bounds the norm.
+    """
     for key, value in update.items():
         if key.endswith(".running_var") and value.min() < 0:
-            raise UpdateRefused(f"{key} holds {value.min():.4g}, which is no variance")
-    if doubt := strategy.doubt(update, message.num_examples):
-        raise UpdateRefused(doubt)
+            return f"{key} holds {value.min():.4g}, which is no variance"
+    if why := kind.strategy.doubt(update, num_examples):
+        return why
     if kind.max_norm is not None:
-        distance = norm(update, offered.base)
+        distance = norm(update, base)
         if not distance <= kind.max_norm:
-            raise UpdateRefused(
-                f"it is {distance:.4g} away from the base, at most {kind.max_norm:g} is believed"
-            )
-    return update
+            return f"it is {distance:.4g} away from the base, at most {kind.max_norm:g} is believed"
+    return ""
 
 
 def norm(update: Tensors, base: Tensors) -> float:

@@ -46,6 +46,10 @@ _FLAGS = {
     "min_contributions": "min_contributions",
     "min_devices": "min_devices",
     "late": "late",
+    "devices_per_round": "devices_per_round",
+    "buffer_size": "buffer_size",
+    "max_staleness": "max_staleness",
+    "staleness_weight": "staleness_weight",
     "seed": "seed",
     "eval_data": "eval_data",
 }
@@ -62,6 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--min-contributions", type=int, metavar="N", help="with fewer a round is extended (default: 1)")
     add("--min-devices", type=int, metavar="N", help="round 1 waits for as many (default: 1)")
     add("--late", choices=("discard", "count"), help="what comes after its round (default: discard)")
+    add("--devices-per-round", type=int, metavar="N", help="ask so many, drawn each round (default: all)")
+    add("--buffer-size", type=int, metavar="N", help="close a round after N contributions (default: wait)")
+    add("--max-staleness", type=int, metavar="N", help="rounds that a late one may be late (default: 5)")
+    add("--staleness-weight", type=float, metavar="A", help="t rounds late counts (1+t)^-A (default: 0.5)")
     add("--kinds", metavar="A,B,..", help="kinds of update, the preferred first (default: all)")
     add("--eval-data", metavar="FILE.npz", help="x (raw) and y to evaluate on (default: no evaluation)")
     add("--seed", type=int, help="of the task (default: 0)")

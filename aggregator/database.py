@@ -27,6 +27,9 @@ CREATE TABLE IF NOT EXISTS contributions (
     UNIQUE (round, device, kind)
 );
 CREATE INDEX IF NOT EXISTS by_round ON contributions (into_round, kind, device, round);
+CREATE TABLE IF NOT EXISTS asked (
+    device TEXT PRIMARY KEY, round INTEGER NOT NULL
+);
 CREATE TABLE IF NOT EXISTS traffic (
     round INTEGER NOT NULL, device TEXT NOT NULL, up INTEGER NOT NULL, down INTEGER NOT NULL,
     PRIMARY KEY (round, device)

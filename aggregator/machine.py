@@ -9,11 +9,11 @@ fetched in vain, and `Believed` when its content has been fetched and checked.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import MappingProxyType
+from rpds import HashTrieMap, HashTrieSet
 
 from broker.messages import Status
 
+from . import attendance
 from .moves import (
     Announce,
     Announced,
@@ -24,17 +24,18 @@ from .moves import (
     Extend,
     Fetch,
     Finish,
+    Invite,
+    Invited,
     Keep,
     Planned,
     Present,
     Reply,
-    Tick,
     Update,
     Work,
     Worked,
     WorkPhase,
 )
-from .state import SETTLE_S, Presence, Rules, Saved, State
+from .state import SETTLE_S, Rules, Saved, State
 
 Result = tuple[State, tuple[Command, ...]]
 
@@ -46,71 +47,45 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
     """
     if saved is None:
         return State(rules), ()
-    state = State(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S)
+    asked = HashTrieMap(saved.asked)
+    state = State(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S, asked=asked)
     if saved.phase == "closed":
         return _next(state, now)
     if saved.phase == "collect":
-        opened = replace(
-            _opened(state, saved.round, now), contributions=saved.contributions, answered=saved.answered
+        already = sum(number == saved.round for number in saved.asked.values())
+        opened = _opened(state, saved.round, now)
+        opened = opened.but(
+            contributions=saved.contributions,
+            answered=HashTrieSet(saved.answered),
+            places=max(0, opened.places - already),
         )
         return opened, (Announce(saved.round, again=True),)
-    return replace(state, phase=saved.phase), (Work(saved.phase, saved.round),)
+    return state.but(phase=saved.phase), (Work(saved.phase, saved.round),)
 
 
 def step(state: State, event: Event) -> Result:
     """The state after an event, and what the shell must do, in this order."""
     commands: tuple[Command, ...] = ()
     match event:
-        case Present():
-            state = _present(state, event)
-        case Planned():
-            state = _planned(_heard(state, event.device), event)
         case Announced():
-            return _heard(state, event.update.device), (_announced(state, event),)
+            state, commands = _announced(attendance.heard(state, event.update.device), event)
         case Believed():
             state, commands = _believed(state, event)
+        case Present():
+            state = attendance.present(state, event)
+        case Planned():
+            state = attendance.planned(attendance.heard(state, event.device), event)
+        case Invited():
+            state = attendance.invited(state, event)
         case Disbelieved():
-            state, commands = _disbelieved(state, event)
+            reply = Reply(event.update, "refused", event.reason)
+            state, commands = attendance.answered(state, event.update), (reply,)
         case Worked():
-            return _worked(state, event)
-        case Tick():
-            pass
-    state, more = _advance(state, event.now)
-    return state, (*commands, *more)
-
-
-def _present(state: State, event: Present) -> State:
-    """A will of an earlier life than the known one says nothing about this one."""
-    known = state.devices.get(event.device)
-    if not event.online and (known is None or known.boot != event.boot):
-        return state
-    devices = {**state.devices, event.device: Presence(event.boot, event.online, event.ready)}
-    return replace(state, devices=MappingProxyType(devices))
-
-
-def _heard(state: State, device: str) -> State:
-    known = state.devices.get(device)
-    if known is None or not known.silences:
-        return state
-    devices = {**state.devices, device: replace(known, silences=0)}
-    return replace(state, devices=MappingProxyType(devices))
-
-
-def _overdue(state: State) -> State:
-    """The deadline has passed: who has not said a word is noted."""
-    devices = {
-        name: replace(known, silences=known.silences + (name not in state.answered | state.sat_out))
-        for name, known in state.devices.items()
-    }
-    return replace(state, devices=MappingProxyType(devices))
-
-
-def _planned(state: State, event: Planned) -> State:
-    if state.phase != "collect" or event.round != state.round:
-        return state
-    if event.kind:
-        return replace(state, sat_out=state.sat_out - {event.device})
-    return replace(state, sat_out=state.sat_out | {event.device})
+            state, commands = _worked(state, event)
+    if not isinstance(event, Announced | Worked):  # an announcement at the deadline is in time
+        state, more = _advance(state, event.now)
+        commands += more
+    return _invite(state, event.now, commands) if state.due else (state, commands)
 
 
 def _judge(state: State, update: Update, known: bool) -> tuple[Status, str]:
@@ -120,41 +95,54 @@ def _judge(state: State, update: Update, known: bool) -> tuple[Status, str]:
     if update.round < 1 or update.round > state.round:
         return "refused", f"round {update.round} has not begun, round {state.round} is the latest"
     if state.phase == "collect" and update.round == state.round:
-        return "accepted", ""
+        return ("accepted", "") if state.is_asked(update.device) else ("refused", _unasked(update))
     closed = f"round {update.round} is closed"
     if state.phase != "collect":
         return "late", f"{closed}, and no round is open"
-    if state.rules.late == "discard":
+    if not state.rules.counts_late:
         return "late", f"{closed}, round {state.round} is open"
     if update.kind in state.rules.bound:
         return "late", f"{closed}, and {update.kind} counts in its own round only"
-    return "accepted", ""
+    return _judge_late(state, update)
 
 
-def _announced(state: State, event: Announced) -> Command:
-    status, reason = _judge(state, event.update, event.known)
-    return Fetch(event.update) if status == "accepted" else Reply(event.update, status, reason)
+def _judge_late(state: State, update: Update) -> tuple[Status, str]:
+    """Of a contribution to an earlier round, where such may count."""
+    rules, rounds = state.rules, state.round - update.round
+    if rounds > rules.max_staleness:
+        most = f"at most {rules.max_staleness} may be"
+        return "late", f"round {update.round} is closed: {rounds} rounds late, {most}"
+    if rules.devices_per_round is not None and state.asked.get(update.device, 0) < update.round:
+        return "refused", _unasked(update)
+    return "accepted", f"round {update.round} is closed, counted in round {state.round}"
+
+
+def _unasked(update: Update) -> str:
+    return f"{update.device} was not asked for round {update.round}"
+
+
+def _announced(state: State, event: Announced) -> Result:
+    update = event.update
+    status, reason = _judge(state, update, event.known)
+    if status == "accepted":
+        return state, (Fetch(update),)
+    return _replied(state, update, (status, reason))
 
 
 def _believed(state: State, event: Believed) -> Result:
     update = event.update
     status, reason = _judge(state, update, event.known)
     if status != "accepted":
-        return state, (Reply(update, status, reason),)
-    if update.round == state.round:
-        state = replace(state, answered=state.answered | {update.device})
-    else:
-        reason = f"round {update.round} is closed, counted in round {state.round}"
-    state = replace(state, contributions=state.contributions + 1)
+        return _replied(state, update, (status, reason))
+    state = attendance.answered(state, update).but(contributions=state.contributions + 1)
     return state, (Keep(update, state.round), Reply(update, status, reason))
 
 
-def _disbelieved(state: State, event: Disbelieved) -> Result:
-    """A device that was refused has answered: nobody waits for it any longer."""
-    update = event.update
-    if state.phase == "collect" and update.round == state.round:
-        state = replace(state, answered=state.answered | {update.device})
-    return state, (Reply(update, "refused", event.reason),)
+def _replied(state: State, update: Update, verdict: tuple[Status, str]) -> Result:
+    """It does not count; who is refused here had no business to answer."""
+    if verdict[0] != "refused":
+        state = attendance.answered(state, update)
+    return state, (Reply(update, *verdict),)
 
 
 def _worked(state: State, event: Worked) -> Result:
@@ -163,26 +151,18 @@ def _worked(state: State, event: Worked) -> Result:
     if event.phase == "publish":
         return _next(state, event.now)
     following: WorkPhase = "evaluate" if event.phase == "merge" else "publish"
-    return replace(state, phase=following), (Work(following, state.round),)
+    return state.but(phase=following), (Work(following, state.round),)
 
 
 def _next(state: State, now: float) -> Result:
     if state.round >= state.rules.rounds:
-        return replace(state, phase="done"), (Finish(),)
+        return state.but(phase="done"), (Finish(),)
     return _opened(state, state.round + 1, now), (Announce(state.round + 1),)
 
 
 def _opened(state: State, number: int, now: float) -> State:
-    return replace(
-        state,
-        phase="collect",
-        round=number,
-        opened_s=now,
-        closes_s=now + state.rules.round_deadline_s,
-        contributions=0,
-        answered=frozenset(),
-        sat_out=frozenset(),
-    )
+    closes_s = now + state.rules.round_deadline_s
+    return attendance.begun(state.but(phase="collect", round=number, opened_s=now, closes_s=closes_s))
 
 
 def _advance(state: State, now: float) -> Result:
@@ -191,17 +171,39 @@ def _advance(state: State, now: float) -> Result:
         return _next(state, now)
     if state.phase != "collect":
         return state, ()
-    enough = state.contributions >= state.rules.min_contributions
     overdue = now >= state.closes_s
     if overdue:
-        state = _overdue(state)
-    if enough and (overdue or (now >= state.settles_s and _all_answered(state))):
-        return replace(state, phase="merge"), (Work("merge", state.round),)
+        state = attendance.overdue(state)
+    if _complete(state, now, overdue):
+        return state.but(phase="merge"), (Work("merge", state.round),)
     if overdue:
-        extended = replace(state, closes_s=now + state.rules.round_deadline_s, sat_out=frozenset())
-        return extended, (Extend(state.round, state.contributions),)
+        state = attendance.extended(state.but(closes_s=now + state.rules.round_deadline_s))
+        return state, (Extend(state.round, state.contributions),)
     return state, ()
 
 
-def _all_answered(state: State) -> bool:
-    return bool(state.ready) and state.ready <= state.answered | state.sat_out
+def _complete(state: State, now: float, overdue: bool) -> bool:
+    """Whether the round closes: by its buffer, because all have answered, or because its time is over."""
+    rules = state.rules
+    if rules.buffer_size and state.contributions >= rules.buffer_size:
+        return True
+    if state.contributions < rules.min_contributions:
+        return False
+    if overdue or rules.buffer_size:
+        return overdue
+    somebody = bool(state.ready) and bool(state.answered or state.sat_out)
+    return somebody and not state.waiting and now >= state.settles_s
+
+
+def _invite(state: State, now: float, commands: tuple[Command, ...]) -> Result:
+    """After these commands, fill the places of a cohort that are free; a buffered run keeps all of them busy.
+
+    After a restart not before it is known who is there.
+    """
+    size = state.rules.devices_per_round
+    if size is None or state.phase != "collect" or now < state.settles_s:
+        return state, commands
+    buffered = state.rules.buffer_size > 0
+    places = size - len(state.waiting) - len(state.behind) if buffered else state.places
+    invite = (Invite(state.round, places),) if places > 0 else ()
+    return state.but(due=False, places=places), (*commands, *invite)

@@ -85,7 +85,16 @@ class Worked:
     phase: WorkPhase
 
 
-Event = Tick | Present | Planned | Announced | Believed | Disbelieved | Worked
+@dataclass(frozen=True)
+class Invited:
+    """Who was really asked for the round; fewer than was wanted where there were no more to ask."""
+
+    now: float
+    round: int
+    devices: tuple[str, ...]
+
+
+Event = Tick | Present | Planned | Announced | Believed | Disbelieved | Worked | Invited
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,17 @@ class Extend:
 
     round: int
     contributions: int
+
+
+@dataclass(frozen=True)
+class Invite:
+    """Pick so many more devices, offer them the open round, and answer with Invited before anything else.
+
+    Pick from those that are ready, and neither asked for this round already nor at work on an earlier one.
+    """
+
+    round: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -141,4 +161,4 @@ class Finish:
     """The last round is closed: say so."""
 
 
-Command = Announce | Extend | Fetch | Keep | Reply | Work | Finish
+Command = Announce | Extend | Invite | Fetch | Keep | Reply | Work | Finish

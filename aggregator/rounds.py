@@ -58,8 +58,9 @@ class Rounds:
             self.store.found(mine)
             (folder / "task.json").write_bytes(mine.task + b"\n")
             return mine.run, False
-        if found.task != mine.task:
-            changed = ", ".join(differences(decode(found.task), decode(mine.task)))
+        begun = decode(found.task)  # settings that are newer than the run have their defaults
+        if begun.json() != mine.task:
+            changed = ", ".join(differences(begun, decode(mine.task)))
             raise RunFolderError(
                 f"run folder {folder} belongs to another task ({changed}): give another --run-dir, "
                 "or the settings it was begun with"
@@ -82,6 +83,10 @@ class Rounds:
             min_devices=task.min_devices,
             late=task.late,
             bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
+            devices_per_round=task.devices_per_round,
+            buffer_size=task.buffer_size,
+            max_staleness=task.max_staleness,
+            staleness_weight=task.staleness_weight,
         )
 
     def open(self, number: int) -> None:
@@ -89,8 +94,8 @@ class Rounds:
         base = self._first_base if number == 1 else self.store.base(number)
         self.store.open_round(number, base)
 
-    def lobby(self) -> Offer:
-        """Round 0: what to get ready with, before there is a round."""
+    def lobby(self, number: int = 0) -> Offer:
+        """Round 0: what to get ready with, before there is a round, or while round `number` asks others."""
         return Offer(
             task=self.task.name,
             run=self.run,
@@ -99,7 +104,7 @@ class Rounds:
             deadline_s=self.task.round_deadline_s,
             remaining_s=self.task.round_deadline_s,
             bundle=self._packed,
-            base=self._first_base,
+            base=self.store.base(number) if number else self._first_base,
             kinds=(),
         )
 
@@ -156,8 +161,13 @@ class Rounds:
         return self.store.closed(number)[0]
 
     def _prune(self, number: int) -> None:
-        """Keep what is offered, what was until now (some may still fetch it), and the served model."""
-        bases = (self._first_base, self.store.base(number), self.store.base(number + 1))
+        """Keep what is offered, what was until now (some may still fetch it), and the served model.
+
+        Where late contributions count, also the bases that they may have been made for.
+        """
+        back = self.task.max_staleness - 1 if self.rules.counts_late else 0
+        first = max(1, number - max(0, back))
+        bases = (self._first_base, *(self.store.base(n) for n in range(first, number + 2)))
         blobs = [blob for base in bases for blob in (base.checkpoint, base.log) if blob]
         self.store.models.prune([self._packed, self.store.served(number), *blobs])
 

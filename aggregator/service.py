@@ -154,19 +154,13 @@ class Service:
     def _on_hello(self, device: str, hello: wire.Hello) -> None:
         """Answered with the round that is open (clocks are not compared: what remains is said now).
 
-        Before the first one that is round 0, the lobby: fetch the bundle, measure, say hello again.
+        Before the first one, and where the device is not asked, that is round 0, the lobby: fetch the
+        bundle, measure, say hello again.
         """
         profile, engine = printable(hello.profile), printable(hello.engine)
         self._tell(DeviceSeen(device, True, profile, hello.num_examples, engine))
         self._run.feed(moves.Present(self._ports.clock(), device, hello.boot, True, hello.num_examples > 0))
-        state = self.state
-        if state.phase == "wait":
-            self._run.out.send(device, "task", self._rounds.lobby())
-        elif state.phase == "collect":
-            offer = self._rounds.offer(state.round, state.remaining_s(self._ports.clock()))
-            self._run.out.send(device, "task", offer)
-        elif state.phase == "done":
-            self._run.out.send(device, "task", self._rounds.farewell())
+        self._run.answer(device)
 
     def _on_plan(self, device: str, plan: wire.Plan) -> None:
         if plan.task != self._rounds.task.name:

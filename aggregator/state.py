@@ -1,11 +1,17 @@
-"""Where a run is: the rules of its rounds, who is there, what has been counted. Times in seconds."""
+"""Where a run is: the rules of its rounds, who is there, what has been counted. Times in seconds.
+
+What grows with the devices is held in persistent collections: an event changes a few nodes of them and
+shares the others with the state before, so that it costs the same with ten devices as with many thousands.
+They are in no order that means anything: whoever tells others of them sorts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
+
+from rpds import HashTrieMap, HashTrieSet
 
 from .task import Late
 
@@ -26,6 +32,15 @@ class Rules:
     min_devices: int = 1
     late: Late = "discard"
     bound: frozenset[str] = frozenset()
+    devices_per_round: int | None = None
+    buffer_size: int = 0
+    max_staleness: int = 5
+    staleness_weight: float = 0.5
+
+    @property
+    def counts_late(self) -> bool:
+        """Whether a contribution to an earlier round may count in the open one."""
+        return self.buffer_size > 0 or self.late == "count"
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,11 @@ class Presence:
     ready: bool = True
     silences: int = 0
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a round may wait for it."""
+        return self.online and self.ready and self.silences < SILENT
+
 
 @dataclass(frozen=True)
 class State:
@@ -53,32 +73,56 @@ class State:
     closes_s: float = 0.0
     settles_s: float = 0.0
     contributions: int = 0
-    answered: frozenset[str] = frozenset()
+    devices: HashTrieMap[str, Presence] = field(default_factory=HashTrieMap)
+    ready: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    """The devices that a round may wait for: Presence.awaited."""
+    answered: HashTrieSet[str] = field(default_factory=HashTrieSet)
     """Devices that have contributed to this round, or been refused."""
-    sat_out: frozenset[str] = frozenset()
-    devices: Mapping[str, Presence] = field(default_factory=lambda: MappingProxyType({}))
+    sat_out: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    waiting: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    """Whom the round waits for: those that are ready, and asked, and have neither answered nor sat out."""
+    asked: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
+    """With cohorts: the latest round that each device was asked for. Without: empty, all are asked."""
+    behind: HashTrieSet[str] = field(default_factory=HashTrieSet)
+    """With cohorts: devices at work on a round before this one, for which nobody waits."""
+    places: int = 0
+    """With cohorts: devices that are to be asked still; there may have been none to ask."""
+    due: bool = False
+    """Whether somebody may be there to ask since that was tried last."""
 
     @property
     def online(self) -> frozenset[str]:
+        """A look at every device."""
         return frozenset(name for name, presence in self.devices.items() if presence.online)
 
-    @property
-    def ready(self) -> frozenset[str]:
-        """The devices that a round waits for."""
-        return frozenset(
-            name for name in self.online if self.devices[name].ready and self.devices[name].silences < SILENT
-        )
+    def is_asked(self, device: str) -> bool:
+        """Whether a device may contribute to this round."""
+        return self.rules.devices_per_round is None or self.asked.get(device) == self.round
+
+    def concerns(self, device: str) -> bool:
+        """Whether a device that comes is told of the open round: of a cohort, while it owes an answer."""
+        if self.phase != "collect" or self.rules.devices_per_round is None:
+            return self.phase == "collect"
+        return self.is_asked(device) and device not in self.answered
 
     def remaining_s(self, now: float) -> float:
         """Seconds until the deadline of the open round."""
         return max(0.0, self.closes_s - now) if self.phase == "collect" else 0.0
 
+    def but(self, **changes: Any) -> State:
+        """The state with these fields changed: dataclasses.replace in a tenth of its time."""
+        after = object.__new__(State)
+        after.__dict__.update(self.__dict__)
+        after.__dict__.update(changes)
+        return after
+
 
 @dataclass(frozen=True)
 class Saved:
-    """Where a run was: the latest round, how far it was, and whose contributions it has."""
+    """Where a run was: the latest round, how far it was, whose contributions it has, who was asked when."""
 
     round: int
     phase: Literal["collect", "merge", "evaluate", "publish", "closed"]
     contributions: int = 0
     answered: frozenset[str] = frozenset()
+    asked: Mapping[str, int] = field(default_factory=dict)

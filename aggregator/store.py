@@ -1,6 +1,6 @@
 """All that a run must not lose, in one folder: SQLite for what is known, blobs for what is large.
 
-    run.sqlite   task, rounds, contributions, traffic, the log of zeroth-order steps
+    run.sqlite   task, rounds, who was asked, contributions, traffic, the log of zeroth-order steps
     models/      bundle, checkpoints, logs, served models: what devices may fetch
     updates/     contributions over INLINE_LIMIT, until their round is merged: what nobody may fetch
 
@@ -10,6 +10,7 @@ may be repeated. One process owns the folder.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -88,7 +89,14 @@ class Store:
         number, phase = rows[0]
         counted = self._db.rows("SELECT device, round FROM contributions WHERE into_round = ?", number)
         answered = frozenset(row["device"] for row in counted if row["round"] == number)
-        return Saved(number, phase, len(counted), answered)
+        asked = {row["device"]: row["round"] for row in self._db.rows("SELECT device, round FROM asked")}
+        return Saved(number, phase, len(counted), answered, asked)
+
+    def ask(self, number: int, devices: Iterable[str]) -> None:
+        """Devices of a cohort are asked for a round; only the latest round of each is kept."""
+        with self._db.commit() as db:
+            rows = [(device, number) for device in devices]
+            db.executemany("INSERT OR REPLACE INTO asked VALUES (?, ?)", rows)
 
     def open_round(self, number: int, base: Base) -> None:
         """A new round, whose phase is collect."""

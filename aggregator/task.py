@@ -70,8 +70,14 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     A round closes when every device that is online has answered, or after `round_deadline_s` seconds if
     there are `min_contributions`; with fewer it is extended by as much. Round 1 waits for `min_devices`.
-    What comes after its round is refused, or with late="count" goes into the open one. `eval_data` is an
-    .npz with `x` (raw inputs) and `y` (labels); `bundle` a path or the name of a shipped bundle.
+    With `devices_per_round` only so many are asked, drawn anew for each round from those that are ready.
+    With `buffer_size` B > 0 a round closes as soon as B contributions have come, whoever still works
+    (FedBuff, Nguyen et al. 2022); of a cohort so many are kept at work, whatever rounds they work on.
+
+    What comes after its round is refused, or with late="count" or a buffer goes into the open one, if it is
+    not more than `max_staleness` rounds late: made tau rounds ago, it moves the model by
+    (1 + tau) ** -staleness_weight of what it moved its own round's. `eval_data` is an .npz with `x` (raw
+    inputs) and `y` (labels); `bundle` a path or the name of a shipped bundle.
     """
 
     bundle: str
@@ -81,6 +87,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     min_contributions: int = 1
     min_devices: int = 1
     late: Late = "discard"
+    devices_per_round: int | None = None
+    buffer_size: int = 0
+    max_staleness: int = 5
+    staleness_weight: float = 0.5
     seed: int = 0
     kinds: tuple[KindSettings, ...] = msgspec.field(default_factory=lambda: kinds_named(registry.KINDS))
     max_num_examples: int = 1_000_000
@@ -91,8 +101,15 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise TaskError(f"task name {self.name!r}: use 1 to 64 letters, digits, '.', '_' or '-'")
         for name in ("rounds", "min_contributions", "min_devices", "max_num_examples"):
             _at_least(name, getattr(self, name), 1)
-        _at_least("seed", self.seed, 0)
+        for name in ("buffer_size", "max_staleness", "seed"):
+            _at_least(name, getattr(self, name), 0)
+        if self.devices_per_round is not None:
+            _at_least("devices_per_round", self.devices_per_round, 1)
         _positive("round_deadline_s", self.round_deadline_s)
+        if not (isfinite(self.staleness_weight) and self.staleness_weight >= 0):
+            raise TaskError(
+                f"staleness_weight is {self.staleness_weight}, expected a finite number from 0 on"
+            )
         names = [kind.name for kind in self.kinds]
         if len(set(names)) != len(names):
             raise TaskError(f"kinds are {', '.join(names)}: each can be offered once")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from broker.messages import Step
 from models.tensors import Tensors
@@ -13,6 +14,9 @@ from models.tensors import Tensors
 from .kind import Effect, RoundModel
 from .tensor_mean import TensorMean
 from .zeroth_order import replay
+
+STATISTICS = (".running_mean", ".running_var")
+"""How names of tensors end that are estimates of a normalisation, not parameters."""
 
 
 @dataclass(frozen=True)
@@ -54,3 +58,22 @@ def merge(model: RoundModel, effects: Sequence[Effect]) -> Merged:
         steps=steps,
         replayable=not joined.sums,
     )
+
+
+def rebased(update: Tensors, made_for: Tensors, now: Tensors, share: float) -> Tensors:
+    """A late update as one of the round it counts in: its change, scaled, made to that base.
+
+    `made_for` and `now` are the bases of the two rounds. A float tensor of the update that both have in the
+    same shape becomes now + share * (update - made_for), float32 (FedBuff, Nguyen et al. 2022, algorithm 1;
+    share is its s(tau)). Running statistics of a normalisation are no sum of changes: they go `share` of the
+    way from now to the update, so that no variance becomes negative. All others are unchanged.
+    """
+    after = dict(update)
+    for name, value in update.items():
+        old, base = made_for.get(name), now.get(name)
+        if old is None or base is None or value.dtype.kind != "f":
+            continue
+        if value.shape == old.shape == base.shape:
+            start = base if name.endswith(STATISTICS) else old
+            after[name] = (base + np.float32(share) * (value - start)).astype(np.float32, copy=False)
+    return after

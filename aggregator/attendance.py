@@ -1,0 +1,156 @@
+"""Who is there, who is asked, and whom the open round waits for: functions of the state, no commands.
+
+What they keep true at every moment: `ready` holds the devices whose presence is awaited; `waiting` those of
+them that are asked for this round and have neither answered nor sat out; `behind` some of them that were
+asked for an earlier round, and for no later one. Each costs O(log n) with n devices; where a deadline passes
+or a round begins, as much as there are devices that it waits for.
+"""
+
+from __future__ import annotations
+
+from rpds import HashTrieSet
+
+from .moves import Invited, Planned, Present, Update
+from .state import Presence, State
+
+
+def present(state: State, event: Present) -> State:
+    """A will of an earlier life than the known one says nothing about this one."""
+    device, known = event.device, state.devices.get(event.device)
+    if not event.online and (known is None or known.boot != event.boot):
+        return state
+    now = Presence(event.boot, event.online, event.ready)
+    if now == known:
+        return state
+    devices = state.devices.insert(device, now)
+    if now.awaited != (known is not None and known.awaited):
+        return _come(state.but(devices=devices), device) if now.awaited else _gone(state, device, now)
+    if known is not None and known.boot != event.boot and device in state.behind:
+        return state.but(devices=devices, behind=state.behind.discard(device), due=True)
+    return state.but(devices=devices)
+
+
+def heard(state: State, device: str) -> State:
+    """Whoever says something is not silent."""
+    known = state.devices.get(device)
+    if known is None or not known.silences:
+        return state
+    now = Presence(known.boot, known.online, known.ready)
+    state = state.but(devices=state.devices.insert(device, now))
+    return _come(state, device) if now.awaited and not known.awaited else state
+
+
+def planned(state: State, event: Planned) -> State:
+    """A device sits its round out, or has thought better of it."""
+    device = event.device
+    if event.round != state.round:
+        given_up = not event.kind and state.asked.get(device) == event.round
+        return _caught_up(state, device) if given_up else state
+    if state.phase != "collect" or not state.is_asked(device):
+        return state
+    if not event.kind:
+        sat_out, waiting = state.sat_out.insert(device), state.waiting.discard(device)
+        return state.but(sat_out=sat_out, waiting=waiting, due=_makes_room(state))
+    if device not in state.sat_out:
+        return state
+    state = state.but(sat_out=state.sat_out.discard(device))
+    awaited = device in state.ready and _owes(state, device)
+    return state.but(waiting=state.waiting.insert(device)) if awaited else state
+
+
+def answered(state: State, update: Update) -> State:
+    """A device has had its say about a round, whatever became of it: nobody waits for it any longer."""
+    device = update.device
+    if update.round == state.round:
+        if not state.is_asked(device):
+            return state
+        answered, waiting = state.answered.insert(device), state.waiting.discard(device)
+        return state.but(answered=answered, waiting=waiting, due=_makes_room(state))
+    return _caught_up(state, device) if update.round >= state.asked.get(device, 0) else state
+
+
+def invited(state: State, event: Invited) -> State:
+    """These were asked; of who has gone in the meantime nothing is expected."""
+    if state.phase != "collect" or event.round != state.round or state.rules.devices_per_round is None:
+        return state
+    asked, waiting, behind = state.asked, state.waiting, state.behind
+    for device in event.devices:
+        asked, behind = asked.insert(device, state.round), behind.discard(device)
+        if device in state.ready and _owes(state, device):
+            waiting = waiting.insert(device)
+    places = max(0, state.places - len(event.devices))
+    return state.but(asked=asked, waiting=waiting, behind=behind, places=places)
+
+
+def overdue(state: State) -> State:
+    """The deadline has passed: who has not said a word is noted."""
+    devices, silent = state.devices, []
+    for device in state.waiting:
+        known = devices[device]
+        now = Presence(known.boot, known.online, known.ready, known.silences + 1)
+        devices = devices.insert(device, now)
+        if not now.awaited:
+            silent.append(device)
+    state = state.but(devices=devices)
+    for device in silent:
+        state = _gone(state, device, devices[device])
+    return state
+
+
+def extended(state: State) -> State:
+    """Who sat out is asked again; of a cohort, whoever the lot falls on."""
+    if state.rules.devices_per_round is None:
+        again = [device for device in state.sat_out if device in state.ready and device not in state.answered]
+        return state.but(waiting=state.waiting.update(again), sat_out=HashTrieSet())
+    asked = state.asked
+    for device in state.sat_out:
+        asked = asked.discard(device)
+    places = state.rules.devices_per_round - len(state.waiting)
+    return state.but(asked=asked, sat_out=HashTrieSet(), places=places, due=True)
+
+
+def begun(state: State) -> State:
+    """A round begins: all who are ready are asked or, of a cohort, nobody yet.
+
+    Who is still at work on a round of which nothing can count any more is not thought to be at work.
+    """
+    state = state.but(contributions=0, answered=HashTrieSet(), sat_out=HashTrieSet())
+    if state.rules.devices_per_round is None:
+        return state.but(waiting=state.ready)
+    oldest = state.round - state.rules.max_staleness
+    at_work = (*state.behind, *state.waiting)
+    behind = HashTrieSet([device for device in at_work if state.asked[device] >= oldest])
+    places = state.rules.devices_per_round
+    return state.but(waiting=HashTrieSet(), behind=behind, places=places, due=True)
+
+
+def _come(state: State, device: str) -> State:
+    """It is awaited from now on."""
+    owes = state.is_asked(device) and _owes(state, device)
+    waiting = state.waiting.insert(device) if owes else state.waiting
+    return state.but(ready=state.ready.insert(device), waiting=waiting, due=True)
+
+
+def _gone(state: State, device: str, now: Presence) -> State:
+    """It is not awaited any longer: offline, not ready, or silent."""
+    return state.but(
+        devices=state.devices.insert(device, now),
+        ready=state.ready.discard(device),
+        waiting=state.waiting.discard(device),
+        behind=state.behind.discard(device),
+        due=True,
+    )
+
+
+def _owes(state: State, device: str) -> bool:
+    return device not in state.answered and device not in state.sat_out
+
+
+def _makes_room(state: State) -> bool:
+    """Whether, when nothing is expected of a device any more, another may be asked: in a buffered run."""
+    return state.due or state.rules.buffer_size > 0
+
+
+def _caught_up(state: State, device: str) -> State:
+    """It is not at work on an earlier round any longer."""
+    return state.but(behind=state.behind.discard(device), due=True) if device in state.behind else state
