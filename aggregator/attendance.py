@@ -8,10 +8,10 @@ or a round begins, as much as there are devices that it waits for.
 
 from __future__ import annotations
 
-from rpds import HashTrieSet
+from rpds import HashTrieMap, HashTrieSet
 
 from .moves import Invited, Planned, Present, Update
-from .state import Presence, State
+from .state import SILENT, Presence, State
 
 
 def present(state: State, event: Present) -> State:
@@ -97,31 +97,38 @@ def overdue(state: State) -> State:
     return state
 
 
-def extended(state: State) -> State:
+def extended(state: State, now: float) -> State:
     """Who sat out is asked again; of a cohort, whoever the lot falls on."""
-    if state.rules.devices_per_round is None:
+    size = state.rules.devices_per_round
+    state = state.but(closes_s=now + state.rules.round_deadline_s)
+    if size is None:
         again = [device for device in state.sat_out if device in state.ready and device not in state.answered]
         return state.but(waiting=state.waiting.update(again), sat_out=HashTrieSet())
     asked = state.asked
     for device in state.sat_out:
         asked = asked.discard(device)
-    places = state.rules.devices_per_round - len(state.waiting)
-    return state.but(asked=asked, sat_out=HashTrieSet(), places=places, due=True)
+    state = state.but(asked=asked, sat_out=HashTrieSet(), behind=_still_behind(state, now))
+    return state.but(places=size - len(state.waiting), due=True)
 
 
-def begun(state: State) -> State:
-    """A round begins: all who are ready are asked or, of a cohort, nobody yet.
-
-    Who is still at work on a round of which nothing can count any more is not thought to be at work.
-    """
+def begun(state: State, now: float) -> State:
+    """A round begins: all who are ready are asked or, of a cohort, nobody yet."""
+    closes_s = now + state.rules.round_deadline_s
+    state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
     state = state.but(contributions=0, answered=HashTrieSet(), sat_out=HashTrieSet())
     if state.rules.devices_per_round is None:
         return state.but(waiting=state.ready)
-    oldest = state.round - state.rules.max_staleness
-    at_work = (*state.behind, *state.waiting)
-    behind = HashTrieSet([device for device in at_work if state.asked[device] >= oldest])
-    places = state.rules.devices_per_round
-    return state.but(waiting=HashTrieSet(), behind=behind, places=places, due=True)
+    behind = _still_behind(state, now).update(dict.fromkeys(state.waiting, now))
+    return state.but(waiting=HashTrieSet(), behind=behind, places=state.rules.devices_per_round, due=True)
+
+
+def _still_behind(state: State, now: float) -> HashTrieMap[str, float]:
+    """Those who have not been silent for too long to be thought at work."""
+    most_s = SILENT * state.rules.round_deadline_s
+    late = state.behind
+    for device in [device for device, since in late.items() if now - since >= most_s]:
+        late = late.discard(device)
+    return late
 
 
 def _come(state: State, device: str) -> State:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from broker.messages import Offer, Plan, Receipt
-from broker.transfer import opening
 
 from . import cohort, machine, moves
 from .contributions import Stored, record_of
 from .errors import RunFolderError
 from .observer import Contributed, Finished, Happening, Refused, RoundExtended, RoundOpened
+from .offering import Offering
 from .outbound import Outbound
 from .ports import Ports
 from .reception import Desk, Reception
@@ -36,6 +36,7 @@ class Conductor:
         self.reception = Reception(
             rounds, Desk(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed)
         )
+        self._offering = Offering(rounds, self.out, ports.clock)
         self._clock = ports.clock
         self._tell = tell
         self._events: deque[moves.Event] = deque()
@@ -49,8 +50,7 @@ class Conductor:
         state, commands = machine.resume(self.rounds.rules, saved, self._clock())
         self._do(state, commands)
         self._drain()
-        if self.state.phase == "wait" or self._cohorts:
-            self.offer()
+        self._offering.started(self.state)
 
     def feed(self, event: moves.Event) -> None:
         """Take an event; what it leads to is done when this returns, unless it came of a command itself."""
@@ -60,28 +60,11 @@ class Conductor:
 
     def offer(self) -> None:
         """Publish where things are: a broker may have forgotten it."""
-        if offer := self._standing(self.state.phase == "collect" and not self._cohorts):
-            self.out.broadcast(offer, self.state.online)
+        self._offering.everybody(self.state)
 
     def answer(self, device: str) -> None:
         """Tell a device that has said hello where things are for it."""
-        if offer := self._standing(self.state.concerns(device)):
-            self.out.send(device, "task", offer)
-
-    def _standing(self, asked: bool) -> Offer | None:
-        """What is to be said now, to those who are asked for the open round or to the others."""
-        if self.state.phase == "done":
-            return self.rounds.farewell()
-        if asked:
-            return self.rounds.offer(self.state.round, self.state.remaining_s(self._clock()))
-        if self.state.phase in ("wait", "collect"):
-            return self.rounds.lobby(self.state.round)
-        return None
-
-    @property
-    def _cohorts(self) -> bool:
-        """Whether a round asks only some, and is offered to nobody else."""
-        return self.rounds.task.devices_per_round is not None
+        self._offering.one(self.state, device)
 
     def farewell(self) -> Offer | None:
         """What to leave behind on the broker; None when the run is to be resumed."""
@@ -161,39 +144,22 @@ class Conductor:
         kinds = tuple(kind.name for kind in task.offered(number))
         deadline_s, count = task.round_deadline_s, self.state.contributions
         self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
-        if not self._cohorts:
-            self.offer()
-            self._open_downloads(number)
-
-    def _open_downloads(self, number: int) -> None:
-        """Begin to send a base that is new to everyone; who lacks more of it asks."""
-        checkpoint = self.rounds.store.base(number).checkpoint
-        if number > 1 and checkpoint != self.rounds.store.base(number - 1).checkpoint:
-            for device in self.state.ready:
-                self.out.blocks(device, opening(checkpoint), self.rounds.store.models)
+        self._offering.opened(self.state)
 
     def _extend(self, command: moves.Extend) -> None:
         task = self.rounds.task
         self._tell(
             RoundExtended(command.round, task.round_deadline_s, command.contributions, task.min_contributions)
         )
-        if self._cohorts:
-            self._offer_to(self.state.waiting)
-        else:
-            self.offer()
+        self._offering.extended(self.state)
 
     def _invite(self, command: moves.Invite) -> None:
         """The answer goes before whatever else waits: the next draw must know of this one."""
         devices = cohort.draw(self.state, command, self.rounds.task.seed)
         if devices:
             self.rounds.store.ask(command.round, devices)
-            self._offer_to(devices)
+            self._offering.each(self.state, devices)
         self._events.appendleft(moves.Invited(self._clock(), command.round, devices))
-
-    def _offer_to(self, devices: Iterable[str]) -> None:
-        offer = self.rounds.offer(self.state.round, self.state.remaining_s(self._clock()))
-        for device in sorted(devices):
-            self.out.send(device, "task", offer)
 
     def _keep(self, command: moves.Keep) -> None:
         """Content is durable already, then the commit; the receipt is the next command."""

@@ -9,6 +9,8 @@ fetched in vain, and `Believed` when its content has been fetched and checked.
 
 from __future__ import annotations
 
+from math import inf
+
 from rpds import HashTrieMap, HashTrieSet
 
 from broker.messages import Status
@@ -35,7 +37,7 @@ from .moves import (
     Worked,
     WorkPhase,
 )
-from .state import SETTLE_S, Rules, Saved, State
+from .state import RETRY_S, SETTLE_S, Rules, Saved, State
 
 Result = tuple[State, tuple[Command, ...]]
 
@@ -47,13 +49,13 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
     """
     if saved is None:
         return State(rules), ()
-    asked = HashTrieMap(saved.asked)
-    state = State(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S, asked=asked)
+    state = State(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S)
+    state = state.but(asked=HashTrieMap(saved.asked))
     if saved.phase == "closed":
         return _next(state, now)
     if saved.phase == "collect":
         already = sum(number == saved.round for number in saved.asked.values())
-        opened = _opened(state, saved.round, now)
+        opened = attendance.begun(state.but(round=saved.round - 1), now)
         opened = opened.but(
             contributions=saved.contributions,
             answered=HashTrieSet(saved.answered),
@@ -85,7 +87,10 @@ def step(state: State, event: Event) -> Result:
     if not isinstance(event, Announced | Worked):  # an announcement at the deadline is in time
         state, more = _advance(state, event.now)
         commands += more
-    return _invite(state, event.now, commands) if state.due else (state, commands)
+    if state.due or event.now >= state.retries_s:
+        state, more = _invite(state, event.now)
+        commands += more
+    return state, commands
 
 
 def _judge(state: State, update: Update, known: bool) -> tuple[Status, str]:
@@ -157,12 +162,7 @@ def _worked(state: State, event: Worked) -> Result:
 def _next(state: State, now: float) -> Result:
     if state.round >= state.rules.rounds:
         return state.but(phase="done"), (Finish(),)
-    return _opened(state, state.round + 1, now), (Announce(state.round + 1),)
-
-
-def _opened(state: State, number: int, now: float) -> State:
-    closes_s = now + state.rules.round_deadline_s
-    return attendance.begun(state.but(phase="collect", round=number, opened_s=now, closes_s=closes_s))
+    return attendance.begun(state, now), (Announce(state.round + 1),)
 
 
 def _advance(state: State, now: float) -> Result:
@@ -177,8 +177,7 @@ def _advance(state: State, now: float) -> Result:
     if _complete(state, now, overdue):
         return state.but(phase="merge"), (Work("merge", state.round),)
     if overdue:
-        state = attendance.extended(state.but(closes_s=now + state.rules.round_deadline_s))
-        return state, (Extend(state.round, state.contributions),)
+        return attendance.extended(state, now), (Extend(state.round, state.contributions),)
     return state, ()
 
 
@@ -195,15 +194,17 @@ def _complete(state: State, now: float, overdue: bool) -> bool:
     return somebody and not state.waiting and now >= state.settles_s
 
 
-def _invite(state: State, now: float, commands: tuple[Command, ...]) -> Result:
-    """After these commands, fill the places of a cohort that are free; a buffered run keeps all of them busy.
+def _invite(state: State, now: float) -> Result:
+    """Fill the places of a cohort that are free; a buffered run keeps all of them busy.
 
     After a restart not before it is known who is there.
     """
     size = state.rules.devices_per_round
     if size is None or state.phase != "collect" or now < state.settles_s:
-        return state, commands
-    buffered = state.rules.buffer_size > 0
-    places = size - len(state.waiting) - len(state.behind) if buffered else state.places
-    invite = (Invite(state.round, places),) if places > 0 else ()
-    return state.but(due=False, places=places), (*commands, *invite)
+        return state, ()
+    places, retries_s = state.places, inf
+    if state.rules.buffer_size:
+        places, retries_s = size - len(state.waiting) - len(state.behind), now + RETRY_S
+    if places <= 0:
+        return state.but(due=False, retries_s=inf), ()
+    return state.but(due=False, places=places, retries_s=retries_s), (Invite(state.round, places),)

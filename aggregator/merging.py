@@ -1,13 +1,16 @@
 """From the contributions of a round to the next base and the served model; may be done again at any time.
 
 Contributions are read from disk one at a time, by kind and device: the order in which they arrived changes
-nothing, and memory does not grow with their number.
+nothing, and memory does not grow with their number. One that was made for an earlier round counts with what
+it changed of that round's base.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from math import nan
 
 import msgspec
@@ -20,7 +23,7 @@ from models import tensors
 from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies.kind import Contribution, Effect, RoundModel
-from strategies.merge import Merged, merge
+from strategies.merge import Merged, merge, rebased
 from strategies.zeroth_order import replay
 
 from .contributions import Stored
@@ -32,6 +35,8 @@ TAIL = 4
 """Steps that stand in the offer itself."""
 MAX_STEPS = 50
 """Steps after which there is a new checkpoint."""
+BASES_HELD = 4
+"""Earlier bases in memory, while late contributions are merged."""
 
 
 def checkpoint(weights: Tensors, models: Blobs) -> Base:
@@ -95,16 +100,33 @@ def _effects(store: Store, task: Task, model: RoundModel) -> tuple[list[Effect],
     """The effects in order of preference, and whose content could not be read."""
     kinds = {kind.name: kind for kind in task.kinds}
     states = {name: kind.strategy.start(model) for name, kind in kinds.items()}
+    earlier = _Earlier(store, task, model)
     lost = []
     for stored in store.contributions.of_round(model.round):
         kind = kinds[stored.kind]
         try:
-            update = _read(store, stored)
+            update = earlier.rebased(_read(store, stored), stored.round)
         except BlobError:
             lost.append(f"{stored.device} ({stored.kind})")
             continue
         states[stored.kind] = kind.strategy.fold(states[stored.kind], update, _weight(stored, kind))
     return [kind.strategy.finish(states[name], model) for name, kind in kinds.items()], lost
+
+
+class _Earlier:
+    """The bases that late contributions were made for; the latest few are held."""
+
+    def __init__(self, store: Store, task: Task, model: RoundModel) -> None:
+        self._model, self._exponent = model, -task.staleness_weight
+        self._base = lru_cache(BASES_HELD)(lambda number: base_weights(store, number, model.manifest))
+
+    def rebased(self, update: Contribution, number: int) -> Contribution:
+        """An update made for round `number` as one of the model's. Raises BlobError, RunFolderError."""
+        late = self._model.round - number
+        if not late:
+            return update
+        moved = rebased(update.tensors, self._base(number), self._model.weights, (1 + late) ** self._exponent)
+        return replace(update, tensors=moved)
 
 
 def _read(store: Store, stored: Stored) -> Contribution:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from broker.errors import BlobError
 from broker.messages import Contribution, Get
-from models.tensors import Tensors
 
 from . import check
 from .errors import UpdateRefused
@@ -17,6 +17,9 @@ from .moves import Announced, Believed, Disbelieved, Event, Update
 from .rounds import Rounds
 
 log = logging.getLogger(__name__)
+
+BASES_HELD = 2
+"""Bases in memory, where norms are bounded: the open round's, and that of a late contribution."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Reception:
         self._intake = Intake(rounds.store.updates, desk.ask)
         self._in_hand: dict[Update, Contribution] = {}
         self._bounded = any(kind.max_norm is not None for kind in rounds.task.kinds)
-        self._base: tuple[int, Tensors] = (0, {})
+        self._base = lru_cache(BASES_HELD)(rounds.weights)
 
     def check_address(self, message: Contribution) -> None:
         """Raises UpdateRefused for a message to another task, or to another life of this one."""
@@ -59,7 +62,7 @@ class Reception:
         """Get the content of a message in hand, for the open round `number`."""
         message = self._in_hand[update]
         try:
-            check.check_message(message, self._offered(number))
+            check.check_message(message, self._offered(0))
         except UpdateRefused as error:
             self._desk.feed(Disbelieved(self._desk.clock(), update, str(error)))
             return
@@ -88,7 +91,8 @@ class Reception:
         update, message, refusal = arrival.update, arrival.message, arrival.refusal
         if not refusal:
             try:
-                check.check_content(message, self._content(message), self._offered(number))
+                offered = self._offered(self._counts_as(update.round, number))
+                check.check_content(message, self._content(message), offered)
             except UpdateRefused as error:
                 refusal = str(error)
             except BlobError as error:  # our disk, not the device's fault: it will send again
@@ -109,8 +113,13 @@ class Reception:
             return False
         return self._rounds.store.contributions.known(update.round, update.device, update.kind)
 
+    def _counts_as(self, made_for: int, number: int) -> int:
+        """Against the base of which round an update is held: its own, while that is kept."""
+        rules = self._rounds.rules
+        kept = rules.counts_late and number - made_for <= rules.max_staleness
+        return made_for if kept else number
+
     def _offered(self, number: int) -> check.Offered:
-        """The base is read once a round, and only where a norm is bounded."""
-        if self._bounded and number and self._base[0] != number:
-            self._base = (number, self._rounds.weights(number))
-        return check.Offered(self._rounds.task, self._rounds.run, self._rounds.manifest, self._base[1])
+        """With the base of round `number`, 0 for none; it is read only where a norm is bounded."""
+        base = self._base(number) if self._bounded and number else {}
+        return check.Offered(self._rounds.task, self._rounds.run, self._rounds.manifest, base)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 from rpds import HashTrieMap, HashTrieSet
@@ -18,6 +19,8 @@ from .task import Late
 Phase = Literal["wait", "collect", "merge", "evaluate", "publish", "done"]
 SETTLE_S = 1.0
 """Seconds after a restart in which a round does not close early: who is online must first be heard of."""
+RETRY_S = 1.0
+"""Seconds after which a buffered run looks again for devices to ask, where it found too few."""
 SILENT = 2
 """Deadlines that a device may let pass without a word; then no round waits for it until it is heard again."""
 
@@ -82,13 +85,15 @@ class State:
     waiting: HashTrieSet[str] = field(default_factory=HashTrieSet)
     """Whom the round waits for: those that are ready, and asked, and have neither answered nor sat out."""
     asked: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
-    """With cohorts: the latest round that each device was asked for. Without: empty, all are asked."""
-    behind: HashTrieSet[str] = field(default_factory=HashTrieSet)
-    """With cohorts: devices at work on a round before this one, for which nobody waits."""
+    """With cohorts: the latest round that each device was asked for. Without: empty, everyone is asked."""
+    behind: HashTrieMap[str, float] = field(default_factory=HashTrieMap)
+    """With cohorts: devices at work on a round before this one, and since when nobody waits for them."""
     places: int = 0
     """With cohorts: devices that are to be asked still; there may have been none to ask."""
     due: bool = False
-    """Whether somebody may be there to ask since that was tried last."""
+    """Whether there may be somebody to ask, or a place to fill, since that was tried last."""
+    retries_s: float = inf
+    """When that is to be tried again anyhow."""
 
     @property
     def online(self) -> frozenset[str]:

@@ -1,0 +1,74 @@
+"""What devices are told of where the run is: all of them, or of a cohort only those that are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from broker.messages import Offer
+from broker.transfer import opening
+
+from .outbound import Outbound
+from .rounds import Rounds
+from .state import State
+
+
+class Offering:
+    """Offers of one run. `clock` gives seconds; `state` is always that of the round machine now.
+
+    The retained offer is the open round's or, where rounds ask only some, the lobby: nobody works unasked.
+    """
+
+    def __init__(self, rounds: Rounds, out: Outbound, clock: Callable[[], float]) -> None:
+        self._rounds = rounds
+        self._out = out
+        self._clock = clock
+        self._cohorts = rounds.task.devices_per_round is not None
+
+    def started(self, state: State) -> None:
+        """A life of the aggregator begins; whoever is here says hello."""
+        if state.phase == "wait" or self._cohorts:
+            self.everybody(state)
+
+    def opened(self, state: State) -> None:
+        """A round is open. A base that is new to everyone is on its way; who lacks more of it asks."""
+        if self._cohorts:
+            return
+        self.everybody(state)
+        store, number = self._rounds.store, state.round
+        checkpoint = store.base(number).checkpoint
+        if number > 1 and checkpoint != store.base(number - 1).checkpoint:
+            for device in state.ready:
+                self._out.blocks(device, opening(checkpoint), store.models)
+
+    def extended(self, state: State) -> None:
+        """The open round has a new deadline."""
+        if self._cohorts:
+            self.each(state, state.waiting)
+        else:
+            self.everybody(state)
+
+    def everybody(self, state: State) -> None:
+        """Publish where things are: a broker may have forgotten it."""
+        if offer := self._standing(state, state.phase == "collect" and not self._cohorts):
+            self._out.broadcast(offer, state.online)
+
+    def one(self, state: State, device: str) -> None:
+        """Answer a device that has said hello."""
+        if offer := self._standing(state, state.concerns(device)):
+            self._out.send(device, "task", offer)
+
+    def each(self, state: State, devices: Iterable[str]) -> None:
+        """Offer the open round to these."""
+        if offer := self._standing(state, state.phase == "collect"):
+            for device in sorted(devices):
+                self._out.send(device, "task", offer)
+
+    def _standing(self, state: State, asked: bool) -> Offer | None:
+        """What there is to say to those who are asked for the open round, or to the others."""
+        if state.phase == "done":
+            return self._rounds.farewell()
+        if asked:
+            return self._rounds.offer(state.round, state.remaining_s(self._clock()))
+        if state.phase in ("wait", "collect"):
+            return self._rounds.lobby(state.round)
+        return None
