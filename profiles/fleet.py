@@ -63,6 +63,8 @@ class Fleet:
         """This device's own figures; what does not vary in its group is shared. Named as the board is."""
         g = self.draws.group.item(i)
         base, memory, speed, bandwidth = self._shared[g]
+        if memory is not None and speed is not None and bandwidth is not None:
+            return base
         if memory is None:
             memory = Memory(base.memory.total_bytes, self.draws.memory.item(i))
         if speed is None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -81,7 +80,7 @@ def _preset(name: str) -> tuple[str, ...]:
 
 
 def _spread(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.2g}" for value in np.quantile(values, [0.05, 0.5, 0.95]))
+    return ", ".join(f"{float(f'{value:.2g}'):g}" for value in np.quantile(values, [0.05, 0.5, 0.95]))
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -99,6 +98,8 @@ TABLES: dict[str, Callable[[], str]] = {
 def refreshed(page: str) -> str:
     """The page with every table in it made anew."""
     for name, table in TABLES.items():
-        mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        page = mark.sub(lambda found, rows=table(): f"{found[1]}{rows}\n{found[2]}", page)  # type: ignore[misc]
+        head, opening, rest = page.partition(f"<!-- {name} -->\n")
+        _, closing, tail = rest.partition(f"<!-- /{name} -->")
+        if opening and closing:
+            page = f"{head}{opening}{table()}\n{closing}{tail}"
     return page

@@ -115,5 +115,5 @@ def test_the_installed_wheel_runs_from_a_folder_with_its_own_models(installed, t
 def test_the_wheel_holds_the_shipped_bundle_and_profiles_and_no_tests(installed):
     files = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}
     assert "models/bundles/digits-wrn-10-1/weights.safetensors" in files
-    assert "profiles/boards.toml" in files
+    assert {"profiles/boards.toml", "profiles/presets/phones.toml"} <= files
     assert not any(file.startswith(("tests/", "benchmarks/")) for file in files)
