@@ -47,7 +47,7 @@ class Worker(Protocol):
     def begin(self) -> None:
         """A new piece of work."""
 
-    def train(self, strategy: AnyStrategy, seed: int, deadline: float) -> Contribution:
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> Contribution:
         """Raises OutOfTime, OutOfMemory; EngineError, BundleError; TensorError for one that diverged."""
 
 
@@ -70,11 +70,10 @@ class Equipment:
     def begin(self) -> None:
         self.watcher.start()
 
-    def train(self, strategy: AnyStrategy, seed: int, deadline: float) -> Contribution:
-        trained = strategy.train(
-            self.model, self.data, Run(seed, self.name, self.clock, deadline, self.progress)
-        )
-        check(trained.tensors, strategy.expected(self.model.manifest))
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> Contribution:
+        run = Run(seed, self.name, self.clock, deadline, self.progress)
+        trained = chosen.strategy.train(self.model, self.data, run)
+        check(trained.tensors, chosen.strategy.expected(self.model.manifest))
         return trained
 
 
@@ -123,9 +122,8 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
         contribution = None
         if chosen is not None:
             try:
-                contribution = worker.train(
-                    chosen.strategy, assignment.seed, _upload_begins(chosen, profile, assignment)
-                )
+                must_end = _upload_begins(chosen, profile, assignment)
+                contribution = worker.train(chosen, assignment.seed, must_end)
                 timings += _timing(chosen, worker.clock() - attempt)
             except (OutOfTime, OutOfMemory, ModelError) as error:
                 gave_up = (*gave_up, f"{chosen.label} given up: {error}")

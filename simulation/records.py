@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Fate = Literal["counted", "late", "refused", "crashed", "dropped out", "sat out", "unheard"]
+Lost = Literal["crashed", "dropped out", "sat out"]
+Fate = Lost | Literal["counted", "late", "refused", "unheard"]
 """What became of a device that was asked: its update counted; came too late; was refused by the checks; its
 process died; it left and did not come back in time to matter; nothing fitted; or the run ended first."""
 

@@ -1,0 +1,33 @@
+"""Virtual time: what happens when, in the order of time and, at one moment, in the order it was put down."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+Action = Callable[[], None]
+
+
+class Agenda:
+    """`now` is in virtual seconds; it moves only when the next entry is done."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        self._entries: list[tuple[float, int, Action]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def at(self, when: float, action: Action) -> None:
+        """Put it down; what should have been before now is done now."""
+        self._count += 1
+        heapq.heappush(self._entries, (max(when, self.now), self._count, action))
+
+    def step(self) -> bool:
+        """Do the next entry; whether there was one."""
+        if not self._entries:
+            return False
+        self.now, _, action = heapq.heappop(self._entries)
+        action()
+        return True

@@ -1,0 +1,61 @@
+"""The base models of a run: the newest, those that somebody trains from yet, and what fetching one takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from models.tensors import Tensors
+from strategies.merge import Merged
+
+STEP_BYTES = 70
+"""A zeroth-order step in an offer or a log (measured; see docs/wire.md)."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """What round `number` distributes: the weights, the round of their last checkpoint, the steps since."""
+
+    number: int
+    weights: Tensors
+    checkpoint: int
+    steps: int
+
+
+class Bases:
+    """As `aggregator.merging` keeps them: a checkpoint, or only zeroth-order steps since the last one."""
+
+    def __init__(self, weights: Tensors, bundle_bytes: int, weights_bytes: int) -> None:
+        """Round 1 distributes the bundle's own weights."""
+        self._kept = {1: Base(1, weights, 1, 0)}
+        self._bundle_bytes, self._weights_bytes = bundle_bytes, weights_bytes
+
+    def of(self, number: int) -> Base:
+        return self._kept[number]
+
+    def weights(self) -> dict[int, Tensors]:
+        """Of every base that is kept, by round."""
+        return {number: base.weights for number, base in self._kept.items()}
+
+    def advance(self, number: int, merged: Merged) -> Base:
+        """The base of the round after `number`."""
+        old = self._kept[number]
+        if not merged.replayable:
+            new = Base(number + 1, merged.base, number + 1, 0)
+        else:
+            new = Base(number + 1, merged.base, old.checkpoint, old.steps + len(merged.steps))
+        self._kept[number + 1] = new
+        return new
+
+    def keep(self, numbers: Iterable[int]) -> None:
+        """Forget all others."""
+        wanted = set(numbers)
+        self._kept = {number: base for number, base in self._kept.items() if number in wanted}
+
+    def to_fetch(self, base: Base, checkpoint: int, steps: int) -> int:
+        """Bytes for a device that holds these steps after this checkpoint (-1: nothing yet)."""
+        if checkpoint < 0:
+            return self._bundle_bytes + (self._weights_bytes if base.checkpoint > 1 else 0)
+        if checkpoint != base.checkpoint:
+            return self._weights_bytes + STEP_BYTES * base.steps
+        return STEP_BYTES * (base.steps - steps)

@@ -1,0 +1,47 @@
+"""What the model of a round is worth on the data set's test part."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from models.bundle import Bundle
+from models.engines import open_model
+from models.softmax import accuracy_and_loss
+from models.tensors import Tensors
+
+from .data import DataSet
+from .errors import ScenarioError
+from .ledger import Figures
+
+
+class Evaluator:
+    """Figures of every `every`-th round and of the last; see `learning.Evaluate`. 0: of none."""
+
+    def __init__(self, bundle: Bundle, data: DataSet, every: int, rounds: int) -> None:
+        """Raises TensorError for samples that the bundle does not take, ScenarioError for other labels."""
+        self._every, self._rounds = every, rounds
+        if not every:
+            return
+        manifest = bundle.manifest
+        if (top := int(data.test_y.max(initial=0))) >= len(manifest.labels):
+            raise ScenarioError(f"the data has label {top}, {manifest.name} has {len(manifest.labels)}")
+        self._model = open_model(bundle)
+        self._x, self._y = manifest.input.prepare(data.test_x), data.test_y
+        self._classes = len(manifest.labels)
+
+    def __call__(self, number: int, served: Tensors, base: Tensors) -> Figures:
+        if not self._every or (number % self._every and number != self._rounds):
+            return Figures()
+        self._model.load(served)
+        logits = self._model.logits(self._x)
+        of_served = accuracy_and_loss(logits, self._y)
+        right = logits.argmax(axis=1) == self._y
+        with np.errstate(invalid="ignore"):
+            by_class = np.bincount(self._y, right, self._classes) / np.bincount(
+                self._y, minlength=self._classes
+            )
+        base_acc = of_served.eval_acc
+        if base is not served:
+            self._model.load(base)
+            base_acc = accuracy_and_loss(self._model.logits(self._x), self._y).eval_acc
+        return Figures(of_served.eval_acc, of_served.eval_loss, base_acc, tuple(by_class.tolist()))

@@ -1,0 +1,109 @@
+"""From the updates that count to the next base: trained by an executor, checked, folded, merged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from aggregator.check import doubt
+from aggregator.task import Task
+from models.manifest import Manifest
+from models.tensors import Tensors
+from strategies.folding import Folding
+from strategies.kind import Contribution, RoundModel
+from strategies.merge import rebased
+
+from .asking import Flight
+from .bases import Bases
+from .executors.job import Executor, Failed, Job
+from .ledger import Figures, Ledger
+from .watch import Watch
+
+log = logging.getLogger(__name__)
+
+Evaluate = Callable[[int, Tensors, Tensors], Figures]
+"""The figures of (round, served model, new base)."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the learning works with."""
+
+    executor: Executor
+    evaluate: Evaluate
+    ledger: Ledger
+    watch: Watch
+
+
+class Learning:
+    """The model of a run. Memory does not grow with the devices of a round: updates are folded one by one."""
+
+    def __init__(self, task: Task, manifest: Manifest, bases: Bases, tools: Tools) -> None:
+        self._task, self._manifest, self._bases, self._tools = task, manifest, bases, tools
+        self._kinds = {kind.name: kind.strategy for kind in task.kinds}
+        self._settings = {kind.name: kind for kind in task.kinds}
+        self._order = {kind.name: place for place, kind in enumerate(task.kinds)}
+        self._kept: list[Flight] = []
+        self._figures = Figures()
+        self.served: Tensors = bases.of(1).weights
+
+    def keep(self, flight: Flight) -> None:
+        """An update that counts in the open round."""
+        self._kept.append(flight)
+
+    def merge(self, number: int, now: float) -> None:
+        """Train what counts and make the next base of it."""
+        flights = sorted(self._kept, key=lambda f: (self._order[f.kind], f.device, f.round))
+        self._kept = []
+        base = self._bases.of(number)
+        model = RoundModel(self._manifest, base.weights, number, self._task.round_seed(number))
+        folding = Folding(self._kinds, model)
+        for flight, made in self._trained(flights, now):
+            self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
+            weight = made.num_examples * self._settings[flight.kind].weight
+            folding.add(self._as_of(made, flight.round, number), weight)
+        merged, note = folding.merged()
+        if note:
+            log.warning("round %d: %s", number, note)
+        self.served = merged.served
+        self._bases.advance(number, merged)
+
+    def _trained(self, flights: list[Flight], now: float) -> Iterator[tuple[Flight, Contribution]]:
+        """Those whose update is believed, one by one; the others are noted as refused."""
+        jobs = [self._job(flight) for flight in flights]
+        results = self._tools.executor.run(self._bases.weights(), jobs)
+        for flight, job, result in zip(flights, jobs, results, strict=True):
+            if isinstance(result, Failed):
+                self._tools.ledger.ended(flight, "refused", now, why=result.why)
+                continue
+            base = self._bases.of(flight.round).weights
+            if why := doubt(result.tensors, result.num_examples, self._settings[flight.kind], base):
+                self._tools.ledger.ended(flight, "refused", now, why=why)
+                continue
+            self._tools.watch.trained(job, result)
+            yield flight, result
+
+    def _job(self, flight: Flight) -> Job:
+        strategy = flight.strategy
+        if strategy is None:
+            raise ValueError(f"{flight.device} sits out round {flight.round}: there is nothing to train")
+        return Job(flight.index, flight.device, strategy, self._task.round_seed(flight.round), flight.round)
+
+    def _as_of(self, made: Contribution, asked_in: int, number: int) -> Contribution:
+        """An update from an earlier base, as a change of this round's."""
+        if asked_in == number:
+            return made
+        share = (1 + number - asked_in) ** -self._task.staleness_weight
+        old, new = self._bases.of(asked_in).weights, self._bases.of(number).weights
+        return replace(made, tensors=rebased(made.tensors, old, new, share))
+
+    def evaluate(self, number: int) -> None:
+        """The figures of the round, for `publish`."""
+        base = self._bases.of(number + 1).weights
+        self._figures = self._tools.evaluate(number, self.served, base)
+
+    def publish(self, number: int, in_use: Iterable[int]) -> Figures:
+        """The round is over: only the bases that `in_use` names, and the newest, are needed any more."""
+        self._bases.keep((*in_use, number + 1))
+        return self._figures

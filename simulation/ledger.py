@@ -1,0 +1,114 @@
+"""What happened, as records: an `Ask` when a device's part is over, a `RoundLine` when a round is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, nan
+
+from strategies.kind import Contribution
+
+from .asking import Flight
+from .records import Ask, Fate, RoundLine
+from .watch import Watch
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of a round's two models, nan where they were not evaluated."""
+
+    eval_acc: float = nan
+    eval_loss: float = nan
+    base_eval_acc: float = nan
+    eval_acc_by_class: tuple[float, ...] = ()
+
+
+class Ledger:
+    """Tells `watch` of everything. Sums are of the asks that ended since the last round was closed."""
+
+    def __init__(self, watch: Watch, forward_flops: float) -> None:
+        """`forward_flops` of one forward pass of one sample: the F that compute is counted in."""
+        self._watch = watch
+        self._forward_flops = forward_flops
+        self._opened_s = 0.0
+        self._ended: list[Ask] = []
+
+    def opened(self, number: int, now: float) -> None:
+        self._opened_s = now
+
+    def ended(
+        self,
+        flight: Flight,
+        fate: Fate,
+        now: float,
+        *,
+        into: int = 0,
+        made: Contribution | None = None,
+        why: str = "",
+    ) -> None:
+        """A device's part in a round is over. `into`: the round that its update, `made`, counts in."""
+        line, outcome = flight.line, flight.line.outcome
+        strategy, plan = flight.strategy, outcome.plan
+        ask = Ask(
+            round=flight.round,
+            into=into,
+            device=flight.device,
+            group=flight.group,
+            kind=flight.kind,
+            form="" if strategy is None else strategy.form,
+            fate=fate,
+            straggler=plan.straggler.straggler,
+            asked_s=flight.asked_s,
+            ended_s=min(now, line.ends_s),
+            download_s=line.download_s,
+            compute_s=line.compute_s,
+            upload_s=line.upload_s,
+            bytes_down=flight.down_bytes,
+            bytes_up=line.bytes_up,
+            energy_j=line.energy_j,
+            peak_memory_bytes=outcome.peak_memory_bytes,
+            num_examples=0 if made is None else made.num_examples,
+            forward_passes=line.flops / self._forward_flops,
+            train_loss=nan if made is None else made.train_loss,
+            why=why or "; ".join(outcome.reasons),
+        )
+        self._ended.append(ask)
+        self._watch.asked(ask)
+
+    def closed(self, number: int, now: float, figures: Figures) -> RoundLine:
+        """The round's line, told and given back."""
+        asks, self._ended = self._ended, []
+        line = summarise(number, (self._opened_s, now), asks, figures)
+        self._watch.closed(line)
+        return line
+
+
+def summarise(number: int, times: tuple[float, float], asks: list[Ask], figures: Figures) -> RoundLine:
+    """A round's line from the asks that ended in it; `times`: when it opened, when it closed."""
+    counted = [ask for ask in asks if ask.fate == "counted"]
+    told = [ask for ask in counted if isfinite(ask.train_loss)]
+    examples = sum(ask.num_examples for ask in told)
+    fates = [ask.fate for ask in asks]
+    return RoundLine(
+        round=number,
+        opened_s=times[0],
+        closed_s=times[1],
+        eval_acc=figures.eval_acc,
+        eval_loss=figures.eval_loss,
+        base_eval_acc=figures.base_eval_acc,
+        train_loss=sum(a.train_loss * a.num_examples for a in told) / examples if examples else nan,
+        asked=len(asks),
+        participants=len({ask.device for ask in counted}),
+        stragglers=sum(ask.straggler for ask in asks),
+        late=fates.count("late"),
+        lost=fates.count("crashed") + fates.count("dropped out"),
+        sat_out=fates.count("sat out"),
+        refused=fates.count("refused"),
+        staleness=sum(number - a.round for a in counted) / len(counted) if counted else 0.0,
+        train_time_s=sum(ask.compute_s for ask in asks),
+        energy_j=sum(ask.energy_j for ask in asks),
+        wasted_j=sum(ask.energy_j for ask in asks if ask.fate != "counted"),
+        bytes_up=sum(ask.bytes_up for ask in asks),
+        bytes_down=sum(ask.bytes_down for ask in asks),
+        forward_passes=sum(ask.forward_passes for ask in asks),
+        eval_acc_by_class=figures.eval_acc_by_class,
+    )

@@ -1,0 +1,79 @@
+"""One simulated run: a scenario, a seed, an executor, and whoever watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from aggregator.errors import AggregatorError
+from aggregator.feasible import check_kinds
+from models import bundle as bundles
+from models.bundle import Bundle
+from models.tensors import Tensors
+
+from . import data as data_sets
+from .asking import Asking
+from .bases import Bases
+from .clients import Clients
+from .data import DataSet
+from .devices import Devices
+from .director import Director, Parts
+from .errors import ScenarioError
+from .evaluating import Evaluator
+from .executors.job import Executor, World
+from .executors.plain import Plain
+from .learning import Learning, Tools
+from .ledger import Ledger
+from .scenario import Scenario
+from .watch import Nobody, Watch
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A scenario with everything drawn for one seed."""
+
+    scenario: Scenario
+    seed: int
+    world: World
+    data: DataSet
+
+
+def prepare(scenario: Scenario, seed: int) -> Prepared:
+    """Open the bundle, load the data, divide it. Raises ScenarioError, DataSetError, ModelError."""
+    bundle = Bundle.open(bundles.find(scenario.task.bundle))
+    data = data_sets.load(scenario.data, seed)
+    labels = len(bundle.manifest.labels)
+    if (top := int(data.train_y.max(initial=0))) >= labels:
+        raise ScenarioError(f"the data has label {top}, bundle {bundle.manifest.name} has {labels}")
+    parts = data_sets.divide(data, scenario.data, scenario.devices, seed)
+    return Prepared(scenario, seed, World(bundle, Clients.of(data.train_x, data.train_y, parts)), data)
+
+
+def simulate(
+    prepared: Prepared, executor: Callable[[World], Executor] = Plain, watch: Watch | None = None
+) -> Tensors:
+    """All rounds; the model that the last one serves. The same scenario and seed give the same bytes.
+
+    Raises SimulationError, and what `prepare` raises.
+    """
+    scenario, seed, world = prepared.scenario, prepared.seed, prepared.world
+    task, manifest = msgspec.structs.replace(scenario.task, seed=seed), world.bundle.manifest
+    try:
+        check_kinds(task, manifest)
+    except AggregatorError as error:
+        raise ScenarioError(str(error)) from None
+    watch = watch or Nobody()
+    bases = Bases(world.bundle.weights(), len(world.bundle.packed()), manifest.weights.bytes)
+    devices = Devices(scenario.fleet.draw(scenario.devices, seed), world.clients, manifest, scenario.slow)
+    ledger = Ledger(watch, manifest.graphs["forward"].flops)
+    evaluate = Evaluator(world.bundle, prepared.data, scenario.eval_every, task.rounds)
+    trains = executor(world)
+    try:
+        learning = Learning(task, manifest, bases, Tools(trains, evaluate, ledger, watch))
+        asking = Asking(task, devices, bases, seed)
+        Director(task, devices.names(), Parts(asking, learning, ledger)).run()
+    finally:
+        trains.close()
+    return learning.served

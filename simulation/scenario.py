@@ -1,0 +1,140 @@
+"""What is simulated: a fleet, data divided among its devices, and the task that they are given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aggregator.errors import TaskError
+from aggregator.task import Task
+from profiles import ProfileError, fleets
+from profiles.fleets import FleetSpec
+
+from .data import DataSpec
+from .errors import ScenarioError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DIGITS = "digits-wrn-10-1"
+_PATHS = ("path", "test_path", "vectors")
+"""Fields of [data] that are relative to the file they stand in."""
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`slow` makes every device so many times slower: a small task then weighs on it like a large one.
+
+    Every `eval_every` rounds, and after the last, the model is evaluated on the test samples (0: never).
+    Raises ScenarioError for what cannot be meant.
+    """
+
+    fleet: FleetSpec
+    task: Task
+    name: str = "scenario"
+    devices: int = 100
+    slow: float = 1.0
+    eval_every: int = 1
+    data: DataSpec = msgspec.field(default_factory=DataSpec)
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise ScenarioError(f"devices is {self.devices}, expected 1 or more")
+        if not 0 < self.slow < 1e6:
+            raise ScenarioError(f"slow is {self.slow}, expected more than 0")
+        if self.eval_every < 0:
+            raise ScenarioError(f"eval_every is {self.eval_every}, expected 0 or more")
+
+    def json(self) -> bytes:
+        """Canonical: equal scenarios give equal bytes."""
+        return _encoder.encode(self)
+
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def decode(data: bytes) -> Scenario:
+    """A scenario from its JSON. Raises ScenarioError."""
+    return _checked(lambda: msgspec.json.decode(data, type=Scenario), "scenario")
+
+
+def preset_names() -> tuple[str, ...]:
+    return tuple(sorted(file.stem for file in _presets().glob("*.toml")))
+
+
+def load(source: str | Path, over: Mapping[str, Any] | None = None) -> Scenario:
+    """A scenario from a TOML file, a preset of this name, or a fleet (preset or file) given the digits task.
+
+    `over` are tables and values laid over it, as the file would give them: {"task": {"rounds": 5}}. In the
+    file `fleet` is a fleet preset, a file beside it, or a table. Raises ScenarioError, one line.
+    """
+    path = Path(source)
+    if str(source) in preset_names():
+        path = _presets() / f"{source}.toml"
+        table = _read(path)
+    elif str(source) in fleets.preset_names():
+        table = {"fleet": str(source)}
+    elif path.suffix == ".toml":
+        table = _read(path)
+        table = {"fleet": {"name": path.stem, **table}} if "groups" in table else table
+    else:
+        known = ", ".join((*preset_names(), *fleets.preset_names()))
+        raise ScenarioError(f"no scenario named {str(source)!r}: give a file *.toml or one of {known}")
+    table = _over({"name": path.stem, **table}, over or {})
+    return _checked(lambda: _made(table, path.parent), str(source))
+
+
+def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
+    parts = dict(table)
+    fleet = parts.pop("fleet", None)
+    if fleet is None:
+        raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
+    if isinstance(fleet, str):
+        near = beside / fleet
+        spec = fleets.load(near if near.suffix == ".toml" and near.exists() else fleet)
+    else:
+        spec = fleets.read(fleet)
+    data = {
+        name: str(beside / value) if name in _PATHS and value and (beside / value).exists() else value
+        for name, value in parts.pop("data", {}).items()
+    }
+    task = {"bundle": DIGITS, "rounds": 20, **parts.pop("task", {})}
+    if (beside / task["bundle"]).exists():
+        task["bundle"] = str(beside / task["bundle"])
+    return msgspec.convert({**parts, "fleet": spec, "data": data, "task": task}, Scenario)
+
+
+def _checked(make: Any, where: str) -> Scenario:
+    try:
+        made: Scenario = make()
+    except (ProfileError, TaskError, ScenarioError, msgspec.ValidationError, ValueError) as error:
+        raise ScenarioError(f"{where}: {error}") from None
+    return made
+
+
+def _over(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(table)
+    for name, value in over.items():
+        old = merged.get(name)
+        merged[name] = _over(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        return table
+    except OSError as error:
+        raise ScenarioError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise ScenarioError(f"{path} is not TOML: {error}") from None
+
+
+def _presets() -> Path:
+    return Path(str(resources.files(__package__).joinpath("presets")))

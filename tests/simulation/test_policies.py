@@ -1,0 +1,41 @@
+import pytest
+
+from aggregator.task import KindSettings, Task
+from simulation.errors import ScenarioError
+from simulation.policies import names, under
+from strategies.registry import KINDS
+
+TASK = Task(
+    bundle="digits-wrn-10-1",
+    kinds=(
+        KindSettings(name="full", settings={"epochs": 7}),
+        KindSettings(name="few-shot", settings={"shots": 3}, from_round=2),
+    ),
+)
+
+
+def test_our_choosing_offers_what_the_task_offers():
+    assert under("choose", TASK) == TASK
+
+
+def test_dropping_stragglers_offers_full_updates_alone_with_the_task_s_settings():
+    [kind] = under("drop", TASK).kinds
+    assert (kind.name, kind.strategy.epochs, len(kind.strategy.variants())) == ("full", 7, 1)
+
+
+def test_reduced_lets_stragglers_train_one_epoch():
+    [kind] = under("reduced", TASK).kinds
+    assert [form.epochs for form in kind.strategy.variants()] == [7, 1]
+
+
+def test_a_kind_s_name_offers_that_kind_alone_from_the_first_round():
+    [kind] = under("few-shot", TASK).kinds
+    assert (kind.name, kind.strategy.shots, kind.from_round) == ("few-shot", 3, 1)
+    [other] = under("class-means", TASK).kinds
+    assert other == KindSettings(name="class-means")
+
+
+def test_every_kind_is_a_policy_and_an_unknown_one_is_refused():
+    assert set(KINDS) < set(names())
+    with pytest.raises(ScenarioError, match="no policy named 'best'; there are choose, drop, reduced, full"):
+        under("best", TASK)

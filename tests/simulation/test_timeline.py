@@ -1,0 +1,146 @@
+"""Every second, byte and joule here is worked by hand."""
+
+from dataclasses import dataclass, replace
+from math import inf
+
+import pytest
+
+from profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Power, Speed, Workload
+from simulation.timeline import WILL_S, Asked, Luck, timeline
+from strategies.full import Full
+
+FULL = Full(epochs=2, batch=32)
+DEVICE = DeviceProfile(
+    name="board",
+    cores=4,
+    memory=Memory(2**30, 2**29),
+    speed=Speed(1e9),
+    bandwidth=Bandwidth(up=1e4, down=2e4),
+    power=Power(idle_w=1.0, load_w=5.0),
+)
+GRAPHS = {name: GraphWork(flops, 1000, 100) for name, flops in (("forward", 1e7), ("train.all", 3e7))}
+LOAD = Workload(
+    graphs=GRAPHS,
+    parameters={"all": 952},
+    tensors={"all": 1},
+    weights_bytes=4000,
+    download_bytes=0,
+    feature_width=8,
+    class_counts=(50, 50),
+    sample_bytes=64,
+)
+"""100 samples, two epochs at 30 MFLOP: 6 s at 1 GFLOP/s. Up go 4 * 952 + 72 + 120 = 4000 bytes: 0.4 s."""
+
+
+def run(asked: Asked, device: DeviceProfile = DEVICE):
+    return timeline(device, LOAD, asked)
+
+
+def asked(closes_s: float = 100.0, **other) -> Asked:
+    return Asked(now=10.0, closes_s=closes_s, down_bytes=40_000, kinds=(FULL,), **other)
+
+
+def test_a_device_is_charged_its_download_its_computing_and_its_upload():
+    line = run(asked())
+    assert (line.download_s, line.compute_s, line.upload_s) == pytest.approx((2.0, 6.0, 0.4))
+    assert line.ends_s == line.back_s == pytest.approx(18.4)
+    assert line.energy_j == pytest.approx(6.0 * 5 + 2.4 * 1)
+    assert line.bytes_up == 4000
+    assert line.flops == pytest.approx(6e9)
+    assert line.lost is None
+
+
+def test_what_was_drawn_for_the_round_slows_it_down():
+    line = run(asked(luck=Luck(slowdown=1.5, uplink=0.5, downlink=2.0), latency_s=0.1))
+    assert (line.download_s, line.compute_s, line.upload_s) == pytest.approx((1.1, 9.0, 0.9))
+
+
+def test_a_device_that_cannot_make_the_deadline_sits_out_before_it_computes():
+    line = run(asked(closes_s=15.0))
+    assert line.lost == "sat out"
+    assert (line.compute_s, line.upload_s, line.bytes_up) == (0.0, 0.0, 0)
+    assert line.ends_s == pytest.approx(12.0)
+    assert line.energy_j == pytest.approx(2.0)
+
+
+def test_a_device_that_is_slower_than_it_believes_gives_up_and_has_learnt_how_slow_it_is():
+    """6 s at slowdown 2 are 12; its first look at the clock (1%) is too early, its second (10%) is not."""
+    line = run(asked(closes_s=20.0, luck=Luck(slowdown=2.0)))
+    assert line.lost == "sat out"
+    assert line.compute_s == pytest.approx(1.2)
+    assert line.flops == pytest.approx(0.6e9)
+    [timing] = line.outcome.timings
+    assert (timing.predicted_s, timing.seconds) == pytest.approx((6.0, 12.0))
+
+
+def test_it_steps_down_to_fewer_epochs_where_the_round_allows_them():
+    """Two epochs would take 12 s; after a tenth of them one epoch takes 6 s more: in time for the upload."""
+    kinds = (replace(FULL, reduced_epochs=1),)
+    line = run(replace(asked(closes_s=20.0, luck=Luck(slowdown=2.0)), kinds=kinds))
+    assert line.lost is None
+    assert line.compute_s == pytest.approx(1.2 + 6.0)
+    assert line.outcome.plan.chosen.strategy.epochs == 1
+    assert line.ends_s == pytest.approx(12.0 + 7.2 + 0.4)
+
+
+def test_a_process_that_dies_loses_its_work_and_has_spent_its_energy():
+    """Half of 8.4 s: the download, and 2.2 s of computing."""
+    line = run(asked(luck=Luck(crash=0.5, away_s=60.0)))
+    assert line.lost == "crashed"
+    assert line.ends_s == pytest.approx(14.2)
+    assert line.back_s == pytest.approx(74.2)
+    assert (line.download_s, line.compute_s, line.upload_s) == pytest.approx((2.0, 2.2, 0.0))
+    assert line.energy_j == pytest.approx(2.2 * 5 + 2.0)
+    assert line.bytes_up == 0
+    assert line.flops == pytest.approx(2.2e9)
+
+
+def test_nobody_asks_a_crashed_device_before_its_last_will_is_known():
+    assert run(asked(luck=Luck(crash=0.5, away_s=1.0))).back_s == pytest.approx(14.2 + WILL_S)
+
+
+def test_a_lost_link_delays_the_update_but_does_not_lose_it():
+    """Lost after 0.25 * 8.4 s, for 30 s; what was trained meanwhile waits in the outbox."""
+    line = run(asked(luck=Luck(drop=0.25, away_s=30.0)))
+    assert line.lost is None
+    assert line.ends_s == pytest.approx(10.0 + 2.1 + 30.0)
+    assert line.compute_s == pytest.approx(6.0)
+
+
+@dataclass(frozen=True)
+class Window:
+    """There from `start` to `end`, and for good from `again` on."""
+
+    end: float
+    again: float
+
+    def until(self, now: float) -> float:
+        return self.end if now < self.end else (inf if now >= self.again else now)
+
+    def back(self, now: float) -> float:
+        return now if now < self.end else max(now, self.again)
+
+
+def test_a_device_goes_on_when_it_is_available_again():
+    """4 of 8.4 s until it goes at 14; the rest from 100 on."""
+    window = Window(end=14.0, again=100.0)
+    line = run(asked(until=window.until, back=window.back))
+    assert line.lost is None
+    assert line.ends_s == pytest.approx(104.4)
+
+
+def test_a_device_that_never_comes_back_is_lost():
+    window = Window(end=14.0, again=inf)
+    line = run(asked(until=window.until, back=window.back))
+    assert (line.lost, line.ends_s, line.back_s) == ("dropped out", 14.0, inf)
+    assert line.compute_s == pytest.approx(2.0)
+
+
+def test_what_a_device_has_learnt_changes_what_it_chooses_and_not_how_fast_it_is():
+    """It believes that full updates take 3 times as long: 18 s do not fit into 0.9 * 18; 6 would."""
+    wary = replace(DEVICE, corrections={"full": 3.0})
+    assert run(asked(closes_s=30.0), wary).lost == "sat out"
+    line = run(asked(closes_s=40.0), wary)
+    assert line.compute_s == pytest.approx(6.0)
+    [timing] = line.outcome.timings
+    assert (timing.predicted_s, timing.seconds) == pytest.approx((18.0, 6.0))
