@@ -6,6 +6,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,7 @@ _BESIDE_OTHERS: dict[str, Settings] = {"few-shot": {"join_base": True}, "class-m
 """Settings with which a kind joins the common base, for rounds in which other kinds come too."""
 
 
-class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """One kind of update that is offered, from round `from_round` on.
 
     `weight` multiplies num_examples when updates are averaged. `max_norm` bounds the distance of an update
@@ -53,7 +54,7 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.max_norm is not None:
             _positive(f"max_norm of {self.name}", self.max_norm)
 
-    @property
+    @cached_property
     def strategy(self) -> AnyStrategy:
         return registry.make(self.name, self.settings)
 

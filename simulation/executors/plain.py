@@ -19,14 +19,19 @@ class Plain:
         """Raises EngineError, BundleError."""
         self._world = world
         self._model = open_model(world.bundle, world.engine)
-        self._loaded: Tensors | None = None
+        self._loaded: Tensors = {}
 
     def run(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
         for job in jobs:
-            if bases[job.base] is not self._loaded:
-                self._loaded = bases[job.base]
-                self._model.load(self._loaded)
+            self._load(bases[job.base])
             yield train(self._model, self._world, job)
+
+    def _load(self, base: Tensors) -> None:
+        """Only what is new: a tensor that no round has changed is the same array."""
+        if base is not self._loaded:
+            known = self._loaded
+            self._model.load({name: value for name, value in base.items() if value is not known.get(name)})
+            self._loaded = base
 
     def close(self) -> None:
         self._model.unload()
