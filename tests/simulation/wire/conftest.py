@@ -1,0 +1,64 @@
+"""Six of the demo's boards on handwritten digits, all on simulated wires."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aggregator.task import Task
+from device_runtime.watching import Pretence
+from simulation import digits
+from simulation.demo.fleet import FLEET, MIXED, SLOW
+from simulation.wire.run import Course, Member, run_on_wire
+
+NAMES = ("phone-a", "board-a", "phone-c", "jetson", "buoy", "pi-zero")
+
+
+@pytest.fixture(scope="session")
+def split():
+    return digits.load(np.random.default_rng(1))
+
+
+@pytest.fixture(scope="session")
+def members(split):
+    """150 samples each; SLOW makes a digit weigh on the boards as a real task would."""
+    chosen = [member for member in FLEET if member.name in NAMES]
+    parts = np.split(np.arange(150 * len(chosen)), len(chosen))
+    return [
+        Member(
+            m.name, Pretence.of(m.profile, SLOW, m.uplink).profile, split.train.x[part], split.train.y[part]
+        )
+        for m, part in zip(chosen, parts, strict=True)
+    ]
+
+
+@pytest.fixture(scope="session")
+def mixed(split, tmp_path_factory):
+    """Three rounds that wait for everyone; they offer all kinds, few-shot from the second on."""
+    path = tmp_path_factory.mktemp("evaluation") / "evaluation.npz"
+    np.savez(path, x=split.test.x, y=split.test.y)
+    return Task(
+        bundle="digits-wrn-10-1",
+        rounds=3,
+        round_deadline_s=2.8,
+        min_devices=len(NAMES),
+        min_contributions=len(NAMES),
+        kinds=MIXED,
+        eval_data=str(path),
+    )
+
+
+@pytest.fixture(scope="session")
+def undisturbed(mixed, members):
+    return run_on_wire(mixed, members, Course(seed=1, until_s=100))
+
+
+@pytest.fixture
+def one_member(split):
+    """Makes a single device with 40 samples, of a shipped profile with changes."""
+
+    def make(name, latency_s=0.0, **changes):
+        profile = replace(Pretence.of(name).profile, **changes)
+        return Member("alone", profile, split.train.x[:40], split.train.y[:40], latency_s)
+
+    return make

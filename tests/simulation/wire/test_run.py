@@ -1,0 +1,197 @@
+"""Whole runs: kinds, time, determinism, and faults that cost nothing but time."""
+
+from collections import Counter
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from aggregator.observer import RoundExtended, RoundOpened
+from aggregator.task import KindSettings, Task
+from broker import topics
+from device_runtime.choose import choose
+from models import tensors
+from profiles import Bandwidth
+from simulation.errors import ScenarioError, SimulationError
+from simulation.wire.faults import AggregatorKilled, Crash, LinkLost
+from simulation.wire.log import AGGREGATOR
+from simulation.wire.run import Course, run_on_wire
+from strategies.workload import workload
+
+MIDDLE = 0.5
+
+
+def kinds(finished):
+    """{(round, device): kind} of what counted."""
+    return {(record.round, record.device): record.kind for _, record in finished.contributions}
+
+
+def counted(finished, device, number=1):
+    """(when, record) of this device's contribution to a round."""
+    return next(one for one in finished.contributions if (one[1].device, one[1].round) == (device, number))
+
+
+def opened(finished, number):
+    return next(at for at, what in finished.told if isinstance(what, RoundOpened) and what.round == number)
+
+
+def same(one, other):
+    return tensors.encode(one.weights) == tensors.encode(other.weights)
+
+
+def test_every_device_sends_the_richest_kind_that_it_is_predicted_to_afford(
+    undisturbed, mixed, members, bundle
+):
+    chosen = kinds(undisturbed)
+    assert Counter(kind for (number, _), kind in chosen.items() if number == 3) == {
+        "full": 3,
+        "entropy-subset": 1,
+        "zeroth-order": 1,
+        "few-shot": 1,
+    }
+    assert chosen[1, "pi-zero"] == "class-means"  # few-shot is offered from round 2 on
+    for member in members:
+        load = workload(bundle.manifest, tuple(np.bincount(member.y, minlength=10).tolist()))
+        for number in (1, 2, 3):
+            offered = [kind.strategy for kind in mixed.offered(number)]
+            plan = choose(member.profile, offered, replace(load, download_bytes=0), mixed.round_deadline_s)
+            assert chosen[number, member.name] == plan.chosen.kind
+
+
+def test_all_three_rounds_count_everyone_and_the_model_learns(undisturbed):
+    assert [(r.round, r.participants) for r in undisturbed.rounds] == [(1, 6), (2, 6), (3, 6)]
+    assert not any(isinstance(what, RoundExtended) for _, what in undisturbed.told)
+    assert undisturbed.rounds[2].eval_acc > undisturbed.rounds[0].eval_acc > 0.3
+
+
+def test_the_same_seed_gives_the_same_messages_and_the_same_bytes(undisturbed, mixed, members):
+    again = run_on_wire(mixed, members, Course(seed=1, until_s=100))
+    assert again.log == undisturbed.log
+    assert same(again, undisturbed)
+    assert again.seconds == undisturbed.seconds
+
+
+@pytest.mark.parametrize(
+    ("kind", "uplink", "latency_s"),
+    [("class-means", 500.0, 0.0), ("full", 60_000.0, 0.0), ("full", 1e5, 0.02)],
+)
+def test_an_update_arrives_when_operations_and_bytes_say(one_member, bundle, kind, uplink, latency_s):
+    """A Pi Zero 2 W, 100 times slower; round 1, whose base it has had since the lobby."""
+    member = one_member("pi-zero-2w", latency_s, bandwidth=Bandwidth(uplink, 1e6))
+    speed = replace(member.profile.speed, flops_per_s=member.profile.speed.flops_per_s / 100)
+    member = replace(member, profile=replace(member.profile, speed=speed))
+    settings = {"epochs": 2} if kind == "full" else {}
+    task = Task(
+        bundle="digits-wrn-10-1",
+        rounds=1,
+        round_deadline_s=600.0,
+        kinds=(KindSettings(name=kind, settings=settings),),
+    )
+    finished = run_on_wire(task, [member], Course(until_s=1000))
+    [(came_s, record)] = finished.contributions
+    graphs = bundle.manifest.graphs
+    passes = {"class-means": 40 * graphs["forward"].flops, "full": 80 * graphs["train.all"].flops}
+    compute_s = passes[kind] / speed.flops_per_s
+    began_s, sent = opened(finished, 1), topics.up("alone", "")
+    up_bytes = sum(
+        p.size for p in finished.log if p.up and p.topic.startswith(sent) and began_s < p.at_s <= came_s
+    )
+    assert record.train_time_s == pytest.approx(compute_s, rel=1e-3)
+    # the offer comes, the contribution goes; a full update is then asked for (twice), and comes
+    ways = 2 + 3 * (kind == "full")
+    expected = compute_s + up_bytes / uplink + ways * latency_s
+    assert came_s - began_s == pytest.approx(expected, rel=0.01)
+    assert min(compute_s, up_bytes / uplink) > 0.1 * expected  # neither is lost in the tolerance
+
+
+def test_a_device_that_dies_while_it_computes_comes_back_and_answers_the_round(undisturbed, mixed, members):
+    came_s, record = counted(undisturbed, "jetson")
+    at_s = came_s - MIDDLE * record.train_time_s
+    finished = run_on_wire(
+        mixed, members, Course(seed=1, faults=(Crash(at_s, at_s + 0.2, "jetson"),), until_s=100)
+    )
+    assert [(r.round, r.participants) for r in finished.rounds] == [(1, 6), (2, 6), (3, 6)]
+    again_s, _ = counted(finished, "jetson")
+    assert again_s > at_s + 0.2
+    others = {key: kind for key, kind in kinds(undisturbed).items() if key != (1, "jetson")}
+    assert others.items() <= kinds(finished).items()
+
+
+def test_a_device_that_dies_before_the_receipt_sends_what_it_has_on_disk(undisturbed, mixed, members):
+    """It has trained, and is asked for the blocks of its update: nothing is trained again."""
+    came_s, record = counted(undisturbed, "jetson")
+    at_s = came_s - 0.02  # of the 0.036 s that 285 kB take at 8 MB/s
+    crash = Crash(at_s, at_s + 0.2, "jetson")
+    finished = run_on_wire(mixed, members, Course(seed=1, faults=(crash,), until_s=100))
+    again_s, again = counted(finished, "jetson")
+    assert again_s > at_s + 0.2
+    assert [what.kind for _, what in finished.plans if (what.device, what.round) == ("jetson", 1)] == [
+        "entropy-subset 50%"
+    ]
+    assert replace(again, bytes_up=0, bytes_down=0) == replace(record, bytes_up=0, bytes_down=0)
+    assert same(finished, undisturbed)
+
+
+@pytest.mark.parametrize("keepalive_s", [0.2, 30.0])
+def test_a_link_that_is_lost_while_an_update_is_on_its_way_delays_it_only(
+    undisturbed, mixed, members, keepalive_s
+):
+    """With the short keep-alive the last will is spoken while the device is away, and it comes back."""
+    came_s, _ = counted(undisturbed, "phone-c")
+    lost = LinkLost(came_s - 0.01, came_s + 0.5, "phone-c")
+    finished = run_on_wire(mixed, members, Course(1, (lost,), keepalive_s, until_s=100))
+    assert counted(finished, "phone-c")[0] > came_s + 0.5
+    assert kinds(finished) == kinds(undisturbed)
+    assert same(finished, undisturbed)
+
+
+@pytest.mark.parametrize("phase", ["in the middle of an upload", "after three contributions"])
+def test_an_aggregator_that_is_killed_goes_on_where_it_was(undisturbed, mixed, members, phase):
+    came = sorted(at for at, record in undisturbed.contributions if record.round == 2)
+    at_s = counted(undisturbed, "jetson", 2)[0] - 0.02 if phase.startswith("in") else came[2] + 0.001
+    killed = AggregatorKilled(at_s, at_s + 1.0)
+    finished = run_on_wire(mixed, members, Course(seed=1, faults=(killed,), until_s=100))
+    assert [(r.round, r.participants) for r in finished.rounds] == [(1, 6), (2, 6), (3, 6)]
+    assert kinds(finished) == kinds(undisturbed)
+    assert same(finished, undisturbed)
+    assert sum(isinstance(what, RoundOpened) and what.again for _, what in finished.told) == 1
+
+
+def test_a_device_that_never_comes_back_costs_a_round_its_deadline(mixed, members, undisturbed):
+    task_of_five = msgspec.structs.replace(mixed, min_contributions=5)
+    at_s = opened(undisturbed, 2) + 0.1
+    finished = run_on_wire(
+        task_of_five,
+        members,
+        Course(seed=1, faults=(Crash(at_s, device="jetson"),), keepalive_s=10, until_s=100),
+    )
+    assert [r.participants for r in finished.rounds] == [6, 5, 5]
+    assert finished.rounds[1].duration_s == pytest.approx(2.8)
+    assert not any(isinstance(what, RoundExtended) for _, what in finished.told)
+
+
+def test_the_bytes_of_the_records_are_those_that_went_over_the_wire(undisturbed):
+    mine = [p for p in undisturbed.log if p.client not in (AGGREGATOR,) and p.up]
+    assert sum(r.bytes_up for r in undisturbed.rounds) <= sum(p.size for p in mine)
+    per_round = {
+        r.round: sum(c.bytes_up for _, c in undisturbed.contributions if c.round == r.round)
+        for r in undisturbed.rounds
+    }
+    assert all(0 <= r.bytes_up - per_round[r.round] < 0.02 * r.bytes_up for r in undisturbed.rounds)
+
+
+def test_a_run_that_cannot_end_says_where_it_stands(mixed, members):
+    with pytest.raises(SimulationError, match="nothing happens after .* s: round 0, wait, 5 devices online"):
+        run_on_wire(mixed, members[:5])
+    with pytest.raises(SimulationError, match=r"not done after 4\.0 s: round 1, collect, 6 devices online"):
+        run_on_wire(mixed, members, Course(until_s=4.0))
+
+
+def test_a_fault_that_cannot_be_meant_is_refused(mixed, members):
+    with pytest.raises(ScenarioError, match="no device named 'toaster'; there are phone-a"):
+        run_on_wire(mixed, members, Course(faults=(Crash(1.0, device="toaster"),)))
+    with pytest.raises(ScenarioError, match="from 5 s to 3 s"):
+        AggregatorKilled(5, 3)
+    with pytest.raises(ScenarioError, match="6 devices have only 5 names"):
+        run_on_wire(mixed, [*members[:5], members[0]])

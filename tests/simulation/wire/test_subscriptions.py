@@ -1,0 +1,38 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paho.mqtt.client import topic_matches_sub
+
+from simulation.wire.subscriptions import Subscriptions
+
+LEVEL = st.sampled_from(["fl", "d", "up", "pi-1"])
+TOPIC = st.lists(LEVEL, min_size=1, max_size=4).map("/".join)
+FILTER = st.builds(
+    lambda levels, rest: "/".join(levels + rest),
+    st.lists(LEVEL | st.just("+"), min_size=1, max_size=4),
+    st.sampled_from([[], ["#"]]),
+)
+
+
+@given(st.lists(st.lists(FILTER, max_size=3), min_size=1, max_size=4), TOPIC)
+def test_the_index_finds_whom_mqtt_s_own_rule_finds(filters, topic):
+    subscriptions = Subscriptions()
+    for client, wanted in enumerate(filters):
+        subscriptions.add(str(client), tuple(wanted))
+    expected = tuple(
+        str(client)
+        for client, wanted in enumerate(filters)
+        if any(topic_matches_sub(one, topic) for one in wanted)
+    )
+    assert subscriptions.of(topic) == expected
+    assert all(subscriptions.wants(client, topic) for client in expected)
+
+
+@pytest.mark.parametrize("wanted", ["fl/all/round", "fl/d/pi-1/dn/#", "fl/d/+/up/#", "#"])
+def test_who_has_left_gets_nothing(wanted):
+    subscriptions = Subscriptions()
+    subscriptions.add("pi-1", (wanted,))
+    subscriptions.remove("pi-1")
+    assert not any(
+        subscriptions.of(topic) for topic in ("fl/all/round", "fl/d/pi-1/dn/get", "fl/d/pi-1/up/get")
+    )
