@@ -66,7 +66,7 @@ class Fleet:
         if memory is not None and speed is not None and bandwidth is not None:
             return base
         if memory is None:
-            memory = Memory(base.memory.total_bytes, self.draws.memory.item(i))
+            memory = replace(base.memory, limit_bytes=self.draws.memory.item(i))
         if speed is None:
             speed = Speed(base.speed.flops_per_s * self.draws.speed.item(i), _NOTHING, base.speed.source)
         if bandwidth is None:

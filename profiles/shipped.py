@@ -24,6 +24,10 @@ RESNET_18_FLOPS = 3.6e9
 """Two for each of ResNet-18's 1.8 billion multiply-adds at 224 px (He et al. 2016, table 1)."""
 
 
+RESIDENT_BYTES = 82_000_000
+"""What a device process holds, idle after joining (measured: benchmarks/footprint.py)."""
+
+
 class ProfileError(Exception):
     """A profile or a fleet that does not exist, or that does not read as one."""
 
@@ -60,7 +64,7 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return DeviceProfile(
             name=name,
             cores=self.cores,
-            memory=Memory(self.memory_mb * 2**20, self.available_mb * 2**20),
+            memory=Memory(self.memory_mb * 2**20, self.available_mb * 2**20, RESIDENT_BYTES),
             speed=Speed(self.flops_per_s, source=self.speed_source),
             bandwidth=Bandwidth(self.up_bytes_per_s, self.down_bytes_per_s, "shipped profile, assumed"),
             power=Power(self.idle_w, self.load_w, self.power_source),
