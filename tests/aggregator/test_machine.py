@@ -260,3 +260,42 @@ def test_a_device_that_sits_out_is_not_silent():
         state, _ = play(state, planned, believed("a", state.opened_s + 1.0, number))
         state, _ = play(state, *worked(state.opened_s + 1.0))
     assert state.devices["b"].silences == 0
+
+
+BUFFERED = replace(RULES, rounds=9, buffer_size=2, max_staleness=2)
+
+
+def test_a_buffered_round_closes_as_soon_as_its_buffer_is_full_whoever_still_works():
+    state, commands = play(collecting("a", "b", "c", rules=BUFFERED), believed("a"), believed("c"))
+    assert commands[-1] == Work("merge", 1)
+    assert state.waiting == {"b"}
+
+
+def test_a_buffered_round_does_not_close_because_all_have_answered_but_at_its_deadline():
+    state, commands = play(collecting("a", rules=BUFFERED), believed("a"), Tick(9.9))
+    assert commands == [Keep(update("a"), 1), Reply(update("a"), "accepted")]
+    assert play(state, Tick(10.0))[1] == [Work("merge", 1)]
+    rules = replace(BUFFERED, min_contributions=2)
+    assert play(collecting("a", rules=rules), believed("a"), Tick(10.0))[1][-1] == Extend(1, 1)
+
+
+@pytest.mark.parametrize("rules", [BUFFERED, replace(RULES, late="count", max_staleness=2)])
+def test_a_contribution_counts_in_a_later_round_if_it_is_not_too_many_rounds_late(rules):
+    state = replace(collecting("a", "b", "c", rules=rules), round=4)
+    _, commands = play(state, believed("a", number=2))
+    told = Reply(update("a", 2), "accepted", "round 2 is closed, counted in round 4")
+    assert commands == [Keep(update("a", 2), 4), told]
+    _, commands = play(state, believed("a", number=1))
+    assert commands == [Reply(update("a", 1), "late", "round 1 is closed: 3 rounds late, at most 2 may be")]
+
+
+def test_a_kind_that_is_bound_to_its_round_is_late_in_a_buffered_run_too():
+    rules = replace(BUFFERED, bound=frozenset({"zeroth-order"}))
+    state = replace(collecting("a", "b", rules=rules), round=2)
+    assert statuses(play(state, believed("a", number=1, kind="zeroth-order"))[1]) == ["late"]
+
+
+def test_what_comes_late_fills_the_buffer_as_well():
+    state = replace(collecting("a", "b", "c", rules=BUFFERED), round=2)
+    _, commands = play(state, believed("a", number=1), believed("b", number=2))
+    assert commands[-1] == Work("merge", 2)

@@ -1,6 +1,7 @@
 """What a round makes of its contributions, from the files that it keeps."""
 
 import numpy as np
+import pytest
 
 from aggregator.task import KindSettings
 from models import tensors
@@ -82,3 +83,68 @@ def test_contents_are_forgotten_once_their_round_is_closed_and_what_is_told_stay
     assert not b.store.updates.has(message.blob)
     assert [stored.body for stored in b.store.contributions.of_round(1)] == [b"", b""]
     assert [c.device for c in b.store.closed()[0].contributions] == ["b", "a"]  # by kind, then device
+
+
+@pytest.mark.parametrize("mode", [{"late": "count"}, {"buffer_size": 1}])
+def test_a_late_update_counts_with_its_own_change_and_less_the_later_it_is(bench, make_task, bundle, mode):
+    """By hand, for a weight w that is 0 for round 1; two updates of 10 examples a round.
+
+    Round 1: w -> 1. Round 2, of a base of 1: an update to 5 makes it 5, one for round 1 to 2 counts as
+    1 + 2 ** -0.5 * (2 - 0); each by its examples. With a buffer of one, round 2 is the late one's alone.
+    """
+    name, start = bundle.manifest.head.bias, bundle.weights()[bundle.manifest.head.bias]
+    b = bench(make_task("full", rounds=3, **mode))
+
+    def full(change):
+        return {**bundle.weights(), name: start + np.float32(change)}, 10
+
+    def base(number):
+        return tensors.decode(b.store.models.get(b.store.base(number).checkpoint))[name] - start
+
+    b.join("a", "b", "c")
+    b.contribute("a", b.contribution("full", full(1.0)))
+    b.wait(10.0)
+    np.testing.assert_allclose(base(2), 1.0, atol=1e-6)
+    late = b.contribute("b", b.contribution("full", full(2.0)))
+    assert (late[0].status, late[0].reason) == ("accepted", "round 1 is closed, counted in round 2")
+    moved = 1 + 2 * 2**-0.5
+    if mode == {"buffer_size": 1}:
+        np.testing.assert_allclose(base(3), moved, atol=1e-6)
+        b.contribute("c", b.contribution("full", full(2.0)))  # two rounds late, in round 3
+        np.testing.assert_allclose(base(4), moved + 2 * 3**-0.5, atol=1e-6)
+    else:
+        b.contribute("a", b.contribution("full", full(5.0), 2))
+        b.wait(10.0)
+        np.testing.assert_allclose(base(3), (moved + 5) / 2, atol=1e-6)
+
+
+def test_bases_are_kept_while_late_updates_may_be_made_for_them_and_no_longer(bench, make_task, update_of):
+    b = bench(make_task("full", rounds=9, buffer_size=1, max_staleness=2))
+    b.join("a", "b")
+    checkpoints = {}
+    for number in range(1, 6):
+        checkpoints[number] = b.offer.base.checkpoint
+        b.contribute("a", b.contribution("full", update_of("full", number), number))
+    kept = [number for number, blob in checkpoints.items() if b.store.models.has(blob)]
+    assert kept == [1, 4, 5]  # the bundle's own, and those of the two rounds before round 6
+    receipts = [b.contribute("b", b.contribution("full", update_of("full"), n))[0] for n in (4, 4, 3)]
+    assert [receipt.status for receipt in receipts] == ["accepted", "duplicate", "late"]
+    assert receipts[2].reason == "round 3 is closed: 4 rounds late, at most 2 may be"
+
+
+def test_the_norm_of_a_late_update_is_taken_from_the_base_that_it_was_made_for(bench, make_task, bundle):
+    """Round 1 moves the bias by 3 where at most 4 is believed: an update for round 1 may be 6 from there."""
+    b = bench(make_task(KindSettings(name="full", max_norm=4.0), rounds=3, buffer_size=1))
+    name = bundle.manifest.head.bias
+
+    def moved(change):
+        weights = bundle.weights()
+        value = weights[name].copy()
+        value[0] += change
+        return {**weights, name: value}, 10
+
+    b.join("a", "b", "c")
+    b.contribute("a", b.contribution("full", moved(3.0)))
+    assert b.contribute("b", b.contribution("full", moved(-3.0)))[0].status == "accepted"
+    refused = b.contribute("c", b.contribution("full", moved(-4.5)))[0]
+    assert (refused.status, "it is 4.5 away from the base" in refused.reason) == ("refused", True)

@@ -4,7 +4,7 @@ from models.softmax import accuracy_and_loss
 from strategies import registry
 from strategies.few_shot import FewShot
 from strategies.kind import Effect
-from strategies.merge import merge
+from strategies.merge import merge, rebased
 from strategies.tensor_mean import TensorMean
 from strategies.zeroth_order import ZerothOrder, replay
 
@@ -84,3 +84,27 @@ def test_partitions_cover_the_digits(digits, partitions):
     for parts in partitions.values():
         assert sum(len(p) for p in parts) == len(digits)
     assert FewShot().variants() == (FewShot(),)
+
+
+def test_a_late_update_moves_the_base_by_its_own_change_scaled():
+    """The update moved its base from 1 to 3; a share of 1/2 moves the base of now from 10 to 11."""
+    before, now = {"w": np.full(2, 1, np.float32)}, {"w": np.full(2, 10, np.float32)}
+    moved = rebased({"w": np.full(2, 3, np.float32)}, before, now, 0.5)
+    assert moved["w"].dtype == np.float32
+    np.testing.assert_array_equal(moved["w"], [11, 11])
+
+
+def test_running_statistics_of_a_late_update_go_towards_it_and_no_variance_becomes_negative():
+    """From 0.5 half the way to 0.25; as a change of its own base, 0.25 - 2, it would end below 0."""
+    before, now = {"bn.running_var": np.float32([2])}, {"bn.running_var": np.float32([0.5])}
+    moved = rebased({"bn.running_var": np.float32([0.25])}, before, now, 0.5)
+    np.testing.assert_array_equal(moved["bn.running_var"], np.float32([0.375]))
+
+
+def test_what_the_base_does_not_have_or_has_in_another_form_does_not_change_when_it_is_late():
+    base = {"w": np.zeros(2, np.float32), "n": np.zeros(2, np.int64), "g": np.zeros(3, np.float32)}
+    update = {"w": np.ones(2, np.float32), "n": np.ones(2, np.int64), "g": np.ones(2, np.float32)}
+    update["sums"] = np.ones(2, np.float32)
+    moved = rebased(update, base, base, 0.5)
+    assert {name: float(value[0]) for name, value in moved.items()} == {"w": 0.5, "n": 1, "g": 1, "sums": 1}
+    assert update["w"][0] == 1

@@ -1,0 +1,278 @@
+"""Cohorts, and whom a round waits for, after whatever happens."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator import machine
+from aggregator.machine import step
+from aggregator.moves import (
+    Announce,
+    Announced,
+    Believed,
+    Disbelieved,
+    Extend,
+    Fetch,
+    Invite,
+    Invited,
+    Keep,
+    Planned,
+    Present,
+    Reply,
+    Tick,
+    Update,
+    Work,
+    Worked,
+)
+from aggregator.state import RETRY_S, SETTLE_S, Rules, Saved, State
+
+RULES = Rules(rounds=9, round_deadline_s=10.0, min_devices=4, devices_per_round=2)
+BUFFERED = replace(RULES, buffer_size=2, max_staleness=3)
+
+
+def play(state, *events):
+    commands = []
+    for event in events:
+        state, more = step(state, event)
+        commands += more
+    return state, commands
+
+
+def update(device, number=1):
+    return Update(device, number, "full", 1, 1)
+
+
+def believed(device, now=1.0, number=1):
+    return Believed(now, update(device, number), False)
+
+
+def online(*devices, now=0.0):
+    return [Present(now, device, 1, True) for device in devices]
+
+
+def worked(now):
+    return [Worked(now, phase) for phase in ("merge", "evaluate", "publish")]
+
+
+def invites(commands):
+    return [command for command in commands if isinstance(command, Invite)]
+
+
+def asking(*devices, rules=RULES):
+    """Round 1 open since time 0, a to f online, these asked."""
+    state, _ = play(State(rules), *online(*"abcdef"))
+    return play(state, Invited(0.0, 1, devices))[0]
+
+
+def test_when_a_round_opens_a_cohort_is_to_be_invited():
+    state, commands = play(State(RULES), *online(*"abcd"))
+    assert commands == [Announce(1), Invite(1, 2)]
+    state, commands = play(state, Invited(0.0, 1, ("b", "d")))
+    assert (state.waiting, commands) == ({"b", "d"}, [])
+
+
+@pytest.mark.parametrize(
+    ("events", "closes"),
+    [
+        ([believed("a")], False),
+        ([believed("a"), believed("b")], True),
+        ([believed("a"), Planned(1, "b", 1, "")], True),
+        ([believed("a"), Planned(1, "b", 1, ""), Planned(1, "b", 1, "full")], True),
+        ([Planned(1, "b", 1, ""), Planned(1, "b", 1, "full"), believed("a")], False),
+        ([believed("a"), Present(1, "b", 1, False)], True),
+        ([Present(1, "b", 1, False), Present(1, "b", 1, True), believed("a")], False),
+        ([believed("a"), Disbelieved(1, update("b"), "nan")], True),
+        ([Present(1, "a", 1, False), Present(1, "b", 1, False)], False),
+        ([believed("a"), Present(1, "c", 1, False)], False),
+    ],
+    ids=[
+        "one of two has answered",
+        "both have contributed",
+        "the other sits out",
+        "the other thought better of it when it was too late",
+        "the other sat out and thought better of it",
+        "the other is gone",
+        "the other was gone for a moment",
+        "the other was refused",
+        "both are gone",
+        "somebody is gone who was not asked",
+    ],
+)
+def test_a_round_waits_for_its_cohort_alone(events, closes):
+    _, commands = play(asking("a", "b"), *events)
+    assert (Work("merge", 1) in commands) is closes
+
+
+def test_who_was_not_asked_is_refused_and_told_why():
+    state = asking("a", "b")
+    for event in (Announced(1, update("c"), False), believed("c")):
+        after, commands = play(state, event)
+        assert commands == [Reply(update("c"), "refused", "c was not asked for round 1")]
+        assert (after.contributions, after.answered, after.waiting) == (0, set(), {"a", "b"})
+
+
+def test_a_synchronous_round_asks_for_no_more_when_one_has_answered():
+    _, commands = play(asking("a", "b"), believed("a"), Present(2, "b", 1, False))
+    assert invites(commands) == []
+
+
+def test_an_extended_round_asks_for_as_many_as_it_does_not_wait_for():
+    """a has answered, b still may: one more. c sat out in its turn: the lot may fall on it again."""
+    state, commands = play(
+        asking("a", "b", rules=replace(RULES, min_contributions=2)), believed("a"), Tick(10)
+    )
+    assert commands[-2:] == [Extend(1, 1), Invite(1, 1)]
+    state, commands = play(state, Invited(10, 1, ("c",)), Planned(11, "c", 1, ""), Tick(20.0))
+    assert commands[-2:] == [Extend(1, 1), Invite(1, 2)]  # b has let two deadlines pass
+    assert not state.is_asked("c")
+
+
+def test_places_that_nobody_could_take_are_offered_to_whoever_comes():
+    state, _ = play(State(replace(RULES, min_devices=1)), *online("a"), Invited(0.0, 1, ("a",)))
+    state, commands = play(state, Tick(1.0), Present(2.0, "b", 1, True, ready=False))
+    assert commands == []
+    state, commands = play(state, *online("b", now=3.0))
+    assert commands == [Invite(1, 1)]
+    _, commands = play(state, Invited(3.0, 1, ("b",)), *online("c", now=4.0))
+    assert commands == []
+
+
+def test_who_missed_a_round_is_at_work_until_it_is_heard_or_two_more_deadlines_are_over():
+    state, commands = play(asking("a", "b"), believed("a"), Tick(10.0), *worked(10.0))
+    assert (state.waiting, set(state.behind), invites(commands)) == (set(), {"b"}, [Invite(2, 2)])
+    late, _ = play(state, Announced(11.0, update("b"), False))
+    gone, _ = play(state, Present(11.0, "b", 1, False))
+    anew, _ = play(state, Present(11.0, "b", 2, True))
+    given_up, _ = play(state, Planned(11.0, "b", 1, ""))
+    assert [len(after.behind) for after in (late, gone, anew, given_up)] == [0, 0, 0, 0]
+    for number, now, left in ((2, 29.0, {"b"}), (3, 30.0, set())):
+        asked = Invited(now, number, ("c",))
+        state, _ = play(state, asked, believed("c", now, number), *worked(now))
+        assert set(state.behind) == left
+
+
+def test_a_buffered_run_keeps_as_many_at_work_as_it_may_whatever_round_they_work_on():
+    state, commands = play(asking("a", "b", rules=BUFFERED), believed("a"))
+    assert commands[-1] == Invite(1, 1)
+    state, commands = play(state, Invited(1.0, 1, ("c",)), Planned(1.5, "c", 1, ""))
+    assert commands == [Invite(1, 1)]
+    state, commands = play(state, Invited(1.5, 1, ("d",)), Present(1.7, "d", 1, False))
+    assert commands == [Invite(1, 1)]
+    state, commands = play(state, Invited(1.7, 1, ("e",)), believed("e", 2.0), *worked(2.0))
+    assert commands[-2:] == [Announce(2), Invite(2, 1)]  # b is still at work on round 1
+    state, commands = play(state, Invited(2.0, 2, ("f",)), believed("b", 3.0))
+    assert (state.round, state.contributions, state.waiting) == (2, 1, {"f"})
+    assert commands[-2:] == [
+        Reply(update("b"), "accepted", "round 1 is closed, counted in round 2"),
+        Invite(2, 1),
+    ]
+
+
+def test_a_buffered_run_that_found_too_few_looks_again_after_a_while():
+    state, commands = play(asking("a", rules=BUFFERED), Tick(RETRY_S - 0.01))
+    assert commands == []
+    _, commands = play(state, Tick(RETRY_S), Tick(RETRY_S + 0.1))
+    assert commands == [Invite(1, 1)]
+
+
+def test_who_was_asked_for_a_round_may_come_late_with_it_and_nobody_else():
+    state, _ = play(asking("a", "b", rules=BUFFERED), believed("a"), Invited(1.0, 1, ("c",)), believed("c"))
+    state, _ = play(state, *worked(2.0))
+    assert Keep(update("b"), 2) in play(state, believed("b", 3.0))[1]
+    refused = Reply(update("d"), "refused", "d was not asked for round 1")
+    assert play(state, believed("d", 2.5))[1] == [refused]
+
+
+def test_after_a_restart_the_cohort_is_the_same_and_others_are_asked_once_it_is_known_who_is_there():
+    saved = Saved(1, "collect", 1, frozenset({"a"}), {"a": 1, "b": 1, "c": 0})
+    for rules, places in ((replace(RULES, devices_per_round=3), 1), (BUFFERED, 1)):
+        state, commands = machine.resume(rules, saved, 500.0)
+        assert commands == (Announce(1, again=True),)
+        state, commands = play(state, *online("b", "c", "a", now=500.1))
+        assert (state.waiting, commands) == ({"b"}, [])
+        assert play(state, Tick(500.0 + SETTLE_S))[1] == [Invite(1, places)]
+
+
+DEVICES = st.sampled_from("abcde")
+EVENTS = st.one_of(
+    st.tuples(st.just("present"), DEVICES, st.integers(1, 2), st.booleans(), st.booleans()),
+    st.tuples(st.just("planned"), DEVICES, st.integers(0, 2), st.sampled_from(["", "full"])),
+    st.tuples(st.just("announced"), DEVICES, st.integers(-1, 4)),
+    st.tuples(st.just("disbelieved"), DEVICES, st.integers(0, 2)),
+    st.tuples(st.just("tick"), st.floats(0, 15)),
+)
+
+
+class Shell:
+    """Does what a machine commands, and asks whomever `lots` says; all that it must hold is held."""
+
+    def __init__(self, rules, lots):
+        self.state, self.lots, self.now = State(rules), lots, 0.0
+        self.kept = set()
+
+    def feed(self, event):
+        before = self.state
+        after, commands = step(before, event)
+        assert step(before, event) == (after, commands)
+        self.state = after
+        self.hold()
+        for command in commands:
+            if isinstance(command, Fetch):
+                key = (command.update.device, command.update.round)
+                self.feed(Believed(self.now, command.update, key in self.kept))
+                self.kept.add(key)
+            elif isinstance(command, Invite):
+                self.invite(command)
+            elif isinstance(command, Work):
+                self.feed(Worked(self.now, command.phase))
+
+    def invite(self, command):
+        state = self.state
+        assert command.round == state.round
+        assert 0 < command.count <= state.rules.devices_per_round
+        free = [d for d in sorted(state.ready) if not state.is_asked(d) and d not in state.behind]
+        self.lots.shuffle(free)
+        self.feed(Invited(self.now, command.round, tuple(free[: command.count])))
+
+    def hold(self):
+        """The definitions, from scratch."""
+        s = self.state
+        ready = {d for d, p in s.devices.items() if p.online and p.ready and p.silences < 2}
+        assert s.ready == ready
+        everyone = s.rules.devices_per_round is None
+        asked = ready if everyone else {d for d, number in s.asked.items() if number == s.round}
+        assert s.waiting == (ready & asked) - set(s.answered) - set(s.sat_out)
+        assert set(s.behind) <= ready
+        assert everyone or not set(s.behind) & asked
+
+    def do(self, what):
+        name, *values = what
+        if name == "tick":
+            self.now += values[0]
+            self.feed(Tick(self.now))
+            return
+        device, number = values[0], self.state.round - values[1]
+        if name == "present":
+            self.feed(Present(self.now, device, *values[1:]))
+        elif name == "planned":
+            self.feed(Planned(self.now, device, number, values[2]))
+        elif name == "announced":
+            self.feed(Announced(self.now, update(device, number), (device, number) in self.kept))
+        else:
+            self.feed(Disbelieved(self.now, update(device, number), "nan"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(EVENTS, max_size=60),
+    st.randoms(use_true_random=False),
+    st.sampled_from([None, 1, 2, 3]),
+    st.sampled_from([0, 1, 3]),
+)
+def test_whatever_happens_a_round_waits_for_those_it_should(events, lots, size, buffer):
+    rules = Rules(50, 10.0, late="count", devices_per_round=size, buffer_size=buffer, max_staleness=2)
+    shell = Shell(rules, lots)
+    for what in events:
+        shell.do(what)
