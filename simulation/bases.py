@@ -28,6 +28,7 @@ class Bases:
     def __init__(self, weights: Tensors, bundle_bytes: int, weights_bytes: int) -> None:
         """Round 1 distributes the bundle's own weights."""
         self._kept = {1: Base(1, weights, 1, 0)}
+        self._history = [(1, 0)]
         self._bundle_bytes, self._weights_bytes = bundle_bytes, weights_bytes
 
     def of(self, number: int) -> Base:
@@ -45,7 +46,25 @@ class Bases:
         else:
             new = Base(number + 1, merged.base, old.checkpoint, old.steps + len(merged.steps))
         self._kept[number + 1] = new
+        self._history.append((new.checkpoint, new.steps))
         return new
+
+    def replay(self, number: int, then: tuple[int, int]) -> None:
+        """The base after round `number`, without its weights: (checkpoint, steps)."""
+        self._kept[number + 1] = Base(number + 1, {}, *then)
+        self._history.append(then)
+
+    def restore(self, bases: Iterable[Base]) -> None:
+        """These, and no others, with their weights."""
+        self._kept = {base.number: base for base in bases}
+
+    def kept(self) -> tuple[Base, ...]:
+        return tuple(self._kept.values())
+
+    @property
+    def history(self) -> tuple[tuple[int, int], ...]:
+        """(checkpoint, steps) of the base of each round so far."""
+        return tuple(self._history)
 
     def keep(self, numbers: Iterable[int]) -> None:
         """Forget all others."""

@@ -16,6 +16,7 @@ from strategies.merge import rebased
 
 from .asking import Flight
 from .bases import Bases
+from .checkpoint import Checkpoint
 from .executors.job import Executor, Failed, Job
 from .ledger import Figures, Ledger
 from .watch import Watch
@@ -30,20 +31,24 @@ Evaluate = Callable[[int, Tensors, Tensors], Figures]
 class Tools:
     """What the learning works with."""
 
+    manifest: Manifest
     executor: Executor
     evaluate: Evaluate
     ledger: Ledger
     watch: Watch
+    keep: Callable[[Checkpoint], None] = lambda _: None
 
 
 class Learning:
     """The model of a run. Memory does not grow with the devices of a round: updates are folded one by one."""
 
-    def __init__(self, task: Task, manifest: Manifest, bases: Bases, tools: Tools) -> None:
-        self._task, self._manifest, self._bases, self._tools = task, manifest, bases, tools
+    def __init__(self, task: Task, bases: Bases, tools: Tools, resume: Checkpoint | None = None) -> None:
+        """With `resume` its rounds are gone through without training."""
+        self._task, self._bases, self._tools = task, bases, tools
         self._kinds = {kind.name: kind.strategy for kind in task.kinds}
         self._settings = {kind.name: kind for kind in task.kinds}
         self._order = {kind.name: place for place, kind in enumerate(task.kinds)}
+        self._resume = resume
         self._kept: list[Flight] = []
         self._figures = Figures()
         self.served: Tensors = bases.of(1).weights
@@ -54,10 +59,13 @@ class Learning:
 
     def merge(self, number: int, now: float) -> None:
         """Train what counts and make the next base of it."""
+        if self._resume is not None and number <= self._resume.round:
+            self._replay(number, self._resume)
+            return
         flights = sorted(self._kept, key=lambda f: (self._order[f.kind], f.device, f.round))
         self._kept = []
         base = self._bases.of(number)
-        model = RoundModel(self._manifest, base.weights, number, self._task.round_seed(number))
+        model = RoundModel(self._tools.manifest, base.weights, number, self._task.round_seed(number))
         folding = Folding(self._kinds, model)
         for flight, made in self._trained(flights, now):
             self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
@@ -68,6 +76,14 @@ class Learning:
             log.warning("round %d: %s", number, note)
         self.served = merged.served
         self._bases.advance(number, merged)
+
+    def _replay(self, number: int, resume: Checkpoint) -> None:
+        """What was trained before is known already."""
+        self._kept = []
+        self._bases.replay(number, resume.history[number])
+        if number == resume.round:
+            self._bases.restore(resume.bases)
+            self.served = resume.served
 
     def _trained(self, flights: list[Flight], now: float) -> Iterator[tuple[Flight, Contribution]]:
         """Those whose update is believed, one by one; the others are noted as refused."""
@@ -100,10 +116,14 @@ class Learning:
 
     def evaluate(self, number: int) -> None:
         """The figures of the round, for `publish`."""
+        if self._resume is not None and number <= self._resume.round:
+            return
         base = self._bases.of(number + 1).weights
         self._figures = self._tools.evaluate(number, self.served, base)
 
     def publish(self, number: int, in_use: Iterable[int]) -> Figures:
         """The round is over: only the bases that `in_use` names, and the newest, are needed any more."""
         self._bases.keep((*in_use, number + 1))
+        if self._resume is None or number > self._resume.round:
+            self._tools.keep(Checkpoint(number, self._bases.kept(), self._bases.history, self.served))
         return self._figures

@@ -25,15 +25,19 @@ class Figures:
 class Ledger:
     """Tells `watch` of everything. Sums are of the asks that ended since the last round was closed."""
 
-    def __init__(self, watch: Watch, forward_flops: float) -> None:
-        """`forward_flops` of one forward pass of one sample: the F that compute is counted in."""
+    def __init__(self, watch: Watch, forward_flops: float, replayed: int = 0) -> None:
+        """`forward_flops` of one forward pass of one sample: the F that compute is counted in.
+
+        Of the first `replayed` rounds nothing is told: it was, in an earlier life of the run.
+        """
         self._watch = watch
+        self._replayed = replayed
         self._forward_flops = forward_flops
-        self._opened_s = 0.0
+        self._open, self._opened_s = 1, 0.0
         self._ended: list[Ask] = []
 
     def opened(self, number: int, now: float) -> None:
-        self._opened_s = now
+        self._open, self._opened_s = number, now
 
     def ended(
         self,
@@ -46,6 +50,8 @@ class Ledger:
         why: str = "",
     ) -> None:
         """A device's part in a round is over. `into`: the round that its update, `made`, counts in."""
+        if self._open <= self._replayed:
+            return
         line, outcome = flight.line, flight.line.outcome
         strategy, plan = flight.strategy, outcome.plan
         ask = Ask(
@@ -74,12 +80,11 @@ class Ledger:
         self._ended.append(ask)
         self._watch.asked(ask)
 
-    def closed(self, number: int, now: float, figures: Figures) -> RoundLine:
-        """The round's line, told and given back."""
-        asks, self._ended = self._ended, []
-        line = summarise(number, (self._opened_s, now), asks, figures)
-        self._watch.closed(line)
-        return line
+    def closed(self, number: int, now: float, figures: Figures) -> None:
+        """The round is over; what ends from now on belongs to the next."""
+        if number > self._replayed:
+            asks, self._ended = self._ended, []
+            self._watch.closed(summarise(number, (self._opened_s, now), asks, figures))
 
 
 def summarise(number: int, times: tuple[float, float], asks: list[Ask], figures: Figures) -> RoundLine:

@@ -16,6 +16,7 @@ from models.tensors import Tensors
 from . import data as data_sets
 from .asking import Asking
 from .bases import Bases
+from .checkpoint import Checkpoint
 from .clients import Clients
 from .data import DataSet
 from .devices import Devices
@@ -40,6 +41,17 @@ class Prepared:
     data: DataSet
 
 
+@dataclass(frozen=True)
+class Keeping:
+    """How a run goes on after it was stopped: from `resume`; `keep` is given a checkpoint after each round.
+
+    Rounds up to that of `resume` are gone through again without training, and nothing is told of them.
+    """
+
+    resume: Checkpoint | None = None
+    keep: Callable[[Checkpoint], None] = lambda _: None
+
+
 def prepare(scenario: Scenario, seed: int) -> Prepared:
     """Open the bundle, load the data, divide it. Raises ScenarioError, DataSetError, ModelError."""
     bundle = Bundle.open(bundles.find(scenario.task.bundle))
@@ -52,7 +64,10 @@ def prepare(scenario: Scenario, seed: int) -> Prepared:
 
 
 def simulate(
-    prepared: Prepared, executor: Callable[[World], Executor] = Plain, watch: Watch | None = None
+    prepared: Prepared,
+    executor: Callable[[World], Executor] = Plain,
+    watch: Watch | None = None,
+    keeping: Keeping | None = None,
 ) -> Tensors:
     """All rounds; the model that the last one serves. The same scenario and seed give the same bytes.
 
@@ -64,14 +79,16 @@ def simulate(
         check_kinds(task, manifest)
     except AggregatorError as error:
         raise ScenarioError(str(error)) from None
-    watch = watch or Nobody()
+    watch, keeping = watch or Nobody(), keeping or Keeping()
+    resume = keeping.resume
     bases = Bases(world.bundle.weights(), len(world.bundle.packed()), manifest.weights.bytes)
     devices = Devices(scenario.fleet.draw(scenario.devices, seed), world.clients, manifest, scenario.slow)
-    ledger = Ledger(watch, manifest.graphs["forward"].flops)
+    ledger = Ledger(watch, manifest.graphs["forward"].flops, resume.round if resume else 0)
     evaluate = Evaluator(world.bundle, prepared.data, scenario.eval_every, task.rounds)
     trains = executor(world)
     try:
-        learning = Learning(task, manifest, bases, Tools(trains, evaluate, ledger, watch))
+        tools = Tools(manifest, trains, evaluate, ledger, watch, keeping.keep)
+        learning = Learning(task, bases, tools, resume)
         asking = Asking(task, devices, bases, seed)
         Director(task, devices.names(), Parts(asking, learning, ledger)).run()
     finally:

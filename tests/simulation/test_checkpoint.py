@@ -1,0 +1,72 @@
+"""A run that is stopped after any round goes on as if it had not been."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from models import tensors
+from simulation import checkpoint, scenario
+from simulation.bases import Base
+from simulation.checkpoint import Checkpoint
+from simulation.errors import SimulationError
+from simulation.run import Keeping, prepare, simulate
+
+TASKS = {
+    "synchronous": {"rounds": 4, "round_deadline_s": 3.0, "late": "count"},
+    "buffered": {"rounds": 5, "buffer_size": 2, "devices_per_round": 4, "round_deadline_s": 3.0},
+    "steps alone": {"rounds": 3, "round_deadline_s": 30.0, "kinds": [{"name": "zeroth-order"}]},
+}
+
+
+class Notes:
+    def __init__(self):
+        self.asks, self.lines = [], []
+
+    def asked(self, ask):
+        self.asks.append(repr(asdict(ask)))
+
+    def trained(self, job, made):
+        pass
+
+    def closed(self, line):
+        self.lines.append(repr(asdict(line)))
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_a_run_goes_on_from_any_round_with_the_same_bytes(task, tmp_path):
+    over = {"devices": 6, "slow": 20.0, "data": {"samples_per_client": 30}, "task": task}
+    prepared = prepare(scenario.load("boards", over), 3)
+    kept, whole = [], Notes()
+    served = simulate(prepared, watch=whole, keeping=Keeping(keep=kept.append))
+    assert [one.round for one in kept] == list(range(1, task["rounds"] + 1))
+    for one in (kept[0], kept[-2]):
+        checkpoint.save(one, tmp_path)
+        rest, more = Notes(), []
+        again = simulate(prepared, watch=rest, keeping=Keeping(checkpoint.load(tmp_path), more.append))
+        assert tensors.encode(again) == tensors.encode(served)
+        assert rest.lines == whole.lines[one.round :]
+        assert rest.asks == whole.asks[len(whole.asks) - len(rest.asks) :]
+        assert [later.round for later in more] == list(range(one.round + 1, task["rounds"] + 1))
+
+
+def test_what_was_saved_is_read_back(tmp_path):
+    def weights(value):
+        return {"head.weight": np.full((2, 3), value, np.float32)}
+
+    bases = (Base(2, weights(2), 2, 0), Base(3, weights(3), 2, 4))
+    checkpoint.save(Checkpoint(2, bases, ((1, 0), (2, 0), (2, 4)), weights(7)), tmp_path)
+    found = checkpoint.load(tmp_path)
+    assert (found.round, found.history) == (2, ((1, 0), (2, 0), (2, 4)))
+    assert [(b.number, b.checkpoint, b.steps, b.weights["head.weight"][0, 0]) for b in found.bases] == [
+        (2, 2, 0, 2),
+        (3, 2, 4, 3),
+    ]
+    assert found.served["head.weight"][0, 0] == 7
+
+
+def test_nothing_saved_is_nothing_and_a_damaged_file_is_said_to_be(tmp_path):
+    assert checkpoint.load(tmp_path) is None
+    (tmp_path / checkpoint.FILE).write_bytes(b"not at all")
+    with pytest.raises(SimulationError, match="is not a checkpoint"):
+        checkpoint.load(tmp_path)
