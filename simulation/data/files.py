@@ -23,7 +23,7 @@ def existing(spec: DataSpec) -> Path:
     return path
 
 
-def found(folder: Path, wanted: Iterable[str]) -> Path:
+def first(folder: Path, wanted: Iterable[str]) -> Path:
     """The first of the files `wanted` that is in the folder. Raises DataSetError where none is."""
     wanted = tuple(wanted)
     for name in wanted:

@@ -1,0 +1,132 @@
+"""`device-runtime partition`: who would hold which samples, before anything is simulated."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+from tabulate import tabulate
+
+from device_runtime.commands.options import count, positive
+from models.commands.factory import settings
+from simulation import scenario
+from simulation.data import DataSet, DataSpec, divide, load
+from simulation.data.sources import SOURCES
+from simulation.data.spec import Partition
+from simulation.errors import DataSetError, SimulationError
+from simulation.partition.figures import Shape, shape, table
+from simulation.partition.plot import draw
+
+HELP = "Divide a data set among devices; show how uneven that is, as a table and a picture."
+EXAMPLE = "device-runtime partition --devices 20 --partition dirichlet --alpha 0.1 --out partition.png"
+ERRORS = (SimulationError,)
+
+DEVICES = 20
+PARTITIONS = get_args(Partition)
+FLAGS = {"data": "source", "data_path": "path", "partition": "partition", "alpha": "alpha"}
+"""Fields of the data that have a flag of their own."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("scenario", nargs="?", help="scenario (file or preset), for its devices and data; default: digits")
+    add("--devices", type=count, help=f"default: the scenario's, or else {DEVICES}")
+    add("--seed", type=int, default=0)
+    add("--data", choices=tuple(SOURCES), metavar="SOURCE", help=", ".join(SOURCES))
+    add("--data-path", metavar="PATH", help="folder or file of the data")
+    add("--partition", choices=PARTITIONS, metavar="HOW", help=", ".join(PARTITIONS))
+    add("--alpha", type=positive, help="of dirichlet and dirichlet-by-class")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="another field of the [data] table, as in samples_per_client=50",
+    )
+    add("--out", type=Path, default=Path("partition.png"), help="the picture (default: partition.png)")
+    add("--vectors-out", type=Path, metavar="FILE.npy", help="of text: the vectors of its vocabulary")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prints the table and writes the picture. Raises DataSetError, ScenarioError."""
+    spec, devices = asked(options)
+    data = load(spec, options.seed)
+    about = shape(data.train_y, divide(data, spec, devices, options.seed), len(data.labels))
+    print(said(data, about))
+    print()
+    print(tabulate(table(about), ("", "least", "median", "most", "mean"), disable_numparse=True))
+    title = f"{spec.source} divided among {devices:,} clients: {way(spec)}"
+    _written(options.out, lambda path: draw(about, data.labels, title, path))
+    print(f"\npicture in {options.out}")
+    if options.vectors_out is not None:
+        _save_vectors(data, spec, options.vectors_out)
+    return 0
+
+
+def asked(options: argparse.Namespace) -> tuple[DataSpec, int]:
+    """The scenario's data and devices, with what was given on the command line.
+
+    Raises DataSetError, ScenarioError, ExportError.
+    """
+    given = {field: getattr(options, flag) for flag, field in FLAGS.items()}
+    fields = {field: value for field, value in given.items() if value is not None} | settings(options.set)
+    if options.scenario is not None:
+        found = scenario.load(options.scenario, {"data": fields})
+        return found.data, options.devices or found.devices
+    try:
+        return msgspec.convert(fields, DataSpec), options.devices or DEVICES
+    except msgspec.ValidationError as error:
+        raise DataSetError(f"data: {error}") from None
+
+
+def way(spec: DataSpec) -> str:
+    """How it is divided, in words."""
+    said = {
+        "dirichlet": f"Dirichlet({spec.alpha:g})",
+        "dirichlet-by-class": f"each class by Dirichlet({spec.alpha:g})",
+        "shards": f"{spec.classes_per_client} shards each",
+        "classes": f"{spec.classes_per_client} classes each",
+        "natural": "natural groups",
+        "iid": "IID",
+    }[spec.partition]
+    if spec.quantity_sigma:
+        said += f", log-normal sizes ({spec.quantity_sigma:g})"
+    if spec.quantity_alpha:
+        said += f", sizes by Dirichlet({spec.quantity_alpha:g})"
+    return said
+
+
+def said(data: DataSet, about: Shape) -> str:
+    """What there is, and what of it is given out."""
+    form = f"{data.train_x.dtype} {'x'.join(str(size) for size in data.train_x.shape[1:])}"
+    lines = [
+        f"{about.samples:,} training samples and {len(data.test_y):,} for evaluation, {form}, "
+        f"{len(data.labels)} classes"
+    ]
+    if data.groups is not None:
+        lines.append(f"{len(np.unique(data.groups[data.groups >= 0])):,} groups (writers, speakers)")
+    if data.vocabulary:
+        lines.append(f"{len(data.vocabulary):,} token ids")
+    given = int(about.sizes.sum())
+    lines.append(f"{given:,} given to {len(about.sizes):,} clients")
+    return "\n".join(lines)
+
+
+def _save_vectors(data: DataSet, spec: DataSpec, out: Path) -> None:
+    from simulation.data.word_vectors import matrix
+
+    if not (spec.vectors and data.vocabulary):
+        raise DataSetError("--vectors-out is for text with --set vectors=FILE of GloVe")
+    found = matrix(data.vocabulary, Path(spec.vectors).expanduser())
+    _written(out, lambda path: np.save(path, found, allow_pickle=False))
+    print(f"float32 {found.shape[0]} x {found.shape[1]} in {out}")
+
+
+def _written(path: Path, write: Any) -> None:
+    try:
+        write(path)
+    except OSError as error:
+        raise DataSetError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,63 @@
+"""How uneven a partition is, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a partition into k devices; `counts` (k, classes) are the samples of each class on each device.
+
+    `sizes` (k,): samples. `classes` (k,): classes that are there at all. `effective` (k,): the exponential of
+    the entropy of a device's label distribution, its number of equally frequent classes. `distance` (k,):
+    total variation between a device's label distribution and that of all samples given out, 0 (alike) to 1;
+    twice this is what Zhao et al. 2018 (arXiv:1806.00582) call the earth mover's distance.
+    """
+
+    counts: Ints
+    samples: int
+    sizes: Ints
+    classes: Ints
+    effective: Floats
+    distance: Floats
+
+
+def shape(y: Ints, parts: Sequence[Ints], labels: int) -> Shape:
+    """Of labels `y` (n,) from 0 to labels - 1, divided into `parts`, none of which is empty."""
+    sizes = np.array([len(part) for part in parts], np.int64)
+    owners = np.repeat(np.arange(len(parts)), sizes)
+    cells = owners * labels + y[np.concatenate(parts)]
+    counts = np.bincount(cells, minlength=len(parts) * labels).reshape(len(parts), labels)
+    shares = counts / sizes[:, None]
+    entropy = -(shares * np.log(np.where(counts, shares, 1.0))).sum(1)
+    together = counts.sum(0) / counts.sum()
+    distance = np.abs(shares - together).sum(1) / 2
+    return Shape(counts, len(y), sizes, (counts > 0).sum(1), np.exp(entropy), distance)
+
+
+def table(about: Shape) -> list[tuple[str, str, str, str, str]]:
+    """Rows of: what, least, median, most, mean."""
+    rows = (
+        ("samples of a client", about.sizes, "{:.0f}"),
+        ("classes of a client", about.classes, "{:.0f}"),
+        ("effective classes", about.effective, "{:.2f}"),
+        ("distance from all (0 to 1)", about.distance, "{:.3f}"),
+    )
+    return [
+        (
+            name,
+            form.format(values.min()),
+            form.format(np.median(values)),
+            form.format(values.max()),
+            f"{values.mean():.3g}",
+        )
+        for name, values, form in rows
+    ]

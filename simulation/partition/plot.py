@@ -1,0 +1,135 @@
+"""A partition as one picture: every client where they are few, distributions where they are many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .figures import Shape
+
+FEW = 50  # clients that are shown one by one
+NAMED = 25  # classes whose names fit beside an axis
+LARGEST = 220.0  # points squared, of the largest bubble
+COLOUR, OTHER, INK, FAINT = "#0072b2", "#d55e00", "#1b2430", "#d3d9e0"
+
+LOOK = {
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+}
+
+
+def draw(about: Shape, labels: Sequence[str], title: str, path: Path) -> None:
+    """Write it as PNG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(LOOK):
+        height = 2.6 + 0.24 * min(len(labels), NAMED) if len(about.sizes) <= FEW else 6.0
+        figure = Figure(figsize=(10, height), layout="constrained")
+        if len(about.sizes) <= FEW:
+            _each_client(figure, about, labels)
+        else:
+            _distributions(figure, about, labels)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold")
+        figure.savefig(path, format="png", dpi=130)
+
+
+def _each_client(figure: Any, about: Shape, labels: Sequence[str]) -> None:
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(1, 0.6 + 0.2 * min(len(labels), NAMED)))
+    clients = np.arange(len(about.sizes))
+    top.bar(clients, about.sizes, color=COLOUR, width=0.7)
+    top.set(ylabel="samples")
+    top.grid(axis="y")
+    if len(labels) <= NAMED:
+        _bubbles(bottom, about.counts)
+    else:
+        _map(figure, bottom, about.counts)
+    _classes(bottom.yaxis, labels)
+    bottom.set(xlabel="client", ylabel="" if len(labels) <= NAMED else "class")
+    bottom.xaxis.get_major_locator().set_params(integer=True)
+    bottom.set_xlim(-0.7, len(clients) - 0.3)
+
+
+def _bubbles(axes: Any, counts: NDArray[np.int64]) -> None:
+    """Areas are numbers of samples."""
+    client, label = np.nonzero(counts)
+    room = min(1.0, 22 / max(len(counts), 1))  # bubbles of neighbours do not hide each other
+    areas = counts[client, label] / counts.max() * LARGEST * room
+    axes.scatter(client, label, s=areas, color=COLOUR, linewidths=0)
+    axes.set_title(f"samples of each class: an area; the largest is {counts.max():,}")
+    axes.grid(linewidth=0.5)
+    axes.set_ylim(counts.shape[1] - 0.4, -0.6)
+
+
+def _map(figure: Any, axes: Any, counts: NDArray[np.int64]) -> None:
+    shades = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
+    figure.colorbar(shades, ax=axes, label="samples", pad=0.01)
+    axes.set_title("samples of each class")
+
+
+def _classes(axis: Any, labels: Sequence[str]) -> None:
+    if len(labels) <= NAMED:
+        axis.set_ticks(range(len(labels)), labels)
+
+
+def _distributions(figure: Any, about: Shape, labels: Sequence[str]) -> None:
+    axes = figure.subplots(2, 2)
+    _sizes(axes[0, 0], about.sizes)
+    span = np.linspace(1, len(labels), 41) if len(labels) > 1 else 10
+    _histogram(axes[0, 1], about.effective, span, "effective number of classes of a client")
+    _histogram(
+        axes[1, 0],
+        about.distance,
+        np.linspace(0, 1, 41),
+        "distance of its labels from all (0 alike, 1 apart)",
+    )
+    _used(axes[1, 1], about, labels)
+
+
+def _sizes(axes: Any, sizes: NDArray[np.int64]) -> None:
+    """Bins of whole numbers, widening where the largest client is far from the smallest."""
+    low, high = int(sizes.min()), int(sizes.max())
+    bins: Any
+    if high > 20 * low:
+        bins = np.unique(np.round(np.geomspace(low, high + 1, 41))) - 0.5
+        axes.set_xscale("log")
+    elif high - low <= 40:
+        bins = np.arange(low, high + 2) - 0.5
+    else:
+        bins = np.linspace(low - 0.5, high + 0.5, 41)
+    _histogram(axes, sizes, bins, "samples of a client")
+    if low == high:
+        axes.set_xlim(low - 3, high + 3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _histogram(axes: Any, values: NDArray[Any], bins: Any, name: str) -> None:
+    axes.hist(values, bins, color=COLOUR)
+    middle = float(np.median(values))
+    axes.axvline(middle, color=OTHER, linewidth=1.5)
+    axes.set_title(f"median {middle:.3g}", color=OTHER, loc="right", fontweight="normal")
+    axes.set(xlabel=name, ylabel="clients")
+    axes.grid(axis="y")
+
+
+def _used(axes: Any, about: Shape, labels: Sequence[str]) -> None:
+    """What the clients hold of each class, together."""
+    held = about.counts.sum(0)
+    axes.bar(range(len(labels)), held, color=COLOUR)
+    axes.set(ylabel="samples with clients, together")
+    axes.grid(axis="y")
+    if len(labels) <= NAMED:
+        axes.set_xticks(range(len(labels)), labels, rotation=40 if max(map(len, labels)) > 3 else 0)
+    else:
+        axes.set_xlabel("class")
