@@ -99,6 +99,61 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once
     assert len((folder / "rounds.csv").read_text().splitlines()) == rounds + 1
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        "--devices-per-round 2 --min-contributions 2",
+        "--buffer-size 2 --max-staleness 3",
+        "--devices-per-round 3 --buffer-size 2",
+    ],
+    ids=["cohorts", "buffered", "buffered cohorts"],
+)
+def test_cohorts_and_buffers_go_on_where_they_were_when_they_are_killed(
+    broker, scripted, update_of, eventually, tmp_path, how
+):
+    draw = random.Random(how)
+    lives_s = [draw.uniform(0.5, 1.8) for _ in range(3)]
+    busy_s = lives_s[0] + sum(max(0.0, life_s - SETTLE_S) for life_s in lives_s[1:])
+    rounds = 20 + ceil(busy_s / 0.015)
+    folder = tmp_path / "run"
+    options = (
+        f"--bundle digits-wrn-10-1 --deadline 60 --min-devices 4 {how} --rounds {rounds} "
+        f"--kinds few-shot,class-means --broker {broker.url} --run-dir {folder}"
+    ).split()
+
+    def contribute(offer):
+        time.sleep(0.03)
+        return "few-shot", *update_of("few-shot", offer.round)
+
+    devices = [scripted(f"pi-{i}", broker.url, contribute) for i in range(4)]
+    for life_s in lives_s:
+        process = serve(*options)
+        assert process.stdout.readline().startswith("task ")
+        time.sleep(life_s)
+        assert process.poll() is None, process.stdout.read()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    last = serve(*options)
+    output, _ = last.communicate(timeout=60)
+    assert last.returncode == 0, output
+    assert eventually(lambda: all(device.done for device in devices))
+
+    store = Store(folder)
+    counted = {n: list(store.contributions.of_round(n)) for n in range(1, rounds + 1)}
+    store.close()
+    kept = Counter((one.round, one.device) for stored in counted.values() for one in stored)
+    assert set(kept.values()) == {1}
+    assert {len(stored) for stored in counted.values()} == {2}
+    receipts = [
+        (receipt.round, device.device, receipt.status) for device in devices for receipt in device.receipts
+    ]
+    assert {
+        (n, device) for n, device, status in receipts if status in ("accepted", "duplicate")
+    } <= kept.keys()
+    assert "refused" not in {status for _, _, status in receipts}
+
+
 def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
     broker, scripted, update_of, eventually, tmp_path
 ):
@@ -167,6 +222,15 @@ def test_a_run_folder_of_another_task_is_refused_with_what_differs(broker, tmp_p
 def test_the_examples_arguments_are_a_task():
     task = command.task_of(parsed(*command.EXAMPLE.split()[2:]))
     assert (task.bundle, task.rounds, task.round_deadline_s) == ("digits-wrn-10-1", 15, 3.0)
+
+
+def test_cohorts_and_buffers_are_settings_of_flags_and_files_alike(tmp_path):
+    settings = {"devices_per_round": 5, "buffer_size": 3, "max_staleness": 2, "staleness_weight": 1.0}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    file = tmp_path / "task.toml"
+    file.write_text('bundle = "b"\n' + "".join(f"{name} = {value}\n" for name, value in settings.items()))
+    for task in (command.task_of(parsed("--bundle", "b", *flags)), command.task_of(parsed(file))):
+        assert {name: getattr(task, name) for name in settings} == settings
 
 
 def test_kinds_are_named_in_order_on_the_command_line():
