@@ -66,12 +66,18 @@ def choose(
     usable_s = MARGIN * remaining_s
     candidates = tuple(_candidates(profile, kinds, workload, usable_s))
     chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
-    full = next((kind for kind in kinds if isinstance(kind, Full)), Full())
+    return Plan(chosen, candidates, _verdict(profile, candidates, workload, usable_s))
+
+
+def _verdict(
+    profile: DeviceProfile, candidates: Sequence[Candidate], workload: Workload, usable_s: float
+) -> Verdict:
+    """On a full update with the round's settings, or the usual ones where the round has none."""
+    cost = next((one.cost for one in candidates if isinstance(one.strategy, Full)), None)
     try:
-        verdict = classify(full.cost(workload, profile), profile.memory, usable_s)
+        return classify(cost or Full().cost(workload, profile), profile.memory, usable_s)
     except MissingGraph as error:
-        verdict = Verdict(True, (str(error),))
-    return Plan(chosen, candidates, verdict)
+        return Verdict(True, (str(error),))
 
 
 def _candidates(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from .device import DeviceProfile
 
@@ -55,7 +56,7 @@ class Workload:
             raise MissingGraph(f"needs tunable set {tunable}, the bundle has {', '.join(self.parameters)}")
         return self.parameters[tunable]
 
-    @property
+    @cached_property
     def samples(self) -> int:
         return sum(self.class_counts)
 
