@@ -108,9 +108,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             _at_least("devices_per_round", self.devices_per_round, 1)
         _positive("round_deadline_s", self.round_deadline_s)
         if not (isfinite(self.staleness_weight) and self.staleness_weight >= 0):
-            raise TaskError(
-                f"staleness_weight is {self.staleness_weight}, expected a finite number from 0 on"
-            )
+            raise TaskError(f"staleness_weight is {self.staleness_weight}, expected 0 or more")
         names = [kind.name for kind in self.kinds]
         if len(set(names)) != len(names):
             raise TaskError(f"kinds are {', '.join(names)}: each can be offered once")
