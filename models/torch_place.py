@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,11 @@ class Place:
     threads: int
     watch: Watch | None
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it computes in the memory that numpy sees."""
+        return str(self.device.type) == "cpu"
+
     def tensor(self, array: NDArray[Any]) -> Tensor:
         """The array's own memory on the CPU if it may be written to, else a copy."""
         own = array if array.flags.writeable else array.copy()
@@ -48,9 +53,7 @@ class Place:
         """Full float32, the same algorithms each time; what is raised inside becomes an EngineError."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
-        exact = torch.backends.cudnn.flags(
-            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
-        )
+        exact = nullcontext() if self.on_cpu else _exact()
         start = time.perf_counter()
         try:
             with exact:
@@ -61,6 +64,13 @@ class Place:
             raise EngineError(f"torch, graph {name} on {samples} samples: {one_line(error)}") from error
         if self.watch is not None:
             self.watch.ran(name, graph, samples, time.perf_counter() - start)
+
+
+def _exact() -> AbstractContextManager[None]:
+    flags: AbstractContextManager[None] = torch.backends.cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+    )
+    return flags
 
 
 class Mirror:

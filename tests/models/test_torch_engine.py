@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch")
 from models.bundle import Bundle  # noqa: E402
 from models.engine import DeviceModel  # noqa: E402
 from models.errors import BundleError, EngineError, TensorError  # noqa: E402
-from models.manifest import Source  # noqa: E402
+from models.manifest import InputSpec, Source  # noqa: E402
 from models.torch_engine import TorchModel  # noqa: E402
+from models.torch_export import ExportSpec, export  # noqa: E402
 from models.torch_networks import build  # noqa: E402
 
 SETTINGS = {"depth": 10, "width": 1, "in_channels": 1, "classes": 10}
@@ -223,3 +224,24 @@ def test_the_engine_needs_neither_onnxruntime_nor_torch_s_tracer():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_gradients_of_large_layers_and_pooled_maps_are_those_of_the_plain_module(tmp_path):
+    """`cnn` of 12x12 images has a linear layer of 131,072 values, whose gradient is written in place."""
+    torch.manual_seed(0)
+    module = build("cnn", {"in_channels": 1, "size": 12})
+    labels = tuple("0123456789")
+    spec = ExportSpec(
+        "cnn", InputSpec((1, 12, 12)), labels, source=Source("cnn", {"in_channels": 1, "size": 12})
+    )
+    model = TorchModel(export(module, spec, tmp_path / "cnn"), batch=8)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((11, 1, 12, 12), np.float32), rng.integers(0, 10, 11)
+    for rows in (slice(0, 6), slice(None), slice(3, 4)):  # one batch, two micro-batches, one sample
+        trainer = model.trainer()
+        for _ in range(2):  # the second overwrites the first
+            trainer.loss_and_grads(x[rows], y[rows])
+        loss = torch.nn.functional.cross_entropy(module(torch.from_numpy(x[rows])), torch.from_numpy(y[rows]))
+        expected = torch.autograd.grad(loss, list(module.parameters()))
+        for (name, _), wanted in zip(module.named_parameters(), expected, strict=True):
+            np.testing.assert_allclose(trainer.grads.views[name], wanted.numpy(), atol=2e-6, err_msg=name)
