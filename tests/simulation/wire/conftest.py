@@ -11,6 +11,9 @@ from simulation import digits
 from simulation.demo.fleet import FLEET, MIXED, SLOW
 from simulation.wire.run import Course, Member, run_on_wire
 
+SAMPLES = 60
+SLOWER = SLOW * 150 / SAMPLES
+"""So that 60 digits weigh on these boards as 150 do on the demo's."""
 NAMES = ("phone-a", "board-a", "phone-c", "jetson", "buoy", "pi-zero")
 
 
@@ -21,12 +24,11 @@ def split():
 
 @pytest.fixture(scope="session")
 def members(split):
-    """150 samples each; SLOW makes a digit weigh on the boards as a real task would."""
     chosen = [member for member in FLEET if member.name in NAMES]
-    parts = np.split(np.arange(150 * len(chosen)), len(chosen))
+    parts = np.split(np.arange(SAMPLES * len(chosen)), len(chosen))
     return [
         Member(
-            m.name, Pretence.of(m.profile, SLOW, m.uplink).profile, split.train.x[part], split.train.y[part]
+            m.name, Pretence.of(m.profile, SLOWER, m.uplink).profile, split.train.x[part], split.train.y[part]
         )
         for m, part in zip(chosen, parts, strict=True)
     ]
