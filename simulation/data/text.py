@@ -26,6 +26,7 @@ SPECIAL = (PADDING, UNKNOWN)
 """Token ids 0 and 1."""
 
 TOKEN = re.compile(r"[\w']+|[^\w\s]")
+TITLES = {"label", "labels", "class", "category", "target", "sentiment"}
 DELIMITERS = {".tsv": "\t", ".tab": "\t", ".csv": ","}
 
 Row = list[str]
@@ -86,7 +87,7 @@ def _only(folder: Path, part: str) -> Path:
 
 
 def sentences(file: Path, spec: DataSpec) -> Sentences:
-    """The rows of one file. Its first one is a header if columns are named, or if no other row has its label.
+    """The rows of one file. Its first one is a header if columns are named, or if it names the labels.
 
     Raises DataSetError.
     """
@@ -101,7 +102,7 @@ def sentences(file: Path, spec: DataSpec) -> Sentences:
     for number, row in enumerate(rows, 1):
         if len(row) < wide:
             raise DataSetError(f"{file}, row {number} has {len(row)} columns, expected {wide}")
-    if named or (len(rows) > 1 and rows[0][label] not in {row[label] for row in rows[1:]}):
+    if named or _is_name(rows[0][label], {row[label] for row in rows[1:]}):
         rows = rows[1:]
     if not rows:
         raise DataSetError(f"{file} has a header and no rows")
@@ -124,6 +125,12 @@ def _rows(file: Path) -> list[Row]:
     if len(rows[0]) < 2:
         raise DataSetError(f"{file} has one column, expected a text and a label, divided by {delimiter!r}")
     return rows
+
+
+def _is_name(first: str, labels: set[str]) -> bool:
+    """Whether the first cell of the labels is a title: one of the usual, or the only one that is no number."""
+    numbers = bool(labels) and all(label.strip().lstrip("-").isdecimal() for label in labels)
+    return first.strip().lower() in TITLES or (numbers and not first.strip().lstrip("-").isdecimal())
 
 
 def _column(wanted: str, first: Row, otherwise: int) -> int:

@@ -43,21 +43,15 @@ def shape(y: Ints, parts: Sequence[Ints], labels: int) -> Shape:
     return Shape(counts, len(y), sizes, (counts > 0).sum(1), np.exp(entropy), distance)
 
 
-def table(about: Shape) -> list[tuple[str, str, str, str, str]]:
+def table(about: Shape) -> list[tuple[str, ...]]:
     """Rows of: what, least, median, most, mean."""
     rows = (
-        ("samples of a client", about.sizes, "{:.0f}"),
-        ("classes of a client", about.classes, "{:.0f}"),
+        ("samples of a client", about.sizes, "{:g}"),
+        ("classes of a client", about.classes, "{:g}"),
         ("effective classes", about.effective, "{:.2f}"),
         ("distance from all (0 to 1)", about.distance, "{:.3f}"),
     )
     return [
-        (
-            name,
-            form.format(values.min()),
-            form.format(np.median(values)),
-            form.format(values.max()),
-            f"{values.mean():.3g}",
-        )
-        for name, values, form in rows
+        (name, *(form.format(found) for found in (v.min(), np.median(v), v.max())), f"{v.mean():.3g}")
+        for name, v, form in rows
     ]

@@ -104,6 +104,7 @@ def _sizes(axes: Any, sizes: NDArray[np.int64]) -> None:
     if high > 20 * low:
         bins = np.unique(np.round(np.geomspace(low, high + 1, 41))) - 0.5
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
     elif high - low <= 40:
         bins = np.arange(low, high + 2) - 0.5
     else:
@@ -130,6 +131,11 @@ def _used(axes: Any, about: Shape, labels: Sequence[str]) -> None:
     axes.set(ylabel="samples with clients, together")
     axes.grid(axis="y")
     if len(labels) <= NAMED:
-        axes.set_xticks(range(len(labels)), labels, rotation=40 if max(map(len, labels)) > 3 else 0)
+        axes.set_xticks(range(len(labels)), labels, **_turned(labels))
     else:
         axes.set_xlabel("class")
+
+
+def _turned(labels: Sequence[str]) -> dict[str, Any]:
+    """Long names stand at an angle and end at their tick."""
+    return {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if max(map(len, labels)) > 3 else {}

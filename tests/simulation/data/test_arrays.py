@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+
+from simulation.data import DataSpec, load
+from simulation.errors import DataSetError
+
+X = np.arange(40, dtype=np.uint8).reshape(10, 2, 2)
+Y = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0], np.int16)
+
+
+def spec(path, **fields):
+    return DataSpec(source="npz", path=str(path), **fields)
+
+
+def test_a_file_without_a_split_is_split_without_loss_and_groups_stay_with_their_samples(tmp_path):
+    np.savez(tmp_path / "d.npz", x=X, y=Y, groups=np.arange(10) * 7)
+    data = load(spec(tmp_path / "d.npz", test_share=0.3), 5)
+    assert (len(data.train_y), len(data.test_y)) == (7, 3)
+    rows = np.concatenate([data.train_x, data.test_x])[:, 0, 0] // 4
+    assert sorted(rows.tolist()) == list(range(10))
+    assert (data.train_x[:, 0, 0] // 4 * 7).tolist() == data.groups.tolist()
+    assert Y[data.train_x[:, 0, 0] // 4].tolist() == data.train_y.tolist()
+    assert (data.train_y.dtype, data.labels) == (np.int64, ("0", "1", "2"))
+    again, other = (load(spec(tmp_path / "d.npz", test_share=0.3), seed) for seed in (5, 6))
+    assert np.array_equal(again.test_x, data.test_x)
+    assert not np.array_equal(other.test_x, data.test_x)
+
+
+def test_a_split_and_names_of_classes_are_kept(tmp_path):
+    np.savez(
+        tmp_path / "d.npz", x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2], class_names=["a", "b", "c"]
+    )
+    data = load(spec(tmp_path / "d.npz"), 0)
+    assert (data.labels, data.groups) == (("a", "b", "c"), None)
+    assert np.array_equal(data.train_x, X)
+    assert np.array_equal(data.test_y, Y[:2])
+
+
+def test_a_folder_of_npy_files_is_mapped_into_memory(tmp_path):
+    for name, array in (("x_train", X), ("y_train", Y), ("x_test", X), ("y_test", Y)):
+        np.save(tmp_path / f"{name}.npy", array)
+    data = load(spec(tmp_path), 0)
+    assert isinstance(data.train_x, np.memmap)
+    assert np.array_equal(data.train_x, X)
+
+
+def test_max_keeps_a_random_part_in_its_order(tmp_path):
+    np.savez(tmp_path / "d.npz", x_train=X, y_train=Y, x_test=X, y_test=Y, groups=np.arange(10))
+    data = load(spec(tmp_path / "d.npz", max_train=4, max_test=3), 1)
+    assert (len(data.train_y), len(data.test_y)) == (4, 3)
+    assert data.groups.tolist() == sorted(data.groups.tolist())
+    assert np.array_equal(data.train_x, X[data.groups])
+    assert np.array_equal(data.train_y, Y[data.groups])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"a": X}, "has the arrays a; expected x and y, or x_train"),
+        ({"x": X, "y": Y.astype(float)}, r"y is float64 \(10,\), expected integers"),
+        ({"x": X, "y": Y[:5]}, r"x is \(10, 2, 2\) and y \(5,\), expected one label for each"),
+        ({"x": X, "y": Y, "labels": ["one", "two"]}, "label 2, expected 0 to 1"),
+        ({"x": X, "y": Y - 1}, "label -1, expected 0"),
+        ({"x": X.astype(str), "y": Y}, "x is <U3, expected numbers"),
+        ({"x": X, "y": Y, "groups": Y[:3]}, r"\(3,\) groups for \(10,\) labels"),
+        ({"x": X[:1], "y": Y[:1]}, "1 samples, expected 2 or more"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, 0], "y_test": Y}, r"\(2, 2\), test samples \(2,\)"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:0], "y_test": Y[:0]}, "no test samples"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(tmp_path, arrays, said):
+    np.savez(tmp_path / "d.npz", **arrays)
+    with pytest.raises(DataSetError, match=said) as caught:
+        load(spec(tmp_path / "d.npz"), 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_npz_or_not_there_is_said(tmp_path):
+    (tmp_path / "d.npz").write_bytes(b"PK\x03\x04 cut")
+    with pytest.raises(DataSetError, match=r"d\.npz is not a \.npz file"):
+        load(spec(tmp_path / "d.npz"), 0)
+    with pytest.raises(DataSetError, match="no such file or folder"):
+        load(spec(tmp_path / "other.npz"), 0)
+    with pytest.raises(DataSetError, match="source npz needs a path"):
+        load(spec(""), 0)

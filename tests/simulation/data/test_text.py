@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+
+from simulation.data import DataSpec, load
+from simulation.data.text import tokens
+from simulation.errors import DataSetError
+
+
+def spec(path, **fields):
+    return DataSpec(source="text", path=str(path), **{"length": 5, **fields})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "train.tsv").write_text('Good , good film\t1\nbad film\t0\na "bad" end\t0\n')
+    (tmp_path / "test.tsv").write_text("good unheard words and many more of them\t1\n")
+    return tmp_path
+
+
+def test_ids_follow_frequency_then_the_alphabet(folder):
+    data = load(spec(folder), 0)
+    # twice: bad, film, good, "; once: the comma, a, end
+    assert data.vocabulary == ("<padding>", "<unknown>", '"', "bad", "film", "good", ",", "a", "end")
+    assert data.train_x.tolist() == [[5, 6, 5, 4, 0], [3, 4, 0, 0, 0], [7, 2, 3, 2, 8]]
+    assert (data.train_y.tolist(), data.labels) == ([1, 0, 0], ("0", "1"))
+    assert data.train_x.dtype == np.int32
+
+
+def test_words_of_the_evaluation_alone_are_unknown_and_long_texts_are_cut(folder):
+    assert load(spec(folder), 0).test_x.tolist() == [[5, 1, 1, 1, 1]]
+
+
+def test_the_vocabulary_has_no_more_ids_than_asked_for(folder):
+    data = load(spec(folder, vocabulary=4), 0)
+    assert data.vocabulary == ("<padding>", "<unknown>", '"', "bad")
+    assert data.train_x.max() == 3
+
+
+def test_apostrophes_stay_within_words():
+    assert tokens("Don't stop... it's 9 o'clock!") == ["don't", "stop", *"...", "it's", "9", "o'clock", "!"]
+
+
+def test_columns_are_found_by_the_header(tmp_path):
+    file = tmp_path / "d.csv"
+    file.write_text('id,stars,review\n7,5,"so, so good"\n8,1,never again\n9,5,good\n')
+    data = load(spec(file, text_column="review", label_column="stars", test_share=0.3), 0)
+    assert data.labels == ("1", "5")
+    assert (len(data.train_y), len(data.test_y)) == (2, 1)
+
+
+def test_columns_are_found_by_number(tmp_path):
+    file = tmp_path / "d.csv"
+    file.write_text("pos,fine film\nneg,dull\npos,fine\nneg,no\n")
+    data = load(spec(file, text_column="1", label_column="0", test_path=str(file)), 0)
+    assert data.labels == ("neg", "pos")
+    assert data.test_y.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("title", ["label", "Sentiment", "anything else"])
+def test_a_header_is_known_by_its_title_or_by_numbers_below_it(folder, title):
+    (folder / "train.tsv").write_text(f"sentence\t{title}\ngood\t1\nbad\t0\nfine\t1\nworse\t0\n")
+    data = load(spec(folder), 0)
+    assert data.labels == ("0", "1")
+    assert len(data.train_y) == 4
+
+
+def test_numbers_are_sorted_as_numbers(folder):
+    (folder / "train.tsv").write_text("".join(f"word\t{n % 11}\n" for n in range(22)))
+    (folder / "test.tsv").write_text("word\t10\nword\t10\nword\t9\nword\t9\n")
+    data = load(spec(folder), 0)
+    assert data.labels[9:] == ("9", "10")
+    assert data.test_y.tolist() == [10, 10, 9, 9]
+
+
+def test_the_vocabulary_of_a_split_file_is_that_of_its_training_part(tmp_path):
+    file = tmp_path / "d.tsv"
+    file.write_text("".join(f"word{n}\t{n % 2}\n" for n in range(10)))
+    data = load(spec(file, test_share=0.3), 0)
+    assert len(data.vocabulary) == 2 + 7
+    assert data.train_x[:, 0].min() >= 2
+    assert (data.test_x[:, 0] == 1).all()
+
+
+def test_words_without_a_vector_are_unknown(folder):
+    (folder / "glove.txt").write_text("film 1 2\ngood 3 4\n")
+    data = load(spec(folder, vectors=str(folder / "glove.txt")), 0)
+    assert data.vocabulary == ("<padding>", "<unknown>", "film", "good")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("one column\nonly\n", "has one column, expected a text and a label"),
+        ("a\tb\nc\n", "row 2 has 1 columns, expected 2"),
+        ("", "is empty"),
+    ],
+)
+def test_damage_is_said(folder, content, said):
+    (folder / "train.tsv").write_text(content)
+    with pytest.raises(DataSetError, match=said):
+        load(spec(folder), 0)
+
+
+def test_strange_labels_columns_and_files_are_said(folder):
+    (folder / "test.tsv").write_text("good\t7\nbad\t7\n")
+    with pytest.raises(DataSetError, match=r"test\.tsv has the label '7', training has 0, 1"):
+        load(spec(folder), 0)
+    with pytest.raises(DataSetError, match="has no column nope; its first row is"):
+        load(spec(folder, text_column="nope"), 0)
+    (folder / "other_train.csv").write_text("x,1\n")
+    with pytest.raises(DataSetError, match=r"train\.tsv, other_train\.csv of .*, expected one"):
+        load(spec(folder), 0)
+    (folder / "train.tsv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataSetError, match="is not UTF-8"):
+        load(spec(folder / "train.tsv"), 0)
+
+
+@pytest.mark.slow
+def test_the_real_reviews_have_their_published_sizes(shared):
+    train, test = shared("sst2_train.tsv"), shared("sst2_test.tsv")
+    data = load(DataSpec(source="text", path=train, test_path=test), 0)
+    assert (data.train_x.shape, data.test_x.shape) == ((6920, 32), (1821, 32))
+    assert len(data.vocabulary) == 10_000
+    assert data.vocabulary[2] == "the"
+    assert (data.test_x == 1).mean() < 0.1
