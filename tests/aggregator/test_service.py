@@ -448,3 +448,14 @@ def test_a_late_contribution_that_counted_counts_once_after_a_restart_too(bench,
     b.wait(10.0)
     assert [c.record.participants for c in b.heard(RoundClosed)] == [1]
     assert b.contribute("pi-02", late)[0].status == "duplicate"
+
+
+def test_a_run_that_was_begun_before_there_was_a_setting_goes_on_with_its_default(bench, make_task):
+    b = bench(make_task("few-shot"))
+    run = b.service.run_id
+    with b.store._db.commit() as db:
+        settings = msgspec.json.decode(db.execute("SELECT task FROM meta").fetchone()[0])
+        del settings["buffer_size"], settings["devices_per_round"]
+        db.execute("UPDATE meta SET task = ?", (msgspec.json.encode(settings),))
+    b = b.restart()
+    assert (b.service.run_id, b.service.state.rules.buffer_size) == (run, 0)

@@ -1,0 +1,132 @@
+"""The real agent with the real service, on a link in memory and a clock that stands still."""
+
+import numpy as np
+import pytest
+
+from aggregator.observer import Contributed, Refused, RoundClosed
+from aggregator.task import KindSettings
+from broker import messages, topics
+from broker.link import Connected, Received
+from broker.messages import Hello
+from device_runtime.agent import Agent
+from device_runtime.task import Settings
+from profiles import Speed
+
+BRIEF = KindSettings(name="few-shot", settings={"epochs": 2})
+
+
+class Cable:
+    """A device's link: what it says goes to the service at once; what it is told waits in its inbox."""
+
+    url = "cable"
+
+    def __init__(self, hall, agent):
+        self.hall, self.agent = hall, agent
+
+    def publish(self, topic, payload, retain=False):
+        self.hall.said.append((topic, payload))
+        self.hall.bench.raw(topic, payload)
+        return True
+
+
+class Hall:
+    """A bench and agents that hear all that its link carries; each agent steps when it is told to."""
+
+    def __init__(self, bench, folder):
+        self.bench, self.folder, self.agents, self.said = bench, folder, {}, []
+        self.during = {}
+        publish = bench.link.publish
+
+        def publish_to_all(topic, payload, retain=False):
+            for name, agent in self.agents.items():
+                if topic == topics.ROUND or topic.startswith(topics.down(name, "")):
+                    agent.inbox.put(Received(topic, payload))
+            return publish(topic, payload, retain)
+
+        bench.link.publish = publish_to_all
+
+    def join(self, name, x, y):
+        np.savez(self.folder / f"{name}.npz", x=x, y=y)
+        settings = Settings(name, self.folder / f"{name}.npz", self.folder / name)
+        agent = self.agents[name] = Agent(settings, 1, lambda: self.bench.now)
+        agent.begin(Cable(self, agent))
+        go_on = agent._go_on
+
+        def busy(done):
+            go_on(done)
+            if meanwhile := self.during.pop(name, None):
+                meanwhile()
+
+        agent._go_on = busy
+        agent.inbox.put(Connected(first=True))
+
+    @property
+    def round(self):
+        return self.bench.service.state.round
+
+    def settle(self, *names):
+        """These agents work in turn until nothing more comes in."""
+        while sum(self.agents[name].step() for name in names):
+            pass
+
+    def work_until(self, name, number):
+        """This agent alone, until that round is open."""
+        while self.round < number:
+            assert self.agents[name].step()
+
+    def rounds_of(self, name):
+        return [c.round for c in self.sent(name)]
+
+    def sent(self, name):
+        topic = topics.up(name, "contribution")
+        return [messages.decode(p, messages.Contribution) for t, p in self.said if t == topic]
+
+
+@pytest.fixture
+def hall(bench, make_task, tmp_path, monkeypatch):
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = digits.images.astype(np.uint8)
+    monkeypatch.setattr("device_runtime.task.measure", lambda *_: Speed(1e12, source="set"))
+
+    def make(names, **task):
+        made = Hall(bench(make_task(BRIEF, min_devices=len(names), **task)), tmp_path)
+        for i, name in enumerate(names):
+            part = slice(20 * i, 20 * i + 20)
+            made.join(name, x[part], digits.target[part])
+        return made
+
+    return make
+
+
+def test_who_trains_while_rounds_go_by_finishes_sends_and_takes_the_newest(hall):
+    """b is at work on round 1 until a has filled two buffers; then its update counts in round 3."""
+    h = hall("ab", rounds=6, buffer_size=1)
+    h.settle("a")
+    h.during["b"] = lambda: h.work_until("a", 3)
+    h.settle("b")  # a has no say but in the middle of b's work
+    assert [(s.device, s.round) for s in h.bench.store.contributions.of_round(3)] == [("b", 1)]
+    assert h.rounds_of("b") == [1, 4, 5, 6]
+    assert h.bench.offer.done
+    assert [c.record.participants for c in h.bench.heard(RoundClosed)] == [1] * 6
+
+
+def test_a_buffered_cohort_of_agents_learns_all_of_its_rounds(hall):
+    h = hall("abcd", rounds=6, buffer_size=2, devices_per_round=3)
+    h.settle(*"abcd")
+    assert h.bench.offer.done
+    closed = h.bench.heard(RoundClosed)
+    assert [len(c.contributions) for c in closed] == [2] * 6
+    assert len({c.record.device for c in h.bench.heard(Contributed)}) > 2
+    assert not [refused for refused in h.bench.heard(Refused) if refused.status == "refused"]
+
+
+def test_agents_that_are_not_asked_get_ready_and_do_not_work(hall):
+    h = hall("abc", rounds=3, devices_per_round=1)
+    h.settle(*"abc")
+    assert h.bench.offer.done
+    assert sum(len(h.rounds_of(name)) for name in "abc") == 3
+    assert [c.record.participants for c in h.bench.heard(RoundClosed)] == [1] * 3
+    hellos = [messages.decode(p, Hello).num_examples for t, p in h.said if t.endswith("hello")]
+    assert sorted(hellos) == [0, 0, 0, 20, 20, 20]
