@@ -1,0 +1,178 @@
+"""How jobs, base models and results lie in bytes: MessagePack and aligned tensors, nothing pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+import models.errors
+from broker.messages import Kind
+from models.errors import ModelError
+from models.manifest import Manifest
+from models.tensors import ALIGNMENT, Tensors, TensorSpec
+from simulation.errors import ExecutorError
+from strategies import registry
+from strategies.kind import AnyStrategy, Contribution
+
+from .job import Failed, Job, Result
+
+
+class PackedJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A `Job` whose strategy is number `strategy` among the kinds that are packed beside it."""
+
+    device: int
+    name: str
+    strategy: int
+    seed: int
+    base: int
+
+
+class Trained(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """A contribution without its tensors, which lie elsewhere in the order of `names`."""
+
+    job: int
+    kind: str
+    names: tuple[str, ...]
+    num_examples: int
+    train_loss: float
+
+
+class Diverged(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """See `Failed`."""
+
+    job: int
+    why: str
+
+
+class Broke(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """An exception in a worker: the name of its type, its text, and where it was raised."""
+
+    job: int
+    error: str
+    text: str
+    trace: str
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """A worker has opened its world."""
+
+
+Reply = Trained | Diverged | Broke | Ready
+pack = msgspec.msgpack.Encoder().encode
+read_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def pack_jobs(jobs: Sequence[Job]) -> tuple[tuple[Kind, ...], tuple[PackedJob, ...]]:
+    """Each different strategy once, as it stands in an offer, and the jobs that point to them.
+
+    Raises ExecutorError for a strategy that another process would not read as the same.
+    """
+    numbers: dict[int, int] = {}  # by identity of the strategy, which the jobs keep alive
+    kinds: dict[tuple[str, bytes], int] = {}
+    packed = []
+    for job in jobs:
+        if id(job.strategy) not in numbers:
+            kind = _written(job.strategy)
+            numbers[id(job.strategy)] = kinds.setdefault((kind.name, bytes(kind.settings)), len(kinds))
+        packed.append(PackedJob(job.device, job.name, numbers[id(job.strategy)], job.seed, job.base))
+    return tuple(Kind(name, msgspec.Raw(settings)) for name, settings in kinds), tuple(packed)
+
+
+def unpack_job(packed: PackedJob, strategies: Sequence[AnyStrategy]) -> Job:
+    """With the strategies of the kinds that were packed beside it."""
+    return Job(packed.device, packed.name, strategies[packed.strategy], packed.seed, packed.base)
+
+
+def size_of(specs: Iterable[TensorSpec]) -> int:
+    """Bytes of these tensors, each of which begins at a multiple of 64 bytes."""
+    return sum(_padded(spec) for spec in specs)
+
+
+def places(specs: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, int]]:
+    """Each tensor with the byte that it begins at."""
+    start = 0
+    for spec in specs:
+        yield spec, start
+        start += _padded(spec)
+
+
+def views(buffer: Any, specs: Iterable[TensorSpec], start: int = 0) -> dict[str, NDArray[Any]]:
+    """The tensors that lie in `buffer` from byte `start` on; they share its memory."""
+    return {
+        spec.name: np.frombuffer(buffer, spec.dtype, spec.size, start + place).reshape(spec.shape)
+        for spec, place in places(specs)
+    }
+
+
+def specs_of(tensors: Tensors) -> tuple[TensorSpec, ...]:
+    """As they are, in their order."""
+    return tuple(TensorSpec(name, value.shape, value.dtype.name) for name, value in tensors.items())
+
+
+def headline(job: int, result: Result) -> Trained | Diverged:
+    """The reply that goes with the tensors of a result."""
+    if isinstance(result, Failed):
+        return Diverged(job, result.why)
+    names = tuple(result.tensors)
+    return Trained(job, result.kind, names, int(result.num_examples), float(result.train_loss))
+
+
+class Expected:
+    """What contributions consist of, found out once for each strategy of a run."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._known: dict[int, tuple[AnyStrategy, dict[str, TensorSpec]]] = {}
+
+    def specs(self, strategy: AnyStrategy) -> Mapping[str, TensorSpec]:
+        """By name. Raises ModelError where the bundle has no such tensors."""
+        if id(strategy) not in self._known:  # kept beside it, so that its identity stays its own
+            specs = {spec.name: spec for spec in strategy.expected(self._manifest)}
+            self._known[id(strategy)] = strategy, specs
+        return self._known[id(strategy)][1]
+
+    def size(self, strategy: AnyStrategy) -> int:
+        """Bytes of a contribution's tensors; 0 where the bundle cannot have any, which training will say."""
+        try:
+            return size_of(self.specs(strategy).values())
+        except ModelError:
+            return 0
+
+    def result(self, reply: Reply, strategy: AnyStrategy, buffer: Any, start: int = 0) -> Result:
+        """The result whose tensors lie in `buffer`, and share its memory. Raises what broke."""
+        if isinstance(reply, Trained):
+            specs = self.specs(strategy)
+            tensors = views(buffer, [specs[name] for name in reply.names], start)
+            return Contribution(reply.kind, tensors, reply.num_examples, reply.train_loss)
+        if isinstance(reply, Diverged):
+            return Failed(reply.why)
+        raise error_of(reply) if isinstance(reply, Broke) else ExecutorError(f"a worker answered {reply}")
+
+
+def error_of(broke: Broke) -> Exception:
+    """A ModelError as it was raised; anything else as an ExecutorError that says what it was."""
+    known = getattr(models.errors, broke.error, None)
+    if isinstance(known, type) and issubclass(known, ModelError):
+        return known(broke.text)
+    return ExecutorError(f"a worker gave up: {broke.error}: {broke.text}")
+
+
+def _written(strategy: AnyStrategy) -> Kind:
+    kind = registry.write(strategy)
+    try:
+        same = registry.read(kind) == strategy
+    except registry.KindError:
+        same = False
+    if not same:
+        raise ExecutorError(f"other processes do not know {strategy}; only executor plain can train it")
+    return kind
+
+
+def _padded(spec: TensorSpec) -> int:
+    size = np.dtype(spec.dtype).itemsize * prod(spec.shape)
+    return size + -size % ALIGNMENT

@@ -1,0 +1,176 @@
+"""The executor of processes: workers of one thread each, on the cores of this machine."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from models.tensors import Tensors
+from simulation.errors import ExecutorError
+
+from . import packing
+from .cores import usable_cores
+from .job import Job, Result, World
+from .packing import Broke, Expected, Ready, Reply
+from .processes_bases import BasesInMemory
+from .processes_crew import Crew
+from .processes_memory import MOST_WORKERS, WAVE_JOBS, Board
+from .processes_worker import Wave
+
+RESULTS_BYTES = 32 << 20
+"""Of results that wait for their turn, about; at least two of each worker may wait."""
+MOST_SLOTS = 1024
+MOST_DEATHS = 3
+
+
+@dataclass(frozen=True)
+class _Running:
+    """One wave: its jobs, what results consist of, the replies that have come, and who died over which."""
+
+    jobs: Sequence[Job]
+    expected: Expected
+    slots: int
+    slot_bytes: int
+    replies: dict[int, Reply]
+    deaths: Counter[int]
+
+
+class Processes:
+    """See `Executor`. Workers take jobs by themselves, as far ahead of the caller as results have room.
+
+    The samples are memory-mapped, base models and results lie once in shared memory. A worker that dies is
+    replaced and its job done again. Workers end with `close`, with this process, and when it is killed.
+    """
+
+    def __init__(self, world: World, workers: int | None = None, saved: Path | None = None) -> None:
+        """As many workers as usable cores, unless said. `saved`: where the clients are saved already.
+
+        Raises EngineError, BundleError, and ExecutorError for workers that cannot be started.
+        """
+        count = usable_cores() if workers is None else workers
+        if not 1 <= count <= MOST_WORKERS:
+            raise ExecutorError(f"workers is {count}, expected 1 to {MOST_WORKERS}")
+        self.name = f"processes ({count})"
+        self._world = world
+        self._crew = Crew(world, saved)
+        self._end = weakref.finalize(self, self._crew.close)
+        self._board = Board(self._crew.board)
+        self._bases = BasesInMemory(world.bundle.manifest, self._crew.bases)
+        self._going: _Running | None = None
+        self._mapped: mmap.mmap | None = None
+        try:
+            self._start(count)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+        for start in range(0, len(jobs), WAVE_JOBS):
+            yield from self._wave(bases, jobs[start : start + WAVE_JOBS])
+
+    def close(self) -> None:
+        self._end()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the workers."""
+        return tuple(self._crew.pids.values())
+
+    def _start(self, count: int) -> None:
+        for number in range(count):
+            self._crew.hire(number)
+        ready = 0
+        while ready < count:
+            for heard in self._crew.listen():
+                if heard.reply is None:
+                    how = self._crew.dismiss(heard.worker)
+                    raise ExecutorError(f"worker {heard.worker} did not start: {how}")
+                if isinstance(heard.reply, Broke):
+                    raise packing.error_of(heard.reply)
+                ready += 1
+
+    def _wave(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+        going = self._begin(bases, jobs)
+        try:
+            buffer = self._results(going.slots * going.slot_bytes)
+            for number, job in enumerate(jobs):
+                self._check_open()
+                self._crew.wake(self._board.open(number, min(number + going.slots, len(jobs))))
+                while number not in going.replies:
+                    self._listen()
+                start = number % going.slots * going.slot_bytes
+                yield going.expected.result(going.replies.pop(number), job.strategy, buffer, start)
+        finally:
+            if self._end.alive:
+                self._board.stop()
+            self._going = None
+
+    def _begin(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> _Running:
+        """Lays out the jobs, of which none may be taken yet. Waits for what an abandoned run left at work."""
+        self._check_open()
+        if self._going is not None:
+            raise ExecutorError("a run is going on; its results must be taken first")
+        while self._board.taken():
+            self._listen()
+        going = self._planned(jobs)
+        kinds, packed = packing.pack_jobs(jobs)
+        places = self._bases.places({job.base: bases[job.base] for job in jobs})
+        text = packing.pack(Wave(kinds, packed, going.slots, going.slot_bytes, places))
+        with self._board.locked():
+            self._crew.wave.write(text, 0)
+            self._board.begin(len(jobs), len(text))
+        self._going = going
+        return going
+
+    def _planned(self, jobs: Sequence[Job]) -> _Running:
+        expected = Expected(self._world.bundle.manifest)
+        slot = max(expected.size(job.strategy) for job in jobs)
+        at_once = max(2 * len(self._crew.pids) + 1, min(MOST_SLOTS, RESULTS_BYTES // max(slot, 1)))
+        return _Running(jobs, expected, min(at_once, len(jobs)), slot, {}, Counter())
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise ExecutorError("the executor is closed")
+
+    def _results(self, size: int) -> mmap.mmap:
+        """Where the results of a wave lie; mapped again only when it has grown."""
+        if self._mapped is None or len(self._mapped) < size:
+            self._crew.results.grow(max(size, 1))
+            self._mapped = self._crew.results.view(max(size, 1))
+        return self._mapped
+
+    def _listen(self) -> None:
+        for heard in self._crew.listen():
+            if heard.reply is None:
+                self._replace(heard.worker)
+            elif isinstance(heard.reply, Broke) and heard.reply.job < 0:
+                raise packing.error_of(heard.reply)
+            elif not isinstance(heard.reply, Ready):
+                self._board.done(heard.reply.job)
+                if self._going is not None:
+                    self._going.replies[heard.reply.job] = heard.reply
+
+    def _replace(self, worker: int) -> None:
+        """A worker is gone: its job is free again, and another is started in its place."""
+        how, going = self._crew.dismiss(worker), self._going
+        lost = self._board.give_back(worker)
+        blamed = lost[-1] if lost else -1
+        if going is not None:
+            going.deaths[blamed] += 1
+        hopeless = going is not None and going.deaths[blamed] >= MOST_DEATHS
+        if hopeless:
+            self._board.stop()
+        self._crew.hire(worker)
+        if going is not None and hopeless:
+            work = _work(going.jobs, blamed)
+            raise ExecutorError(f"{work} ended {MOST_DEATHS} workers; the last: {how}")
+
+
+def _work(jobs: Sequence[Job], number: int) -> str:
+    if number < 0:
+        return "starting"
+    return f"{jobs[number].strategy.name} for {jobs[number].name} (seed {jobs[number].seed})"

@@ -1,0 +1,283 @@
+"""The executor of processes: equal to the plain one, whoever does the work and whoever dies over it."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from models.engines import EngineWish
+from models.errors import BundleError, EngineError, ModelError
+from models.tensors import TensorError
+from simulation.clients import Clients
+from simulation.errors import ExecutorError
+from simulation.executors.job import Failed, Job
+from simulation.executors.plain import Plain
+from simulation.executors.processes import Processes
+from strategies.full import Full
+from strategies.zeroth_order import ZerothOrder
+
+from .conftest import jobs_of, same
+
+ENDLESS = Full(epochs=1_000_000)
+SCRIPT = """
+import sys
+from pathlib import Path
+from models.bundle import Bundle
+from simulation.clients import Clients
+from simulation.executors.job import Job, World
+from simulation.executors.processes import Processes
+from strategies.full import Full
+
+bundle = Bundle.open(sys.argv[1])
+executor = Processes(World(bundle, Clients.open(Path(sys.argv[2]))), 2)
+print(*executor.pids, flush=True)
+results = executor.run({1: bundle.weights()}, [Job(0, "pi-0", Full(epochs=int(sys.argv[3])), 7, 1)] * 2)
+next(results)
+"""
+
+
+@pytest.fixture(scope="module")
+def executor(world):
+    made = Processes(world, 2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch) -> Path:
+    """Where temporary folders are made."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def folders(scratch: Path) -> list[Path]:
+    """Ours; ONNX Runtime leaves a file of its own there."""
+    return list(scratch.glob("device-runtime-*"))
+
+
+def gone(pid: int) -> bool:
+    """Ended, or soon: within ten seconds."""
+    try:
+        psutil.Process(pid).wait(10)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases, every_kind, plainly):
+    assert executor.name == "processes (2)"
+    assert same(executor.run(bases, every_kind)) == plainly
+
+
+def test_the_same_workers_give_the_same_again_in_another_order(executor, bases, every_kind, plainly):
+    assert same(executor.run(bases, every_kind[::-1]))[::-1] == plainly
+
+
+def test_more_jobs_than_there_is_room_for_results_come_in_their_order(world, bases, monkeypatch):
+    monkeypatch.setattr("simulation.executors.processes.RESULTS_BYTES", 1)
+    jobs = jobs_of("class-means", 40)
+    executor = Processes(world, 1)
+    try:
+        assert same(executor.run(bases, jobs)) == same(Plain(world).run(bases, jobs))
+        assert os.fstat(executor._crew.results.fd).st_size < 4 * 16_384
+    finally:
+        executor.close()
+
+
+def test_a_run_of_several_waves_is_one_run(executor, bases, monkeypatch):
+    jobs = jobs_of("class-means", 7)
+    whole = same(executor.run(bases, jobs))
+    monkeypatch.setattr("simulation.executors.processes.WAVE_JOBS", 3)
+    assert same(executor.run(bases, jobs)) == whole
+    assert list(executor.run(bases, [])) == []
+
+
+def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor, world, bases):
+    jobs = [replace(job, base=1) for job in jobs_of("class-means")]
+    for weights in (bases[1], bases[4], dict(bases[1]), bases[4]):
+        assert same(executor.run({1: weights}, jobs)) == same(Plain(world).run({1: weights}, jobs))
+
+
+def test_a_base_model_with_a_tensor_missing_is_refused(executor, bases):
+    partial = {name: value for name, value in bases[1].items() if "head" not in name}
+    with pytest.raises(TensorError, match=r"head.* missing"):
+        list(executor.run({1: partial, 4: partial}, jobs_of("class-means")))
+
+
+def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
+    wild = Job(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base=1)
+    diverged, fine = executor.run(bases, [wild, *jobs_of("class-means", 1)])
+    assert isinstance(diverged, Failed)
+    assert "non-finite" in diverged.why
+    assert fine.kind == "class-means"
+
+
+def test_what_a_bundle_cannot_do_is_said_as_plainly_and_others_go_on(executor, world, bases):
+    jobs = [*jobs_of("class-means", 2), Job(0, "pi-0", ZerothOrder(tunable="lora"), 77, 1)]
+    with pytest.raises(ModelError) as plainly:
+        list(Plain(world).run(bases, jobs))
+    with pytest.raises(type(plainly.value)) as raised:
+        list(executor.run(bases, jobs))
+    assert str(raised.value) == str(plainly.value)
+    assert same(executor.run(bases, jobs[:2])) == same(Plain(world).run(bases, jobs[:2]))
+
+
+def test_a_strategy_that_is_not_in_the_registry_is_refused_before_it_is_sent(executor, bases):
+    class Own(Full):
+        """Of the registry's name, and not the registry's."""
+
+    with pytest.raises(ExecutorError, match="only executor plain"):
+        list(executor.run(bases, [Job(0, "pi-0", Own(), 77, 1)]))
+
+
+def test_a_run_that_is_left_early_does_not_disturb_the_next(executor, bases, every_kind, plainly):
+    results = executor.run(bases, every_kind)
+    next(results)
+    with pytest.raises(ExecutorError, match="a run is going on"):
+        next(executor.run(bases, every_kind))
+    results.close()
+    assert same(executor.run(bases, every_kind)) == plainly
+
+
+def test_workers_killed_in_the_middle_change_no_bit(executor, bases, every_kind, plainly):
+    results = executor.run(bases, every_kind)
+    first = same([next(results)])
+    for pid in executor.pids:
+        os.kill(pid, signal.SIGKILL)
+    assert first + same(results) == plainly
+    assert len(executor.pids) == 2
+
+
+def test_workers_killed_between_runs_change_no_bit(executor, bases, every_kind, plainly):
+    for pid in executor.pids:
+        os.kill(pid, signal.SIGKILL)
+    assert same(executor.run(bases, every_kind)) == plainly
+
+
+def test_a_job_that_ends_every_worker_is_named(world, bases):
+    executor = Processes(world, 1)
+
+    killed: list[int] = []
+
+    def kill_three_times() -> None:
+        while len(killed) < 3:
+            for pid in executor.pids:
+                if pid not in killed and executor._board.taken() == [1]:
+                    killed.append(pid)
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill_three_times)
+    killer.start()
+    jobs = [*jobs_of("class-means", 1), Job(3, "pi-3", ENDLESS, 77, 1)]
+    with pytest.raises(ExecutorError, match=r"full for pi-3 \(seed 77\) ended 3 workers; .*SIGKILL.* memory"):
+        list(executor.run(bases, jobs))
+    killer.join()
+    assert len(same(executor.run(bases, jobs[:1]))) == 1  # a worker is there again
+    executor.close()
+
+
+def test_nothing_is_left_behind_when_it_is_closed(world, bases, scratch):
+    before = {path.name for path in Path("/dev/shm").glob("*")}
+    executor = Processes(world, 2)
+    pids = executor.pids
+    results = executor.run(bases, [*jobs_of("class-means", 1), Job(3, "pi-3", ENDLESS, 77, 1)])
+    next(results)
+    assert folders(scratch)
+    executor.close()
+    executor.close()
+    assert all(gone(pid) for pid in pids)
+    assert folders(scratch) == []
+    assert {path.name for path in Path("/dev/shm").glob("*")} <= before
+    with pytest.raises(ExecutorError, match="closed"):
+        next(results)
+
+
+def test_clients_that_are_saved_already_are_used_where_they_are(world, bases, tmp_path, scratch):
+    world.clients.save(tmp_path / "clients")
+    executor = Processes(world, 1, saved=tmp_path / "clients")
+    jobs = jobs_of("class-means")
+    assert same(executor.run(bases, jobs)) == same(Plain(world).run(bases, jobs))
+    assert folders(scratch) == []
+    executor.close()
+    assert len(Clients.open(tmp_path / "clients")) == len(world.clients)
+
+
+@pytest.mark.parametrize(
+    ("wish", "error", "says"),
+    [
+        (EngineWish(engine="abacus"), EngineError, "no engine 'abacus'"),
+        (EngineWish(precision="int8"), BundleError, "int8"),
+    ],
+)
+def test_what_a_worker_finds_wrong_at_its_start_is_said_here(world, wish, error, says, scratch):
+    with pytest.raises(error, match=says):
+        Processes(replace(world, engine=wish), 2)
+    assert folders(scratch) == []
+
+
+@pytest.mark.parametrize("workers", [0, 5000])
+def test_a_senseless_number_of_workers_is_refused(world, workers):
+    with pytest.raises(ExecutorError, match=f"workers is {workers}, expected 1 to 1024"):
+        Processes(world, workers)
+
+
+class Started:
+    """The script above, in a session of its own: a signal reaches it and its workers alike."""
+
+    def __init__(self, world, tmp_path, scratch, epochs: int) -> None:
+        world.clients.save(tmp_path / "clients")
+        code = [sys.executable, "-c", SCRIPT, str(world.bundle.path), str(tmp_path / "clients"), str(epochs)]
+        self.process = subprocess.Popen(
+            code,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(scratch)},
+            start_new_session=True,
+        )
+        self.workers = [int(pid) for pid in self.process.stdout.readline().split()]
+
+
+@pytest.fixture
+def started(world, tmp_path, scratch):
+    return lambda epochs: Started(world, tmp_path, scratch, epochs)
+
+
+def test_a_program_that_forgets_to_close_it_leaves_nothing_behind(started, scratch):
+    script = started(epochs=1)
+    _, said = script.process.communicate(timeout=30)
+    assert (script.process.returncode, said) == (0, "")
+    assert len(script.workers) == 2
+    assert all(gone(pid) for pid in script.workers)
+    assert folders(scratch) == []
+
+
+def test_an_interrupt_is_not_told_by_each_worker(started, scratch):
+    script = started(epochs=1_000_000)
+    os.killpg(script.process.pid, signal.SIGINT)
+    _, said = script.process.communicate(timeout=30)
+    assert said.count("Traceback") == 1
+    assert "KeyboardInterrupt" in said
+    assert all(gone(pid) for pid in script.workers)
+    assert folders(scratch) == []
+
+
+def test_workers_of_a_killed_program_end_by_themselves_and_take_its_folder(started, scratch):
+    script = started(epochs=3)
+    script.process.kill()
+    script.process.communicate(timeout=30)
+    assert all(gone(pid) for pid in script.workers)
+    assert folders(scratch) == []
