@@ -25,16 +25,18 @@ def linear_cka(x: Features, y: Features) -> float:
         raise SimulationError(f"CKA compares the same samples: {len(x)} rows and {len(y)}")
     if max(x.shape[1], y.shape[1]) <= len(x):
         return _ratio(_square(y.T @ x), _square(x.T @ x), _square(y.T @ y))
-    return _alike(x @ x.T, y @ y.T)
+    return _alike(gram(x), gram(y))
 
 
-def pairwise_cka(features: Sequence[Features]) -> NDArray[np.float64]:
-    """Of every two models, (models, models), 1 on the diagonal: thesis 002, figures 6.7 and 6.8.
+def gram(features: Features) -> NDArray[np.float64]:
+    """All that CKA needs of one model, however wide its features are: (n, n), centred."""
+    centred = _centred(features)
+    result: NDArray[np.float64] = centred @ centred.T
+    return result
 
-    Only one Gram matrix (n, n) is held for each model, however wide the features are.
-    """
-    centred = (_centred(each) for each in features)
-    grams = [each @ each.T for each in centred]
+
+def pairwise_cka(grams: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Of every two models, (models, models), 1 on the diagonal: thesis 002, figures 6.7 and 6.8."""
     result = np.eye(len(grams))
     for i, j in combinations(range(len(grams)), 2):
         result[i, j] = result[j, i] = _alike(grams[i], grams[j])

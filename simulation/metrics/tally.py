@@ -11,7 +11,7 @@ from simulation.records import Ask
 
 @dataclass(frozen=True)
 class Busy:
-    """One device's asks: how many, and the seconds it was busy with them, downloading to uploading."""
+    """One device's updates, whatever became of them: how many, and the seconds from download to upload."""
 
     group: str
     asks: int
@@ -23,7 +23,8 @@ class Tally:
     """`counted`: by device, how often its update counted; devices that were asked and never counted have 0.
 
     `outcomes`: asks by (group, outcome), where the outcome is the kind that counted, or else the fate.
-    `kinds`: counted updates by kind. `busy`: by device.
+    `kinds`: counted updates by kind. `busy`: by device that did not always
+    sit out.
     """
 
     asks: int
@@ -53,8 +54,9 @@ def tally(asks: Iterable[Ask]) -> Tally:
         outcomes[ask.group, ask.kind if did_count else ask.fate] += 1
         kinds[ask.kind] += did_count
         groups[ask.device] = ask.group
-        so_far = spent.setdefault(ask.device, [0, 0.0])
-        so_far[0] += 1
-        so_far[1] += ask.download_s + ask.compute_s + ask.upload_s
+        if ask.fate != "sat out":
+            so_far = spent.setdefault(ask.device, [0, 0.0])
+            so_far[0] += 1
+            so_far[1] += ask.download_s + ask.compute_s + ask.upload_s
     busy = {device: Busy(groups[device], int(n), seconds) for device, (n, seconds) in spent.items()}
     return Tally(number, dict(counted), dict(outcomes), dict(+kinds), busy)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simulation.errors import SimulationError
-from simulation.metrics.cka import linear_cka, mean_over_pairs, pairwise_cka
+from simulation.metrics.cka import gram, linear_cka, mean_over_pairs, pairwise_cka
 
 X = np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])  # centred already
 Y = np.array([[1.0], [-1.0], [0.0], [0.0]])
@@ -46,11 +46,11 @@ def test_different_numbers_of_samples_are_refused_with_both():
 
 
 def test_every_pair_is_compared_once_and_the_mean_leaves_out_the_diagonal():
-    similarity = pairwise_cka([X, Y, X])
+    similarity = pairwise_cka([gram(features) for features in (X, Y, X)])
     alike = linear_cka(X, Y)
     assert similarity == pytest.approx(np.array([[1, alike, 1], [alike, 1, alike], [1, alike, 1]]))
     assert mean_over_pairs(similarity) == pytest.approx((2 * alike + 1) / 3)
 
 
 def test_one_model_has_no_pairs():
-    assert np.isnan(mean_over_pairs(pairwise_cka([X])))
+    assert np.isnan(mean_over_pairs(pairwise_cka([gram(X)])))

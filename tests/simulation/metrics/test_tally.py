@@ -27,7 +27,7 @@ def test_asks_are_counted_by_device_group_and_outcome(ask):
     assert result.busy == {
         "pi-5-0": Busy("pi-5", 2, 16.0),
         "pi-5-1": Busy("pi-5", 1, 8.0),
-        "zero-0": Busy("zero", 2, 7.0),
+        "zero-0": Busy("zero", 1, 6.0),
     }
 
 

@@ -1,0 +1,156 @@
+"""`device-runtime simulate`: what a fleet will do, on virtual time, under one policy or several."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from aggregator.errors import AggregatorError
+from device_runtime.commands.options import count, positive
+from simulation import policies
+from simulation.compare.performing import How, perform
+from simulation.compare.plan import Comparison, Plan, scenario_in
+from simulation.compare.progress import Bars, Lines, Teller, View
+from simulation.compare.run_folder import Name
+from simulation.compare.running import Children, run_all
+from simulation.errors import ScenarioError, SimulationError
+from simulation.executors.cores import usable_cores
+from simulation.executors.job import Executor, World
+from simulation.executors.plain import Plain
+from simulation.executors.processes import Processes
+
+from .asked import PRESET, again, plan_of, presets, said
+
+HELP = "Simulate a fleet of devices on virtual time, under one policy or several, and report."
+EXAMPLE = "device-runtime simulate mixed --devices 200 --compare kinds=choose,drop,few-shot --seeds 3"
+ERRORS = (SimulationError, AggregatorError)
+
+EXECUTORS = ("auto", "plain", "batched", "processes", "ray")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command; those of the scenario stand over its file."""
+    add = parser.add_argument
+    add(
+        "scenario",
+        nargs="?",
+        metavar="SCENARIO",
+        help=f"a fleet or scenario: a file *.toml or a preset (default: {PRESET}, choose against drop)",
+    )
+    add("--list", action="store_true", help="list the presets, the policies, and end")
+    add("--devices", type=count, metavar="N", help="how many devices the fleet has")
+    add("--rounds", type=count, metavar="N", help="how many rounds")
+    add("--deadline", type=positive, metavar="S", help="virtual seconds of a round")
+    add("--devices-per-round", type=count, metavar="N", help="how many devices are asked in a round")
+    add(
+        "--buffer-size",
+        type=int,
+        metavar="N",
+        help="close a round with N updates, whatever their round (FedBuff)",
+    )
+    add("--bundle", help="what is learnt: a bundle folder or zip, or the name of a shipped bundle")
+    add("--data", metavar="SOURCE", help="where samples come from: digits, cifar10, npz, ...")
+    add("--data-path", metavar="PATH", help="the file or folder of --data, where it needs one")
+    add("--partition", help="how samples are divided: iid, dirichlet, shards, classes, natural")
+    add("--alpha", type=positive, help="of the Dirichlet partition: the smaller, the more uneven")
+    add("--compare", metavar="kinds=A,B,..", help="policies to compare: " + ", ".join(policies.names()))
+    add("--seeds", type=count, metavar="N", help="runs with seeds 0 to N-1 (default: 1)")
+    add(
+        "--target",
+        type=_percentage,
+        metavar="PERCENT",
+        help="accuracy whose time is measured (default: what all reach)",
+    )
+    add("--parallel", type=count, metavar="N", help="runs at a time (default: as many as usable cores)")
+    add("--executor", choices=EXECUTORS, default="auto", help="what trains the devices (default: auto)")
+    add(
+        "--workers",
+        type=count,
+        metavar="N",
+        help="of the executor (default: the cores that --parallel leaves)",
+    )
+    add("--address", help="of a Ray cluster, with --executor ray")
+    add(
+        "--probes",
+        type=int,
+        default=3,
+        metavar="N",
+        help="rounds whose local models are compared (default: 3)",
+    )
+    add("--run-dir", type=Path, help="where it is kept; what is finished there is not run again")
+    add("--format", choices=("text", "json"), default="text")
+    add("--only", help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Every run that is missing, then the report. Raises SimulationError."""
+    if options.list:
+        print(presets())
+        return 0
+    if options.only:
+        return _perform(options)
+    plan = plan_of(options)
+    plan.save()
+    out = sys.stderr if options.format == "json" else sys.stdout
+    missing = plan.missing()
+    print(said(plan, missing), file=out, flush=True)
+    if missing:
+        _run(plan, missing, options)
+    from simulation.report.write import write
+
+    report = write(plan)
+    print(report.json() if options.format == "json" else report.text())
+    return 0
+
+
+def _perform(options: argparse.Namespace) -> int:
+    """One run in this process, told to the standard output: what the command starts for itself."""
+    policy, _, seed = options.only.rpartition(":")
+    mine = scenario_in(options.run_dir)
+    if mine is None:
+        raise ScenarioError(f"{options.run_dir} holds no scenario")
+    name = Name(policy, int(seed))
+    plan = Plan(mine, Comparison(policies=(policy,)), options.run_dir)
+    perform(mine, name, plan.of(name), How(_executor(options), options.probes), Teller(sys.stdout))
+    return 0
+
+
+def _run(plan: Plan, missing: Sequence[Name], options: argparse.Namespace) -> None:
+    parallel = min(options.parallel or usable_cores(), len(missing))
+    workers = options.workers or max(1, usable_cores() // parallel)
+    arguments = ["--executor", options.executor, "--workers", str(workers), "--probes", str(options.probes)]
+    if options.address:
+        arguments += ["--address", options.address]
+    view = _view(missing, plan, options)
+    try:
+        run_all(plan, missing, Children(tuple(arguments), parallel, workers), view)
+    except KeyboardInterrupt:
+        done = len(plan.names) - len(plan.missing())
+        view.close()
+        print(f"stopped: {done} of {len(plan.names)} runs are finished; {again(plan)}", file=sys.stderr)
+        raise
+    finally:
+        view.close()
+
+
+def _view(missing: Sequence[Name], plan: Plan, options: argparse.Namespace) -> View:
+    rounds = plan.scenario.task.rounds
+    if options.format == "json":
+        return Lines(missing, rounds, sys.stderr)
+    return Bars(missing, rounds) if sys.stdout.isatty() else Lines(missing, rounds, sys.stdout)
+
+
+def _percentage(text: str) -> float:
+    """An accuracy in percent, as a share."""
+    value = positive(text.removesuffix("%"))
+    if value > 100:
+        raise argparse.ArgumentTypeError(f"{text} is not a percentage")
+    return value / 100
+
+
+def _executor(options: argparse.Namespace) -> Callable[[World], Executor]:
+    if options.executor == "plain" or (options.executor == "auto" and options.workers == 1):
+        return Plain
+    return lambda world: Processes(world, options.workers)

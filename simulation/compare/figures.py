@@ -1,0 +1,153 @@
+"""What each run came to, and each policy over its seeds: pure functions of what is in the files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import isnan, nan
+from statistics import mean, stdev
+
+from simulation.metrics.curves import Curve, accuracy
+from simulation.metrics.efficiency import analytic_bytes, learning_efficiency
+from simulation.metrics.participation import participation
+from simulation.metrics.probes import ProbeLine
+from simulation.metrics.tally import Tally
+from simulation.records import Ask, RoundLine
+
+from .run_folder import Info, Name
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished run, read back. `shown` are the asks of the round that its time line is drawn of."""
+
+    name: Name
+    info: Info
+    rounds: tuple[RoundLine, ...]
+    tally: Tally
+    shown: tuple[Ask, ...] = ()
+    probes: tuple[ProbeLine, ...] = ()
+
+    @property
+    def curve(self) -> Curve:
+        """Accuracy of the served model over virtual time."""
+        return accuracy(self.rounds)
+
+    @property
+    def ends_s(self) -> float:
+        return self.rounds[-1].closed_s if self.rounds else 0.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all runs are compared at: a virtual time, a target accuracy, the devices of the fleet."""
+
+    at_s: float
+    target: float
+    devices: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One run. Accuracies are of the served model, 0 to 1; nan: not measured, or never reached.
+
+    `bytes_analytic` is the papers' formula beside what was counted (`bytes_up`, `bytes_down`);
+    `forward_passes` is compute in F; `learning_efficiency` per second of local training.
+    """
+
+    acc_at_equal_time: float
+    final_acc: float
+    best_acc: float
+    time_to_target_s: float
+    virtual_s: float
+    bytes_up: float
+    bytes_down: float
+    bytes_analytic: float
+    energy_j: float
+    wasted_j: float
+    devices_that_counted: float
+    asks_that_counted: float
+    fairness: float
+    train_time_s: float
+    learning_efficiency: float
+    forward_passes: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Over the seeds that have the figure, `n` of `of`; `sd` is the sample's, 0 for one seed."""
+
+    mean: float
+    sd: float
+    n: int
+    of: int
+
+
+Summary = Mapping[str, Spread]
+"""By the names of `Figures`."""
+
+
+def terms(runs: Sequence[Ran], devices: int, target: float | None) -> Terms:
+    """Equal time is the earliest end of all runs; without a target it is the most that all runs reach."""
+    reached = [run.curve.best for run in runs if not isnan(run.curve.best)]
+    return Terms(
+        at_s=min((run.ends_s for run in runs), default=0.0),
+        target=min(reached, default=nan) if target is None else target,
+        devices=devices,
+    )
+
+
+def figures(run: Ran, at: Terms) -> Figures:
+    """Of one run."""
+    curve, rounds = run.curve, run.rounds
+    part = participation(run.tally.counted.values(), at.devices, run.tally.asks)
+    trained_s = sum(line.train_time_s for line in rounds)
+    return Figures(
+        acc_at_equal_time=curve.when(at.at_s),
+        final_acc=curve.final,
+        best_acc=curve.best,
+        time_to_target_s=curve.reaches(at.target),
+        virtual_s=run.ends_s,
+        bytes_up=sum(line.bytes_up for line in rounds),
+        bytes_down=sum(line.bytes_down for line in rounds),
+        bytes_analytic=_analytic(run),
+        energy_j=sum(line.energy_j for line in rounds),
+        wasted_j=sum(line.wasted_j for line in rounds),
+        devices_that_counted=part.devices,
+        asks_that_counted=part.asks,
+        fairness=part.fairness,
+        train_time_s=trained_s,
+        learning_efficiency=learning_efficiency(curve.best, trained_s),
+        forward_passes=sum(line.forward_passes for line in rounds),
+    )
+
+
+def _analytic(run: Ran) -> float:
+    """Each kind's updates by the formula, where counted updates are devices * rounds * participation."""
+    return sum(
+        analytic_bytes(run.info.params_sent.get(kind, 0), count, 1, 1.0)
+        for kind, count in run.tally.kinds.items()
+    )
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Of figures of several seeds, some of which may be nan."""
+    values = tuple(values)
+    known = [value for value in values if not isnan(value)]
+    return Spread(
+        mean=mean(known) if known else nan,
+        sd=stdev(known) if len(known) > 1 else 0.0,
+        n=len(known),
+        of=len(values),
+    )
+
+
+def summarise(runs: Sequence[Ran], at: Terms) -> dict[str, Summary]:
+    """By policy, in the order in which they come."""
+    result: dict[str, Summary] = {}
+    for policy in dict.fromkeys(run.name.policy for run in runs):
+        mine = [figures(run, at) for run in runs if run.name.policy == policy]
+        result[policy] = {
+            field.name: spread(getattr(each, field.name) for each in mine) for field in fields(Figures)
+        }
+    return result

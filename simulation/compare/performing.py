@@ -1,0 +1,129 @@
+"""One run of a comparison, in this process: everything is written, and every round is told."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from models.bundle import Bundle
+from models.engines import open_model
+from simulation.executors.job import Executor, Job, World
+from simulation.metrics.probes import ProbeLine, Probes, ProbeSet, spread_rounds
+from simulation.policies import under
+from simulation.records import Ask, RoundLine
+from simulation.run import Prepared, prepare, simulate
+from simulation.scenario import Scenario
+from simulation.watch import Watch
+from strategies.kind import Contribution
+
+from .run_folder import PROBES, Info, Name, RunFiles, fingerprint
+
+PACKAGES = ("device-runtime", "numpy", "onnxruntime", "torch", "ray")
+
+
+@dataclass(frozen=True)
+class How:
+    """What trains, and how many rounds local models are looked at in (0: none)."""
+
+    executor: Callable[[World], Executor]
+    probed_rounds: int = 3
+
+
+class Together:
+    """Several watches as one, told in this order."""
+
+    def __init__(self, *watches: Watch) -> None:
+        self._watches = watches
+
+    def asked(self, ask: Ask) -> None:
+        for watch in self._watches:
+            watch.asked(ask)
+
+    def trained(self, job: Job, made: Contribution) -> None:
+        for watch in self._watches:
+            watch.trained(job, made)
+
+    def closed(self, line: RoundLine) -> None:
+        for watch in self._watches:
+            watch.closed(line)
+
+
+def of_policy(scenario: Scenario, policy: str) -> Scenario:
+    """The scenario as this policy runs it. Raises ScenarioError."""
+    return msgspec.structs.replace(scenario, task=under(policy, scenario.task))
+
+
+def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: Watch) -> Info:
+    """Simulate one policy with one seed into `folder`; `told` is told of everything besides.
+
+    Raises SimulationError, ModelError.
+    """
+    began = time.monotonic()
+    mine = of_policy(scenario, name.policy)
+    prepared = prepare(mine, name.seed)
+    files = RunFiles(folder)
+    used: list[str] = []
+    try:
+        probes = _probes(prepared, folder / PROBES, how)
+
+        def executor(world: World) -> Executor:
+            made = how.executor(world)
+            used.append(made.name)
+            return probes.over(made) if probes else made
+
+        watch = Together(files, *([probes] if probes else []), told)
+        served = simulate(prepared, executor, watch)
+        info = Info(
+            policy=name.policy,
+            seed=name.seed,
+            sha256=fingerprint(mine, name.seed),
+            executor=used[0],
+            finished=True,
+            seconds=time.monotonic() - began,
+            labels=prepared.data.labels,
+            params_sent=params_sent(mine, prepared.world.bundle),
+            versions=versions(),
+        )
+        files.finish(served, info)
+    finally:
+        files.close()
+    return info
+
+
+def params_sent(scenario: Scenario, bundle: Bundle) -> dict[str, int]:
+    """The float32 values in an update of each kind that is offered."""
+    manifest = bundle.manifest
+    return {
+        kind.name: sum(spec.size for spec in kind.strategy.expected(manifest)) for kind in scenario.task.kinds
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures may depend on, as far as it is installed."""
+    found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _probes(prepared: Prepared, path: Path, how: How) -> Probes | None:
+    rounds = spread_rounds(prepared.scenario.task.rounds, how.probed_rounds)
+    if not rounds or not prepared.scenario.eval_every:
+        return None
+    model: Any = open_model(prepared.world.bundle)
+
+    def tell(line: ProbeLine) -> None:
+        with path.open("ab") as lines:
+            lines.write(msgspec.json.Encoder().encode_lines([line]))
+
+    return Probes(model, ProbeSet.of(prepared.data, model), rounds, tell)

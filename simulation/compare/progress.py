@@ -1,0 +1,152 @@
+"""How far a comparison is: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import isnan
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+import msgspec
+
+from simulation.executors.job import Job
+from simulation.records import Ask, RoundLine
+from strategies.kind import Contribution
+
+from .run_folder import Name
+from .wording import lasting
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+EVERY_S = 5.0
+"""Seconds between two plain lines."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """A round of a run is over; a line on the standard output of its process. Times are virtual seconds."""
+
+    round: int
+    closed_s: float
+    eval_acc: float | None
+    participants: int
+
+
+class View(Protocol):
+    """Told how the runs go."""
+
+    def moved(self, name: Name, tick: Tick) -> None:
+        """A round more."""
+
+    def ended(self, name: Name, why: str) -> None:
+        """A run is finished, or, if `why` is not empty, failed."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was. May be called twice."""
+
+
+class Pace:
+    """How long the rest takes, from what was done since the start. `clock` in seconds."""
+
+    def __init__(self, to_do: int, clock: Callable[[], float]) -> None:
+        self._to_do, self._clock, self._began, self._done = to_do, clock, clock(), 0
+
+    def step(self) -> None:
+        self._done += 1
+
+    def left_s(self) -> float:
+        """nan before the first step."""
+        if not self._done:
+            return float("nan")
+        return (self._clock() - self._began) / self._done * (self._to_do - self._done)
+
+
+class Lines:
+    """A line for every run that ends, and one for how it goes every few seconds."""
+
+    def __init__(
+        self, names: Sequence[Name], rounds: int, out: TextIO, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._names, self._rounds, self._out, self._clock = tuple(names), rounds, out, clock
+        self._pace = Pace(rounds * len(self._names), clock)
+        self._ended = 0
+        self._said = clock()
+
+    def moved(self, name: Name, tick: Tick) -> None:
+        self._pace.step()
+        if self._clock() - self._said >= EVERY_S and tick.round < self._rounds:
+            self._say(f"{name}: round {tick.round} of {self._rounds}, {doing(tick)}")
+
+    def ended(self, name: Name, why: str) -> None:
+        self._ended += 1
+        done = f"{self._ended} of {len(self._names)} runs"
+        self._say(f"{name}: failed: {why} ({done})" if why else f"{name}: finished ({done})")
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+    def _say(self, text: str) -> None:
+        self._said = self._clock()
+        left = self._pace.left_s()
+        rest = "" if isnan(left) or left < 1 else f"; about {lasting(left)} left"
+        print(text + rest, file=self._out, flush=True)
+
+
+class Bars:
+    """One bar over all runs, with the time that is left, and one for each run at work."""
+
+    def __init__(self, names: Sequence[Name], rounds: int) -> None:
+        from rich import progress
+
+        self._rounds = rounds
+        self._progress: Progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=28),
+            progress.TextColumn("{task.percentage:>3.0f}%"),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[doing]}"),
+        )
+        self._all = self._progress.add_task("[bold]all runs", total=rounds * len(names), doing="")
+        self._bars: dict[Name, TaskID] = {}
+        self._progress.start()
+
+    def moved(self, name: Name, tick: Tick) -> None:
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(str(name), total=self._rounds, doing="")
+        self._progress.update(self._bars[name], completed=tick.round, doing=doing(tick))
+        self._progress.advance(self._all)
+
+    def ended(self, name: Name, why: str) -> None:
+        if name in self._bars:
+            self._progress.remove_task(self._bars.pop(name))
+        if why:
+            self._progress.console.print(f"{name}: failed: {why}", markup=False)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def doing(tick: Tick) -> str:
+    """Accuracy so far and the virtual time."""
+    accuracy = "" if tick.eval_acc is None else f"accuracy {tick.eval_acc:.1%}, "
+    return f"{accuracy}{lasting(tick.closed_s)} of virtual time"
+
+
+class Teller:
+    """A watch that writes a `Tick` for each round, for the process that started this one."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def asked(self, ask: Ask) -> None:
+        """Too many to be told."""
+
+    def trained(self, job: Job, made: Contribution) -> None:
+        """Too many to be told."""
+
+    def closed(self, line: RoundLine) -> None:
+        accuracy = None if isnan(line.eval_acc) else line.eval_acc
+        tick = Tick(line.round, line.closed_s, accuracy, line.participants)
+        print(msgspec.json.encode(tick).decode(), file=self._out, flush=True)

@@ -1,0 +1,117 @@
+"""The folder of one run: who it is, what it wrote, whether it was finished."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from safetensors.numpy import save
+
+from models.tensors import Tensors
+from simulation.errors import SimulationError
+from simulation.executors.job import Job
+from simulation.records import Ask, RoundLine
+from simulation.scenario import Scenario
+from strategies.kind import Contribution
+
+from .lines import Lines, read
+
+INFO, ROUNDS, ASKS, PROBES, SERVED, LOG = (
+    "run.json", "rounds", "asks", "probes.jsonl", "served.safetensors", "log.txt",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, order=True)
+class Name:
+    """One run of a comparison: a policy and a seed."""
+
+    policy: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.policy}-{self.seed}"
+
+
+class Info(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """run.json. `sha256` is of the scenario under the policy, and the seed; `seconds` of real time.
+
+    `labels` names the classes; `params_sent` says how many float32 values an update of each kind has.
+    """
+
+    policy: str
+    seed: int
+    sha256: str
+    executor: str = ""
+    finished: bool = False
+    seconds: float = 0.0
+    labels: tuple[str, ...] = ()
+    params_sent: dict[str, int] = {}
+    versions: dict[str, str] = {}
+
+
+def fingerprint(scenario: Scenario, seed: int) -> str:
+    """Equal for runs that give the same bytes."""
+    return hashlib.sha256(b"%s %d" % (scenario.json(), seed)).hexdigest()
+
+
+class RunFiles:
+    """A watch that writes rounds and asks into `folder`, which is made; what a killed run left there goes."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in (INFO, SERVED, PROBES):
+            (folder / left).unlink(missing_ok=True)
+        self._folder = folder
+        self._rounds, self._asks = Lines(folder, ROUNDS, RoundLine), Lines(folder, ASKS, Ask)
+
+    def asked(self, ask: Ask) -> None:
+        self._asks.add(ask)
+
+    def trained(self, job: Job, made: Contribution) -> None:
+        """The weights of single devices are not kept."""
+
+    def closed(self, line: RoundLine) -> None:
+        self._rounds.add(line)
+        self._rounds.flush()
+        self._asks.flush()
+
+    def finish(self, served: Tensors, info: Info) -> None:
+        """The model, and last of all that this run is finished."""
+        self.close()
+        (self._folder / SERVED).write_bytes(save(dict(served)))
+        written = self._folder / f"{INFO}.new"
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(info)) + b"\n")
+        written.replace(self._folder / INFO)
+
+    def close(self) -> None:
+        """May be called twice."""
+        self._rounds.close()
+        self._asks.close()
+
+
+def finished(folder: Path, sha256: str) -> bool:
+    """Whether this very run is there, and whole."""
+    info = _info(folder)
+    return info is not None and info.finished and info.sha256 == sha256
+
+
+def info_of(folder: Path) -> Info:
+    """Raises SimulationError for a run that is not finished."""
+    info = _info(folder)
+    if info is None or not info.finished:
+        raise SimulationError(f"{folder} holds no finished run")
+    return info
+
+
+def rounds_of(folder: Path) -> tuple[RoundLine, ...]:
+    """Raises SimulationError."""
+    return tuple(read(folder / f"{ROUNDS}.jsonl", RoundLine))
+
+
+def _info(folder: Path) -> Info | None:
+    try:
+        return msgspec.json.decode((folder / INFO).read_bytes(), type=Info)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,145 @@
+"""The table of a comparison: which figures, in which units, as text, as HTML, as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import isnan
+
+from tabulate import tabulate
+
+from simulation.compare.figures import Spread, Summary, Terms
+from simulation.compare.wording import BYTES, DASH, JOULE, TIMES, Units, decimals, lasting, unit_for
+
+from .palette import THEMED, stroke
+
+PERCENT: Units = (("%", 0.01),)
+PLAIN: Units = (("", 1.0),)
+PER_HOUR: Units = (("%/h", 0.01 / 3600),)
+PASSES: Units = (("TF", 1e12), ("GF", 1e9), ("MF", 1e6), ("kF", 1e3), ("F", 1.0))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A row: the field of `Figures`, its title and meaning. `best`: 1 the highest, -1 the lowest, 0 none."""
+
+    field: str
+    title: str
+    meaning: str
+    units: Units
+    best: int = 0
+
+
+def learnt(at: Terms) -> tuple[Measure, ...]:
+    """How well, how soon, by whom."""
+    target = DASH if isnan(at.target) else f"{at.target:.1%}"
+    equal = f"accuracy at {lasting(at.at_s)}"
+    earliest = "of the served model at equal virtual time: the earliest end of all runs"
+    counted = "Jain's index of counted updates per device: 1 when all devices counted equally often"
+    efficiency = "best accuracy by the time of local training of all devices (thesis 002, 6.5)"
+    return (
+        Measure("acc_at_equal_time", equal, earliest, PERCENT, 1),
+        Measure("final_acc", "final accuracy", "of the model served after the last round", PERCENT, 1),
+        Measure("best_acc", "best accuracy", "of any round's served model", PERCENT, 1),
+        Measure("time_to_target_s", f"time to {target}", "virtual time until it is reached", TIMES, -1),
+        Measure("devices_that_counted", "devices that counted", "at least once, of the fleet", PERCENT, 1),
+        Measure("asks_that_counted", "asks that counted", "of all times a device was asked", PERCENT, 1),
+        Measure("fairness", "fairness", counted, PLAIN, 1),
+        Measure("learning_efficiency", "learning efficiency", efficiency, PER_HOUR, 1),
+    )
+
+
+def spent() -> tuple[Measure, ...]:
+    """What it took."""
+    formula = "2 x parameters sent x 4 for each update that counted (thesis 000, A.1)"
+    passes = "in F: one forward pass of one sample (thesis 000, A.1)"
+    wasted = "by devices whose update did not count"
+    return (
+        Measure("virtual_s", "virtual time", "that all rounds took", TIMES),
+        Measure("bytes_up", "bytes up", "sent by all devices, counted", BYTES, -1),
+        Measure("bytes_down", "bytes down", "fetched by all devices, counted", BYTES, -1),
+        Measure("bytes_analytic", "bytes by formula", formula, BYTES),
+        Measure("energy_j", "energy (modelled)", "of all devices, by their profiles", JOULE, -1),
+        Measure("wasted_j", "of it wasted", wasted, JOULE, -1),
+        Measure("train_time_s", "local training", "of all devices together", TIMES),
+        Measure("forward_passes", "compute", passes, PASSES, -1),
+    )
+
+
+def text(summary: Mapping[str, Summary], at: Terms) -> str:
+    """Measures down, policies across; mean ± standard deviation over the seeds."""
+    rows = []
+    for measure in (*learnt(at), *spent()):
+        unit = _unit(measure, summary)
+        rows.append((measure.title, *(worded(s[measure.field], unit) for s in summary.values())))
+    return tabulate(
+        rows, ("", *summary), disable_numparse=True, colalign=("left", *("right" for _ in summary))
+    )
+
+
+def as_csv(summary: Mapping[str, Summary]) -> str:
+    """A line for each policy and figure, in plain units (shares, seconds, bytes, joules); empty: unknown."""
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(("policy", "figure", "mean", "sd", "seeds", "of"))
+    for policy, figures in summary.items():
+        for name, each in figures.items():
+            mean = "" if isnan(each.mean) else each.mean
+            table.writerow((policy, name, mean, each.sd if each.n else "", each.n, each.of))
+    return out.getvalue()
+
+
+def as_html(summary: Mapping[str, Summary], measures: Sequence[Measure]) -> str:
+    """Policies down, measures across, sortable; the best of each measure is marked."""
+    rows = []
+    for policy, figures in summary.items():
+        cells = "".join(_cell(figures[m.field], _unit(m, summary), _best(m, summary)) for m in measures)
+        swatch = f'<span class="swatch" style="background:{_colour(policy)}"></span>'
+        rows.append(f'<tr><th scope="row">{swatch}{escape(policy)}</th>{cells}</tr>')
+    heads = "".join(_head(measure.title, measure.meaning) for measure in measures)
+    return (
+        f"<table><thead><tr>{_head('policy', '')}{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    )
+
+
+def worded(each: Spread, unit: tuple[str, float]) -> str:
+    """Mean and standard deviation in this unit; how many seeds have the figure, where not all do."""
+    if isnan(each.mean):
+        return DASH
+    name, size = unit
+    mean = each.mean / size
+    places = 1 if name == "%" else decimals(mean)
+    amount = f"{mean:,.{places}f}" + (f" ± {each.sd / size:,.{places}f}" if each.n > 1 else "")
+    known = f" ({each.n} of {each.of})" if each.n < each.of else ""
+    return f"{amount}{'' if name in ('', '%') else ' '}{name}{known}"
+
+
+def _unit(measure: Measure, summary: Mapping[str, Summary]) -> tuple[str, float]:
+    """One for all policies, so that they can be compared at a glance."""
+    known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
+    return unit_for(max(known, default=0.0), measure.units)
+
+
+def _head(title: str, meaning: str) -> str:
+    return f'<th scope="col" aria-sort="none" title="{escape(meaning)}"><button>{escape(title)}</button></th>'
+
+
+def _cell(each: Spread, unit: tuple[str, float], best: float) -> str:
+    mark = ' class="best"' if each.mean == best else ""
+    return f'<td data-v="{each.mean:.9g}"{mark}>{escape(worded(each, unit))}</td>'
+
+
+def _colour(policy: str) -> str:
+    colour = stroke(policy).colour
+    return f"var(--{THEMED[colour]})" if colour in THEMED else colour
+
+
+def _best(measure: Measure, summary: Mapping[str, Summary]) -> float:
+    """The value to mark; nan where none is better, or there is nothing to choose from."""
+    known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
+    if not measure.best or len(known) < 2 or min(known) == max(known):
+        return float("nan")
+    return max(known) if measure.best > 0 else min(known)
