@@ -128,7 +128,7 @@ def _rows(file: Path) -> list[Row]:
 
 
 def _is_name(first: str, labels: set[str]) -> bool:
-    """Whether the first cell of the labels is a title: one of the usual, or the only one that is no number."""
+    """Whether the first cell of the labels is a title: a usual one, or the only one that is no number."""
     numbers = bool(labels) and all(label.strip().lstrip("-").isdecimal() for label in labels)
     return first.strip().lower() in TITLES or (numbers and not first.strip().lstrip("-").isdecimal())
 

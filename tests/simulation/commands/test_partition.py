@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+from device_runtime.cli import main
+from simulation.data.word_vectors import matrix
+
+
+def test_it_says_how_uneven_a_partition_is_and_draws_it(tmp_path, capsys):
+    picture = tmp_path / "p.png"
+    assert main(["partition", "--devices", "7", "--alpha", "0.1", "--out", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "1,437 training samples and 360 for evaluation, uint8 1x8x8, 10 classes" in shown
+    assert "1,435 given to 7 clients" in shown  # 205 each
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_data_and_devices_of_a_scenario_may_be_changed(tmp_path, capsys):
+    file = tmp_path / "mine.toml"
+    file.write_text('fleet = "phones"\ndevices = 12\n[data]\npartition = "classes"\nclasses_per_client = 3\n')
+    out = ["--out", str(tmp_path / "p.png")]
+    assert main(["partition", str(file), *out]) == 0
+    shown = capsys.readouterr().out
+    assert "12 clients" in shown
+    assert "classes of a client         3        3         3       3" in shown
+    assert main(["partition", str(file), "--set", "classes_per_client=4", "--devices", "9", *out]) == 0
+    shown = capsys.readouterr().out
+    assert "9 clients" in shown
+    assert "classes of a client         4" in shown
+
+
+def test_vectors_of_a_text_s_vocabulary_are_written(tmp_path, capsys):
+    (tmp_path / "d.tsv").write_text("good film\t1\nbad film\t0\n" * 10)
+    (tmp_path / "glove.txt").write_text("film 1 2\ngood 3 4\n")
+    text = ["--data", "text", "--data-path", str(tmp_path / "d.tsv"), "--devices", "2"]
+    vectors = ["--set", f"vectors={tmp_path / 'glove.txt'}", "--vectors-out", str(tmp_path / "v.npy")]
+    assert main(["partition", *text, *vectors, "--out", str(tmp_path / "p.png")]) == 0
+    assert "4 token ids" in capsys.readouterr().out
+    expected = matrix(("<padding>", "<unknown>", "film", "good"), tmp_path / "glove.txt")
+    assert np.array_equal(np.load(tmp_path / "v.npy"), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--devices", "2000"], "2000 devices, but 1437 training samples"),
+        (["--data", "mnist"], "source mnist needs a path"),
+        (["--set", "colour=1"], "unknown field `colour`"),
+        (["--set", "alpha"], "'alpha' is not NAME=VALUE"),
+        (["--vectors-out", "v.npy"], "--vectors-out is for text"),
+        (["nowhere.toml"], "nowhere.toml"),
+        (["--out", "no/such/folder/p.png"], "no/such/folder/p.png cannot be written"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(tmp_path, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(["partition", *arguments]) == 2
+    shown = capsys.readouterr().err.splitlines()
+    assert len(shown) == 1
+    assert said in shown[0]

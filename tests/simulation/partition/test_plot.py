@@ -1,0 +1,27 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from simulation.partition import dirichlet, iid
+from simulation.partition.figures import shape
+from simulation.partition.plot import draw
+
+
+@pytest.mark.parametrize(("devices", "labels"), [(1, 2), (8, 10), (50, 100), (51, 10), (300, 100), (300, 1)])
+def test_few_and_many_clients_and_classes_make_a_picture(tmp_path, devices, labels):
+    y = np.arange(600) % labels
+    parts = dirichlet(y, devices, 0.3, np.random.default_rng(0))
+    draw(shape(y, parts, labels), [f"class {n}" for n in range(labels)], "a title", tmp_path / "p.png")
+    with Image.open(tmp_path / "p.png") as image:
+        assert image.format == "PNG"
+        assert image.width == 1300
+        assert len(set(np.asarray(image.convert("L")).ravel().tolist())) > 20  # something is drawn
+
+
+def test_the_same_partition_is_the_same_picture(tmp_path):
+    about = shape(np.arange(60) % 3, iid(60, 6, np.random.default_rng(0)), 3)
+    pictures = []
+    for name in ("a", "b"):
+        draw(about, "xyz", "title", tmp_path / name)
+        pictures.append((tmp_path / name).read_bytes())
+    assert pictures[0] == pictures[1]
