@@ -18,6 +18,7 @@ from aggregator.observer import Contributed, ContributionRecord, Happening, Plan
 from aggregator.rounds import SERVED
 from aggregator.store import Identity, Store
 from aggregator.task import Task
+from broker.topics import check_device
 from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
@@ -92,7 +93,8 @@ def run_on_wire(task: Task, fleet: Sequence[Member], course: Course | None = Non
     """Until the task is done. Single-threaded; equal arguments give equal messages and weights.
 
     Raises SimulationError when nothing can happen any more or `until_s` has come before the end,
-    ScenarioError for faults of devices that are not there; what Service and Agent raise.
+    ScenarioError for faults of devices that are not there, TopicError for names that cannot stand in a
+    topic; what Service and Agent raise.
     """
     course = course or Course()
     where = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
@@ -134,7 +136,7 @@ class _Run:
         return Finished(weights, tuple(self._host.told), tuple(self._log.passed), self._agenda.now)
 
     def _placed(self, number: int, member: Member) -> Placed:
-        data = self._folder / "data" / f"{member.name}.npz"
+        data = self._folder / "data" / f"{check_device(member.name)}.npz"
         data.parent.mkdir(exist_ok=True)
         np.savez(data, x=member.x, y=member.y)
         link = member.profile.bandwidth

@@ -10,6 +10,7 @@ import pytest
 from aggregator.observer import RoundExtended, RoundOpened
 from aggregator.task import KindSettings, Task
 from broker import topics
+from broker.topics import TopicError
 from device_runtime.choose import choose
 from models import tensors
 from profiles import Bandwidth
@@ -146,6 +147,26 @@ def test_a_link_that_is_lost_while_an_update_is_on_its_way_delays_it_only(
     assert same(finished, undisturbed)
 
 
+def test_a_link_that_is_lost_while_a_device_computes_changes_nothing(undisturbed, mixed, members):
+    """It says that it is back, and sends what it has twice, when it has computed: it counts once."""
+    came_s, record = counted(undisturbed, "jetson")
+    at_s = came_s - MIDDLE * record.train_time_s
+    lost = LinkLost(at_s, at_s + 0.1, "jetson")
+    finished = run_on_wire(mixed, members, Course(seed=1, faults=(lost,), until_s=100))
+    assert counted(finished, "jetson")[0] == pytest.approx(came_s, abs=0.01)
+    assert kinds(finished) == kinds(undisturbed)
+    assert same(finished, undisturbed)
+
+
+def test_of_a_cohort_only_those_who_are_asked_take_part(mixed, members):
+    task = msgspec.structs.replace(mixed, devices_per_round=2, min_contributions=1, round_deadline_s=5.0)
+    finished = run_on_wire(task, members, Course(seed=1, until_s=100))
+    took_part = [{device for number, device in kinds(finished) if number == one} for one in (1, 2, 3)]
+    assert [len(devices) for devices in took_part] == [2, 2, 2]
+    assert len(set.union(*took_part)) > 2
+    assert [plan.round for _, plan in finished.plans if plan.device not in set.union(*took_part)] == []
+
+
 @pytest.mark.parametrize("phase", ["in the middle of an upload", "after three contributions"])
 def test_an_aggregator_that_is_killed_goes_on_where_it_was(undisturbed, mixed, members, phase):
     came = sorted(at for at, record in undisturbed.contributions if record.round == 2)
@@ -188,10 +209,23 @@ def test_a_run_that_cannot_end_says_where_it_stands(mixed, members):
         run_on_wire(mixed, members, Course(until_s=4.0))
 
 
-def test_a_fault_that_cannot_be_meant_is_refused(mixed, members):
+def test_a_fault_or_a_name_that_cannot_be_meant_is_refused(mixed, members):
+    with pytest.raises(TopicError, match="device name 'a/b'"):
+        run_on_wire(mixed, [replace(members[0], name="a/b")])
     with pytest.raises(ScenarioError, match="no device named 'toaster'; there are phone-a"):
         run_on_wire(mixed, members, Course(faults=(Crash(1.0, device="toaster"),)))
     with pytest.raises(ScenarioError, match="from 5 s to 3 s"):
         AggregatorKilled(5, 3)
     with pytest.raises(ScenarioError, match="6 devices have only 5 names"):
         run_on_wire(mixed, [*members[:5], members[0]])
+
+
+@pytest.mark.slow
+def test_two_hundred_devices_go_through_the_same_wire(split, one_member):
+    fleet = [replace(one_member("pi-5", 0.01), name=f"pi-{number:03d}") for number in range(200)]
+    task = Task(
+        bundle="digits-wrn-10-1", rounds=2, min_devices=200, kinds=(KindSettings(name="class-means"),)
+    )
+    finished = run_on_wire(task, fleet, Course(until_s=100))
+    assert [r.participants for r in finished.rounds] == [200, 200]
+    assert all(r.duration_s < 1.0 for r in finished.rounds)  # virtual: they work side by side

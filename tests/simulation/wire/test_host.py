@@ -1,0 +1,35 @@
+import random
+
+from broker import topics
+from simulation.wire.host import Outlet
+
+
+def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order_of_a_set():
+    def said(devices):
+        outlet, sent = Outlet(), []
+        outlet.publish(topics.down("pi-9", "receipt"), b"0")
+        outlet.publish(topics.ROUND, b"offer", retain=True)
+        for device in devices:
+            outlet.publish(topics.down(device, "block/1"), b"1")
+            outlet.publish(topics.down(device, "block/2"), b"2")
+        outlet.flush(lambda topic, payload, retain: sent.append((topic, payload, retain)))
+        outlet.flush(lambda *_: sent.append("twice"))
+        return sent
+
+    devices = [f"pi-{number}" for number in range(9)]
+    shuffled = random.Random(1).sample(devices, len(devices))
+    assert said(shuffled) == said(devices)
+    assert said(devices)[:4] == [
+        (topics.down("pi-9", "receipt"), b"0", False),
+        (topics.ROUND, b"offer", True),
+        (topics.down("pi-0", "block/1"), b"1", False),
+        (topics.down("pi-0", "block/2"), b"2", False),
+    ]
+
+
+def test_the_outlet_notes_that_blocks_were_asked_for():
+    outlet = Outlet()
+    outlet.publish(topics.down("pi-1", "receipt"), b"")
+    assert not outlet.asked
+    outlet.publish(topics.down("pi-1", "get"), b"")
+    assert outlet.asked
