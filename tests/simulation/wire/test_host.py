@@ -10,8 +10,8 @@ def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order
         outlet.publish(topics.down("pi-9", "receipt"), b"0")
         outlet.publish(topics.ROUND, b"offer", retain=True)
         for device in devices:
-            outlet.publish(topics.down(device, "block/1"), b"1")
-            outlet.publish(topics.down(device, "block/2"), b"2")
+            outlet.publish(topics.down(device, topics.block(bytes(32), 1)), b"1")
+            outlet.publish(topics.down(device, topics.block(bytes(32), 2)), b"2")
         outlet.flush(lambda topic, payload, retain: sent.append((topic, payload, retain)))
         outlet.flush(lambda *_: sent.append("twice"))
         return sent
@@ -22,8 +22,8 @@ def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order
     assert said(devices)[:4] == [
         (topics.down("pi-9", "receipt"), b"0", False),
         (topics.ROUND, b"offer", True),
-        (topics.down("pi-0", "block/1"), b"1", False),
-        (topics.down("pi-0", "block/2"), b"2", False),
+        (topics.down("pi-0", topics.block(bytes(32), 1)), b"1", False),
+        (topics.down("pi-0", topics.block(bytes(32), 2)), b"2", False),
     ]
 
 
