@@ -22,8 +22,9 @@ from broker.messages import Base, Step
 from models import tensors
 from models.manifest import Manifest
 from models.tensors import Tensors
-from strategies.kind import Contribution, Effect, RoundModel
-from strategies.merge import Merged, merge, rebased
+from strategies.folding import Folding
+from strategies.kind import Contribution, RoundModel
+from strategies.merge import Merged, rebased
 from strategies.zeroth_order import replay
 
 from .contributions import Stored
@@ -63,15 +64,13 @@ def merge_round(store: Store, task: Task, manifest: Manifest, number: int) -> Me
     """What the contributions of a round make; its blobs are durable, nothing is committed yet."""
     weights = base_weights(store, number, manifest)
     model = RoundModel(manifest, weights, number, task.round_seed(number))
-    with np.errstate(over="ignore", invalid="ignore"):
-        effects, lost = _effects(store, task, model)
-        merged = merge(model, effects)
+    folding = Folding({kind.name: kind.strategy for kind in task.kinds}, model)
+    lost = _fold(store, task, model, folding)
+    merged, odd = folding.merged()
     notes = [f"content of {name} was damaged on disk and is left out" for name in lost]
-    if not (_finite(merged.base) and _finite(merged.served)):
-        notes.append("the merged model is not finite: the base stays as it was")
-        merged = Merged(base=weights, served=weights, steps=(), replayable=True)
+    note = "; ".join([*notes, odd] if odd else notes)
     served = store.models.put(tensors.encode(merged.served))
-    return MergeResult(next_base(store, number, merged), served, merged.steps, "; ".join(notes))
+    return MergeResult(next_base(store, number, merged), served, merged.steps, note)
 
 
 def next_base(store: Store, number: int, merged: Merged) -> Base:
@@ -96,21 +95,19 @@ def encode_log(steps: Sequence[Step]) -> bytes:
     return msgspec.msgpack.encode(list(steps))
 
 
-def _effects(store: Store, task: Task, model: RoundModel) -> tuple[list[Effect], list[str]]:
-    """The effects in order of preference, and whose content could not be read."""
+def _fold(store: Store, task: Task, model: RoundModel, folding: Folding) -> list[str]:
+    """Fold all that counts in the round; returns whose content could not be read."""
     kinds = {kind.name: kind for kind in task.kinds}
-    states = {name: kind.strategy.start(model) for name, kind in kinds.items()}
     earlier = _Earlier(store, task, model)
     lost = []
     for stored in store.contributions.of_round(model.round):
-        kind = kinds[stored.kind]
         try:
             update = earlier.rebased(_read(store, stored), stored.round)
         except BlobError:
             lost.append(f"{stored.device} ({stored.kind})")
             continue
-        states[stored.kind] = kind.strategy.fold(states[stored.kind], update, _weight(stored, kind))
-    return [kind.strategy.finish(states[name], model) for name, kind in kinds.items()], lost
+        folding.add(update, _weight(stored, kinds[stored.kind]))
+    return lost
 
 
 class _Earlier:
@@ -137,7 +134,3 @@ def _read(store: Store, stored: Stored) -> Contribution:
 
 def _weight(stored: Stored, kind: KindSettings) -> float:
     return stored.num_examples * kind.weight
-
-
-def _finite(weights: Tensors) -> bool:
-    return all(bool(np.isfinite(value).all()) for value in weights.values() if value.dtype.kind == "f")

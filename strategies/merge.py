@@ -75,5 +75,6 @@ def rebased(update: Tensors, made_for: Tensors, now: Tensors, share: float) -> T
             continue
         if value.shape == old.shape == base.shape:
             start = base if name.endswith(STATISTICS) else old
-            after[name] = (base + np.float32(share) * (value - start)).astype(np.float32, copy=False)
+            with np.errstate(over="ignore", invalid="ignore"):
+                after[name] = (base + np.float32(share) * (value - start)).astype(np.float32, copy=False)
     return after
