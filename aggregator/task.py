@@ -106,6 +106,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             _at_least(name, getattr(self, name), 0)
         if self.devices_per_round is not None:
             _at_least("devices_per_round", self.devices_per_round, 1)
+            if not self.buffer_size:
+                self._check_enough_are_asked(self.devices_per_round)
         _positive("round_deadline_s", self.round_deadline_s)
         if not (isfinite(self.staleness_weight) and self.staleness_weight >= 0):
             raise TaskError(f"staleness_weight is {self.staleness_weight}, expected 0 or more")
@@ -114,6 +116,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise TaskError(f"kinds are {', '.join(names)}: each can be offered once")
         if min((kind.from_round for kind in self.kinds), default=inf) > 1:
             raise TaskError("round 1 offers no kind of update: give one with from_round = 1")
+
+    def _check_enough_are_asked(self, size: int) -> None:
+        if size < self.min_contributions:
+            raise TaskError(
+                f"devices_per_round is {size}, min_contributions {self.min_contributions}: "
+                "no round would have enough before its first deadline"
+            )
 
     def offered(self, number: int) -> tuple[KindSettings, ...]:
         """The kinds of round `number`, in order of preference."""

@@ -24,6 +24,7 @@ EXPECTED = (BrokerError, ModelError, ProfileError, KindError, DeviceError)
 EXTRAS = {
     "amqtt": "aggregator",
     "rich": "aggregator",
+    "rpds": "aggregator",
     "torch": "torch",
     "onnx": "torch",
     "onnxscript": "torch",

@@ -33,7 +33,7 @@ COPIES = 4
 """Of a bundle on disk at most: the bundle, its checkpoint, the base of a round, an update not sent yet."""
 
 EXTRAS = {
-    "aggregator": (("amqtt", "rich"), "`serve`, and a broker where Mosquitto is not installed"),
+    "aggregator": (("amqtt", "rich", "rpds"), "`serve`, and a broker where Mosquitto is not installed"),
     "simulation": (("sklearn", "matplotlib"), "`demo` and simulations"),
     "torch": (("torch", "onnx", "onnxscript"), "`export`, and the torch engine"),
 }

@@ -82,6 +82,10 @@ def test_a_task_file_is_read_and_flags_stand_over_it(tmp_path):
         ({"bundle": "b", "late": "never"}, "'never'"),
         ({"bundle": "b", "name": "a/b"}, "task name 'a/b'"),
         ({"bundle": "b", "devices_per_round": 0}, "devices_per_round is 0, expected 1 or more"),
+        (
+            {"bundle": "b", "devices_per_round": 2, "min_contributions": 3},
+            "devices_per_round is 2, min_contributions 3: no round would have enough",
+        ),
         ({"bundle": "b", "buffer_size": -1}, "buffer_size is -1, expected 0 or more"),
         ({"bundle": "b", "max_staleness": -1}, "max_staleness is -1, expected 0 or more"),
         ({"bundle": "b", "staleness_weight": -0.5}, "staleness_weight is -0.5, expected 0 or more"),
