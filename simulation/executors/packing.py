@@ -83,9 +83,9 @@ def pack_jobs(jobs: Sequence[Job]) -> tuple[tuple[Kind, ...], tuple[PackedJob, .
     return tuple(Kind(name, msgspec.Raw(settings)) for name, settings in kinds), tuple(packed)
 
 
-def unpack_job(packed: PackedJob, strategies: Sequence[AnyStrategy]) -> Job:
-    """With the strategies of the kinds that were packed beside it."""
-    return Job(packed.device, packed.name, strategies[packed.strategy], packed.seed, packed.base)
+def unpack_job(packed: PackedJob, strategy: AnyStrategy) -> Job:
+    """With the strategy of the kind that it points to."""
+    return Job(packed.device, packed.name, strategy, packed.seed, packed.base)
 
 
 def size_of(specs: Iterable[TensorSpec]) -> int:

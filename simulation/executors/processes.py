@@ -61,6 +61,7 @@ class Processes:
         self._board = Board(self._crew.board)
         self._bases = BasesInMemory(world.bundle.manifest, self._crew.bases)
         self._going: _Running | None = None
+        self._opened = 0
         self._mapped: mmap.mmap | None = None
         try:
             self._start(count)
@@ -99,7 +100,7 @@ class Processes:
             buffer = self._results(going.slots * going.slot_bytes)
             for number, job in enumerate(jobs):
                 self._check_open()
-                self._crew.wake(self._board.open(number, min(number + going.slots, len(jobs))))
+                self._open(number, min(number + going.slots, len(jobs)))
                 while number not in going.replies:
                     self._listen()
                 start = number % going.slots * going.slot_bytes
@@ -123,7 +124,7 @@ class Processes:
         with self._board.locked():
             self._crew.wave.write(text, 0)
             self._board.begin(len(jobs), len(text))
-        self._going = going
+        self._going, self._opened = going, 0
         return going
 
     def _planned(self, jobs: Sequence[Job]) -> _Running:
@@ -131,6 +132,12 @@ class Processes:
         slot = max(expected.size(job.strategy) for job in jobs)
         at_once = max(2 * len(self._crew.pids) + 1, min(MOST_SLOTS, RESULTS_BYTES // max(slot, 1)))
         return _Running(jobs, expected, min(at_once, len(jobs)), slot, {}, Counter())
+
+    def _open(self, first: int, end: int) -> None:
+        """Jobs before `end` may be taken, of which those before `first` are done."""
+        if end > self._opened:
+            self._opened = end
+            self._crew.wake(self._board.open(first, end))
 
     def _check_open(self) -> None:
         if not self._end.alive:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import shutil
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -102,7 +101,7 @@ class Worker:
         self._wave_number, self._touched = 0, 0
         self._loaded: tuple[int, ...] = ()
         self._wave = Wave((), (), 1, 0, {})
-        self._strategies: Sequence[AnyStrategy] = ()
+        self._strategies: dict[int, AnyStrategy] = {}
 
     def take(self) -> int | None:
         """The next job's number. Learns of a new wave."""
@@ -114,8 +113,7 @@ class Worker:
             job = self._board.take(self._number)
         if text:
             self._wave = msgspec.msgpack.decode(text, type=Wave)
-            self._strategies = [registry.read(kind) for kind in self._wave.kinds]
-            self._wave_number = number
+            self._strategies, self._wave_number = {}, number
         return job
 
     def do(self, number: int) -> packing.Reply:
@@ -123,12 +121,18 @@ class Worker:
         packed = self._wave.jobs[number]
         try:
             self._load(self._wave.bases[packed.base])
-            result = train(self._model, self._world, packing.unpack_job(packed, self._strategies))
+            job = packing.unpack_job(packed, self._strategy(packed.strategy))
+            result = train(self._model, self._world, job)
             self._leave(number, result)
             self._forget(packed.device)
             return packing.headline(number, result)
         except Exception as error:
             return _broke(number, error)
+
+    def _strategy(self, number: int) -> AnyStrategy:
+        if number not in self._strategies:
+            self._strategies[number] = registry.read(self._wave.kinds[number])
+        return self._strategies[number]
 
     def _load(self, base: BasePlace) -> None:
         """Only what is new; what was loaded of it before an error is loaded again."""
