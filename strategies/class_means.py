@@ -68,10 +68,16 @@ class ClassMeans(Usual):
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         began = run.clock()
-        totals = class_sums(model.features(data.x), data.y, len(model.manifest.labels))
+        features = model.features(data.x)
         run.pace(began, 1.0)
+        return self.from_features(features, data.y, model.manifest)
+
+    def from_features(
+        self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest
+    ) -> Contribution:
+        totals = class_sums(features, y, len(manifest.labels))
         tensors = {"sums": totals.sums.astype(np.float32), "counts": totals.counts.astype(np.int32)}
-        return Contribution(self.name, tensors, len(data), float("nan"))
+        return Contribution(self.name, tensors, len(y), float("nan"))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         labels = len(manifest.labels)

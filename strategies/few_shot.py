@@ -17,6 +17,7 @@ from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Pass, Workload, predict
 
 from . import ranges
+from .head_training import HeadTraining
 from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
 from .workload import forward_work, head_specs
@@ -76,6 +77,13 @@ class FewShot(Usual):
         sgd = Sgd(self.lr, self.momentum, self.weight_decay)
         loss = head.train(features, data.y, self._paced(data.y, run), sgd)
         return Contribution(self.name, head.params.tensors(), len(data), loss)
+
+    def trains_head(self, manifest: Manifest) -> bool:
+        return True
+
+    def head_training(self, y: NDArray[np.int64], run: Run) -> HeadTraining:
+        sgd = Sgd(self.lr, self.momentum, self.weight_decay)
+        return HeadTraining(list(self.draws(y, run.rng())), sgd)
 
     def _paced(self, y: NDArray[np.int64], run: Run) -> Iterator[NDArray[Any]]:
         """The draws, against the clock: each batch is asked for when the one before it is done."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.engine import DeviceModel
 from models.manifest import Manifest
@@ -15,9 +16,10 @@ from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
 from . import local_training, ranges
+from .head_training import HeadTraining
 from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
-from .workload import training_work
+from .workload import head_specs, training_work
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,24 @@ class Full(Usual):
         return predict(profile, training_work(workload, "all", trained, batch=self.batch), self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
-        plan = local_training.Epochs(
-            optimizer=Sgd(self.lr, self.momentum, self.weight_decay),
-            epochs=self.epochs,
-            batch=self.batch,
-            indices=np.arange(len(data)),
-            proximal=self._proximal(model),
-            clip_norm=self.clip_norm,
-        )
+        plan = replace(self._plan(len(data)), proximal=self._proximal(model), clip_norm=self.clip_norm)
         trained = local_training.train(model, data, plan, run)
         return Contribution(self.name, trained.tensors, len(data), trained.loss)
+
+    def trains_head(self, manifest: Manifest) -> bool:
+        alone = manifest.specs("all") == head_specs(manifest) and not manifest.statistics("all")
+        return alone and not self.mu and not self.clip_norm
+
+    def head_training(self, y: NDArray[np.int64], run: Run) -> HeadTraining:
+        batches, before = local_training.steps(self._plan(len(y)), run)
+        return HeadTraining(batches, self._sgd, counted=before)
+
+    def _plan(self, samples: int) -> local_training.Epochs:
+        return local_training.Epochs(self._sgd, self.epochs, self.batch, np.arange(samples))
+
+    @property
+    def _sgd(self) -> Sgd:
+        return Sgd(self.lr, self.momentum, self.weight_decay)
 
     def _proximal(self, model: DeviceModel) -> tuple[Proximal, ...]:
         if not self.mu:

@@ -76,6 +76,14 @@ def train(model: DeviceModel, data: LocalData, plan: Epochs, run: Run) -> Traine
     return Trained({**params.views, **trainer.statistics.views}, loss)
 
 
+def steps(plan: Epochs, run: Run) -> tuple[list[Indices], int]:
+    """The batches of `train` for such a plan without privacy, and how many come before the last epoch."""
+    rng = run.rng()
+    epochs = [[batch for batch, _ in _batches(plan, rng)] for _ in range(plan.epochs)]
+    every = [batch for epoch in epochs for batch in epoch]
+    return every, len(every) - len(epochs[-1])
+
+
 def _trainer(model: DeviceModel, plan: Epochs) -> Gradients:
     trainer = model.trainer(plan.tunable, plan.objective)
     if plan.privacy is None:

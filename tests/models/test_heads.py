@@ -1,0 +1,98 @@
+"""Many heads at once are each what SoftmaxHead makes of it alone."""
+
+from dataclasses import replace
+from itertools import chain
+
+import msgspec
+import numpy as np
+import pytest
+
+from models.head import SoftmaxHead
+from models.heads import Lesson, inputs_of, joined, parted, train_heads
+from models.manifest import Manifest
+from models.optimizer import Sgd
+from models.tensors import Tensors
+
+SGDS = (Sgd(0.5), Sgd(0.2, momentum=0.9), Sgd(0.2, weight_decay=0.1), Sgd(0.1, 0.5, 0.01))
+SIZES = (17, 1, 8, 30, 5, 0)  # batches of 8: one of them partial, one sample, whole ones, none at all
+
+
+@pytest.fixture(params=["bias", "no bias"])
+def manifest(digits, request) -> Manifest:
+    if request.param == "bias":
+        return digits.manifest
+    head = msgspec.structs.replace(digits.manifest.head, bias=None)
+    return msgspec.structs.replace(digits.manifest, head=head)
+
+
+@pytest.fixture
+def weights(digits) -> Tensors:
+    rng = np.random.default_rng(7)
+    return {n: rng.standard_normal(v.shape, np.float32) for n, v in digits.weights().items()}
+
+
+def batches(samples: int, epochs: int, seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    orders = [rng.permutation(samples) for _ in range(epochs)]
+    return list(chain(*([order[i : i + 8] for i in range(0, samples, 8)] for order in orders)))
+
+
+def lessons(manifest: Manifest, epochs: int = 3) -> tuple[list[Lesson], list[np.ndarray]]:
+    """The lessons, and the features that they are about. All samples of the third are of one class."""
+    rng, made, features = np.random.default_rng(3), [], []
+    for k, samples in enumerate(SIZES):
+        x = rng.standard_normal((samples, manifest.head.features), np.float32)
+        y = rng.integers(10, size=samples) if k != 2 else np.full(samples, 4)
+        made.append(Lesson(inputs_of(x, manifest.head), y, batches(samples, epochs, k)))
+        features.append(x)
+    return made, features
+
+
+@pytest.mark.parametrize("sgd", SGDS)
+def test_each_head_is_trained_as_if_alone(manifest, weights, sgd):
+    given, features = lessons(manifest)
+    learnt = train_heads(joined(weights, manifest.head), given, sgd)
+    for k, tensors in enumerate(parted(learnt.heads, manifest.head)):
+        alone = SoftmaxHead(manifest, weights)
+        loss = alone.train(features[k], given[k].y, given[k].batches, sgd)
+        assert tensors.keys() == alone.params.views.keys()
+        for name, value in tensors.items():
+            np.testing.assert_allclose(value, alone.params.views[name], atol=1e-5, err_msg=f"{k} {name}")
+        assert learnt.losses[k] == pytest.approx(loss, abs=1e-5, nan_ok=True)
+
+
+def test_a_head_does_not_depend_on_the_others_to_the_bit(manifest, weights):
+    given, _ = lessons(manifest)
+    start = joined(weights, manifest.head)
+    together = train_heads(start, given, SGDS[3])
+    for k, lesson in enumerate(given):
+        alone = train_heads(start, [lesson], SGDS[3])
+        assert alone.heads[0].tobytes() == together.heads[k].tobytes()
+        assert alone.losses.tobytes() == together.losses[k : k + 1].tobytes()
+
+
+def test_windows_of_gathered_samples_change_nothing(manifest, weights, monkeypatch):
+    given, _ = lessons(manifest)
+    start = joined(weights, manifest.head)
+    whole = train_heads(start, given, SGDS[1])
+    monkeypatch.setattr("models.heads.WINDOW_BYTES", 1)
+    assert train_heads(start, given, SGDS[1]).heads.tobytes() == whole.heads.tobytes()
+
+
+def test_the_loss_is_that_of_the_steps_that_count(manifest, weights):
+    given, features = lessons(manifest, epochs=1)
+    before = SoftmaxHead(manifest, weights)
+    first, second = given[0].batches[:1], given[0].batches[1:]
+    before.train(features[0], given[0].y, first, Sgd(0.5))
+    expected = before.train(features[0], given[0].y, second, Sgd(0.5))
+    learnt = train_heads(joined(weights, manifest.head), [replace(given[0], counted=1)], Sgd(0.5))
+    assert learnt.losses[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_diverged_head_is_not_finite_and_spoils_no_other(manifest, weights):
+    given, _ = lessons(manifest)
+    bad = replace(given[0], inputs=np.full_like(given[0].inputs, 1e30))
+    start = joined(weights, manifest.head)
+    learnt = train_heads(start, [bad, given[3]], Sgd(1e10))
+    assert not np.isfinite(learnt.heads[0]).all()
+    assert learnt.heads[1].tobytes() == train_heads(start, [given[3]], Sgd(1e10)).heads[0].tobytes()

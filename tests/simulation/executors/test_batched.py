@@ -1,0 +1,211 @@
+"""The batched executor gives what the plain one gives, whatever is asked of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from models.bundle import Bundle
+from models.engines import EngineWish
+from models.tensors import Tensors
+from simulation.clients import Clients
+from simulation.executors.batched import Batched
+from simulation.executors.job import Failed, Job, Result, World
+from simulation.executors.plain import Plain
+from strategies.class_means import ClassMeans
+from strategies.few_shot import FewShot
+from strategies.full import Full
+from strategies.kind import AnyStrategy, Contribution, LocalData
+
+SIZES = (23, 1, 40, 7, 64, 0, 12)
+"""Device 1 has one sample, device 3 one class, device 5 nothing."""
+
+
+class Watched:
+    """The plain executor, and which devices it was asked for."""
+
+    def __init__(self, world: World) -> None:
+        self.plain, self.asked = Plain(world), []
+        self.name, self.closed = self.plain.name, False
+
+    def run(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+        self.asked.append([job.device for job in jobs])
+        return self.plain.run(bases, jobs)
+
+    def close(self) -> None:
+        self.closed = True
+        self.plain.close()
+
+
+@pytest.fixture(scope="module")
+def clients(digits: LocalData, bundle: Bundle) -> Clients:
+    given = bundle.manifest.input
+    raw = digits.x * given.std[0] + given.mean[0]
+    raw = (raw / given.scale).astype(np.float32)
+    rng, ends = np.random.default_rng(0), np.cumsum(SIZES)
+    parts = np.split(rng.permutation(len(digits.y))[: ends[-1]], ends[:-1])
+    parts[3] = np.flatnonzero(digits.y == 6)[: SIZES[3]]
+    return Clients.of(raw, digits.y, parts)
+
+
+@pytest.fixture(scope="module")
+def world(bundle: Bundle, clients: Clients) -> World:
+    return World(bundle, clients, EngineWish("onnxruntime"))
+
+
+def jobs(strategy: AnyStrategy, devices: Sequence[int] = range(len(SIZES)), base: int = 0) -> list[Job]:
+    return [Job(device, f"pi-{device}", strategy, 77, base) for device in devices]
+
+
+def results(executor, bases, asked) -> list[Result]:
+    """As they come, copied: they are valid until the next."""
+    return [copied(result) for result in executor.run(bases, asked)]
+
+
+def copied(result: Result) -> Result:
+    if isinstance(result, Failed):
+        return result
+    return replace(result, tensors={name: value.copy() for name, value in result.tensors.items()})
+
+
+def assert_alike(found: list[Result], expected: list[Result], atol: float = 1e-5) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert isinstance(one, Contribution)
+        assert isinstance(other, Contribution)
+        assert (one.kind, one.num_examples) == (other.kind, other.num_examples)
+        assert one.train_loss == pytest.approx(other.train_loss, abs=1e-5, nan_ok=True)
+        assert one.tensors.keys() == other.tensors.keys()
+        for name, value in other.tensors.items():
+            assert one.tensors[name].dtype == value.dtype
+            np.testing.assert_allclose(one.tensors[name], value, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FewShot(),
+        FewShot(shots=3, epochs=4, batch=7, momentum=0.0, weight_decay=0.0, lr=0.1),
+        FewShot(batch=64, weight_decay=0.1),
+        ClassMeans(),
+    ],
+)
+def test_head_only_kinds_are_trained_together_and_equal_the_plain_executor(world, bundle, strategy):
+    bases, watched = {0: bundle.weights()}, Watched(world)
+    batched, devices = Batched(world, watched), [2, 0, 1, 3, 4, 6]
+    expected = results(Plain(world), bases, jobs(strategy, devices))
+    for _ in range(2):  # computed, then kept
+        assert_alike(results(batched, bases, jobs(strategy, devices)), expected)
+    assert watched.asked == []
+
+
+def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in_their_order(world, bundle):
+    bases, watched = {0: bundle.weights()}, Watched(world)
+    full, few = Full(epochs=1, batch=8), FewShot(epochs=2)
+    mixed = [
+        *jobs(full, [2]),
+        *jobs(few, [4, 0]),
+        *jobs(full, [6]),
+        *jobs(few, [6]),
+        *jobs(ClassMeans(), [5, 1]),
+    ]
+    found = results(Batched(world, watched), bases, mixed)
+    assert_alike(found, results(Plain(world), bases, mixed))
+    assert watched.asked == [[2, 6, 5]]
+    assert [result.kind for result in found] == [job.strategy.name for job in mixed]
+
+
+def test_features_are_computed_anew_for_another_extractor_and_not_for_another_head(
+    world, bundle, monkeypatch
+):
+    first, few = bundle.weights(), FewShot(epochs=2)
+    head = bundle.manifest.head
+    bodies = {name: value * np.float32(1.1) for name, value in first.items() if name != head.weight}
+    other_head = {**{n: v.copy() for n, v in first.items()}, head.weight: first[head.weight] * 2}
+    other_body = {**bodies, head.weight: first[head.weight]}
+    bases = {0: first, 1: other_head, 2: other_body}
+    batched, seen = Batched(world, Plain(world)), []
+    features = batched._ways[0]._features
+    compute = features._model.features
+    monkeypatch.setattr(features._model, "features", lambda x: seen.append(len(x)) or compute(x))
+    for base, computed in ((0, [23, 40]), (1, [23, 40]), (2, [23, 40] * 2)):
+        asked = jobs(few, [0, 2], base)
+        assert_alike(results(batched, bases, asked), results(Plain(world), bases, asked))
+        assert seen == computed
+
+
+@pytest.fixture(scope="module")
+def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Softmax regression: all that is trained is the head."""
+    torch = pytest.importorskip("torch")
+    from models.torch_export import ExportSpec, export
+    from models.torch_networks import build
+
+    torch.manual_seed(0)
+    spec = ExportSpec("regression", bundle.manifest.input, bundle.manifest.labels)
+    made = export(build("linear", {"inputs": 64}), spec, tmp_path_factory.mktemp("bundles") / "regression")
+    return World(made, clients, EngineWish("onnxruntime"))
+
+
+@pytest.mark.parametrize(
+    "full",
+    [
+        Full(epochs=1, lr=0.03, momentum=0.0, weight_decay=0.0, batch=10),
+        Full(epochs=3, lr=0.1, momentum=0.9, weight_decay=0.01, batch=8),
+        Full(epochs=2, lr=0.1, batch=64),
+    ],
+)
+def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regression, full, monkeypatch):
+    bases, watched, devices = {0: regression.bundle.weights()}, Watched(regression), [0, 1, 2, 3, 4, 6]
+    batched = Batched(regression, watched)
+    monkeypatch.setattr(batched._ways[0]._features._model, "features", None)  # never called
+    expected = results(Plain(regression), bases, jobs(full, devices))
+    assert_alike(results(batched, bases, jobs(full, devices)), expected)
+    assert watched.asked == []
+
+
+@pytest.mark.parametrize("full", [Full(epochs=1, mu=0.1), Full(epochs=1, clip_norm=1.0)])
+def test_full_updates_with_terms_that_heads_do_not_have_go_to_the_fallback(regression, full):
+    bases, watched = {0: regression.bundle.weights()}, Watched(regression)
+    results(Batched(regression, watched), bases, jobs(full, [0, 2]))
+    assert watched.asked == [[0, 2]]
+
+
+def test_features_beyond_the_memory_given_are_forgotten_and_computed_again(world, bundle):
+    bases, few = {0: bundle.weights()}, FewShot(epochs=2)
+    one = 40 * (4 * (bundle.manifest.head.features + 1) + 8)  # device 2, the largest but one
+    batched = Batched(world, Plain(world), cache_bytes=one)
+    expected = results(Plain(world), bases, jobs(few, [0, 2, 4]))
+    for _ in range(2):
+        assert_alike(results(batched, bases, jobs(few, [0, 2, 4])), expected)
+    assert batched._ways[0]._features._bytes <= one
+
+
+def test_a_job_gives_the_same_bits_whatever_is_run_beside_it(world, bundle):
+    bases, few = {0: bundle.weights()}, FewShot()
+    together = results(Batched(world, Plain(world)), bases, jobs(few, [0, 1, 2, 3, 4, 6]))
+    [alone] = results(Batched(world, Plain(world)), bases, jobs(few, [3]))
+    for name, value in alone.tensors.items():
+        assert value.tobytes() == together[3].tensors[name].tobytes()
+
+
+def test_a_training_that_diverges_is_told_and_leaves_the_others(world, bundle):
+    weights = bundle.weights()
+    head = bundle.manifest.head
+    spoilt = {**weights, head.weight: np.full_like(weights[head.weight], 3e38)}
+    bases, few = {0: weights, 1: spoilt}, FewShot(lr=1e30, epochs=3)
+    asked = [*jobs(few, [2], 1), *jobs(FewShot(), [2], 0)]
+    found = results(Batched(world, Plain(world)), bases, asked)
+    assert isinstance(found[0], Failed)
+    assert "non-finite" in found[0].why
+    assert isinstance(found[1], Contribution)
+
+
+def test_it_says_what_it_works_with_and_closes_it(world):
+    watched = Watched(world)
+    batched = Batched(world, watched)
+    assert batched.name == "batched, plain"
+    batched.close()
+    batched.close()
+    assert watched.closed
