@@ -31,7 +31,7 @@ def test_each_line_makes_an_input_of_its_source_s_shape(line, shape):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", LINES, ids=[line.rpartition("/")[2] for line in LINES])
 def test_each_line_writes_a_bundle(line, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
