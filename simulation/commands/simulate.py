@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--address", help="of a Ray cluster, with --executor ray")
     add(
         "--probes",
-        type=int,
+        type=_whole,
         default=3,
         metavar="N",
         help="rounds whose local models are compared (default: 3)",
@@ -91,6 +91,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.only:
         return _perform(options)
+    if options.address and options.executor != "ray":
+        raise ScenarioError("--address is for --executor ray")
     plan = plan_of(options)
     plan.save()
     out = sys.stderr if options.format == "json" else sys.stdout
@@ -140,6 +142,11 @@ def _view(missing: Sequence[Name], plan: Plan, options: argparse.Namespace) -> V
     if options.format == "json":
         return Lines(missing, rounds, sys.stderr)
     return Bars(missing, rounds) if sys.stdout.isatty() else Lines(missing, rounds, sys.stdout)
+
+
+def _whole(text: str) -> int:
+    """A number that may be 0."""
+    return 0 if text == "0" else count(text)
 
 
 def _percentage(text: str) -> float:

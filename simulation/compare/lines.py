@@ -19,17 +19,19 @@ R = TypeVar("R")
 
 
 class Lines(AbstractContextManager["Lines[R]"], Generic[R]):
-    """Writes STEM.jsonl and STEM.csv of one dataclass anew; nan is null in JSON and empty in CSV.
+    """Writes STEM.jsonl and STEM.csv of one dataclass anew or, with `more`, at their ends.
 
-    Tuples stand in one cell, joined by spaces. Nothing is surely on disk before `flush` or the end.
+    nan is null in JSON and empty in CSV. Tuples stand in one cell, joined by spaces. Nothing is surely on
+    disk before `flush` or the end.
     """
 
-    def __init__(self, folder: Path, stem: str, kind: type[R]) -> None:
+    def __init__(self, folder: Path, stem: str, kind: type[R], more: bool = False) -> None:
         self._names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-        self._json = (folder / f"{stem}.jsonl").open("wb")
-        self._csv = (folder / f"{stem}.csv").open("w", encoding="utf-8", newline="")
+        self._json = (folder / f"{stem}.jsonl").open("ab" if more else "wb")
+        self._csv = (folder / f"{stem}.csv").open("a" if more else "w", encoding="utf-8", newline="")
         self._table = csv.writer(self._csv, lineterminator="\n")
-        self._table.writerow(self._names)
+        if not more:
+            self._table.writerow(self._names)
         self._encoder = msgspec.json.Encoder()
 
     def add(self, record: R) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,10 +14,10 @@ import msgspec
 from models.bundle import Bundle
 from models.engines import open_model
 from simulation.executors.job import Executor, Job, World
-from simulation.metrics.probes import ProbeLine, Probes, ProbeSet, spread_rounds
+from simulation.metrics.probes import ProbeLine, Probes, ProbeSet, Rounds, spread_rounds
 from simulation.policies import under
 from simulation.records import Ask, RoundLine
-from simulation.run import Prepared, prepare, simulate
+from simulation.run import Keeping, Prepared, prepare, simulate
 from simulation.scenario import Scenario
 from simulation.watch import Watch
 from strategies.kind import Contribution
@@ -65,28 +64,29 @@ def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: Watch)
 
     Raises SimulationError, ModelError.
     """
-    began = time.monotonic()
     mine = of_policy(scenario, name.policy)
+    sha256 = fingerprint(mine, name.seed)
     prepared = prepare(mine, name.seed)
-    files = RunFiles(folder)
+    files = RunFiles(folder, sha256)
     used: list[str] = []
     try:
-        probes = _probes(prepared, folder / PROBES, how)
+        done = files.checkpoint.round if files.checkpoint else 0
+        probes = _probes(prepared, folder / PROBES, how, done)
 
         def executor(world: World) -> Executor:
             made = how.executor(world)
             used.append(made.name)
             return probes.over(made) if probes else made
 
-        watch = Together(files, *([probes] if probes else []), told)
-        served = simulate(prepared, executor, watch)
+        watch = Together(*([probes] if probes else []), files, told)
+        served = simulate(prepared, executor, watch, Keeping(files.checkpoint, files.keeper.take))
         info = Info(
             policy=name.policy,
             seed=name.seed,
-            sha256=fingerprint(mine, name.seed),
+            sha256=sha256,
             executor=used[0],
             finished=True,
-            seconds=time.monotonic() - began,
+            seconds=files.keeper.seconds,
             labels=prepared.data.labels,
             params_sent=params_sent(mine, prepared.world.bundle),
             versions=versions(),
@@ -116,7 +116,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _probes(prepared: Prepared, path: Path, how: How) -> Probes | None:
+def _probes(prepared: Prepared, path: Path, how: How, done: int) -> Probes | None:
     rounds = spread_rounds(prepared.scenario.task.rounds, how.probed_rounds)
     if not rounds or not prepared.scenario.eval_every:
         return None
@@ -126,4 +126,4 @@ def _probes(prepared: Prepared, path: Path, how: How) -> Probes | None:
         with path.open("ab") as lines:
             lines.write(msgspec.json.Encoder().encode_lines([line]))
 
-    return Probes(model, ProbeSet.of(prepared.data, model), rounds, tell)
+    return Probes(model, ProbeSet.of(prepared.data, model), Rounds(rounds, done + 1), tell)

@@ -54,6 +54,10 @@ class Pace:
     def step(self) -> None:
         self._done += 1
 
+    def spare(self, steps: int) -> None:
+        """So many need not be done: they were done before."""
+        self._to_do -= steps
+
     def left_s(self) -> float:
         """nan before the first step."""
         if not self._done:
@@ -70,9 +74,13 @@ class Lines:
         self._names, self._rounds, self._out, self._clock = tuple(names), rounds, out, clock
         self._pace = Pace(rounds * len(self._names), clock)
         self._ended = 0
+        self._begun: set[Name] = set()
         self._said = clock()
 
     def moved(self, name: Name, tick: Tick) -> None:
+        if name not in self._begun:
+            self._begun.add(name)
+            self._pace.spare(tick.round - 1)
         self._pace.step()
         if self._clock() - self._said >= EVERY_S and tick.round < self._rounds:
             self._say(f"{name}: round {tick.round} of {self._rounds}, {doing(tick)}")
@@ -115,6 +123,7 @@ class Bars:
     def moved(self, name: Name, tick: Tick) -> None:
         if name not in self._bars:
             self._bars[name] = self._progress.add_task(str(name), total=self._rounds, doing="")
+            self._progress.advance(self._all, tick.round - 1)
         self._progress.update(self._bars[name], completed=tick.round, doing=doing(tick))
         self._progress.advance(self._all)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +18,14 @@ from simulation.records import Ask, RoundLine
 from simulation.scenario import Scenario
 from strategies.kind import Contribution
 
+from .going_on import Keeper, forget, stopped
 from .lines import Lines, read
 
 INFO, ROUNDS, ASKS, PROBES, SERVED, LOG = (
     "run.json", "rounds", "asks", "probes.jsonl", "served.safetensors", "log.txt",
 )  # fmt: skip
+KEPT = (f"{ROUNDS}.jsonl", f"{ROUNDS}.csv", f"{ASKS}.jsonl", f"{ASKS}.csv", PROBES)
+"""What grows with the rounds."""
 
 
 @dataclass(frozen=True, order=True)
@@ -57,14 +62,23 @@ def fingerprint(scenario: Scenario, seed: int) -> str:
 
 
 class RunFiles:
-    """A watch that writes rounds and asks into `folder`, which is made; what a killed run left there goes."""
+    """A watch that writes rounds and asks into `folder`, which is made.
 
-    def __init__(self, folder: Path) -> None:
+    A stopped run goes on from `checkpoint`; any other that was there goes. `keeper` saves checkpoints.
+    """
+
+    def __init__(self, folder: Path, sha256: str, clock: Callable[[], float] = time.monotonic) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in (INFO, SERVED, PROBES):
+        before = stopped(folder, sha256)
+        for left in (INFO, SERVED) if before else (INFO, SERVED, PROBES):
             (folder / left).unlink(missing_ok=True)
+        if before is None:
+            forget(folder)
+        self.checkpoint = before.checkpoint if before else None
+        self.keeper = Keeper(folder, sha256, clock, before.mark.seconds if before else 0.0)
         self._folder = folder
-        self._rounds, self._asks = Lines(folder, ROUNDS, RoundLine), Lines(folder, ASKS, Ask)
+        self._rounds = Lines(folder, ROUNDS, RoundLine, more=before is not None)
+        self._asks = Lines(folder, ASKS, Ask, more=before is not None)
 
     def asked(self, ask: Ask) -> None:
         self._asks.add(ask)
@@ -76,6 +90,7 @@ class RunFiles:
         self._rounds.add(line)
         self._rounds.flush()
         self._asks.flush()
+        self.keeper.save(KEPT)
 
     def finish(self, served: Tensors, info: Info) -> None:
         """The model, and last of all that this run is finished."""
@@ -84,6 +99,7 @@ class RunFiles:
         written = self._folder / f"{INFO}.new"
         written.write_bytes(msgspec.json.format(msgspec.json.encode(info)) + b"\n")
         written.replace(self._folder / INFO)
+        forget(self._folder)
 
     def close(self) -> None:
         """May be called twice."""

@@ -58,6 +58,14 @@ class ProbeSet:
         return cls(model.manifest.input.prepare(data.test_x[every]), data.test_y[every])
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """Which are probed, and which comes first: a run that goes on does not begin with round 1."""
+
+    probed: frozenset[int]
+    first: int = 1
+
+
 def spread_rounds(rounds: int, count: int) -> frozenset[int]:
     """`count` rounds from the first to the last, evenly spaced."""
     numbers = np.linspace(1, rounds, min(count, rounds)).round()
@@ -80,14 +88,14 @@ class Probes:
     """
 
     def __init__(
-        self, model: DeviceModel, probe: ProbeSet, rounds: frozenset[int], tell: Callable[[ProbeLine], None]
+        self, model: DeviceModel, probe: ProbeSet, rounds: Rounds, tell: Callable[[ProbeLine], None]
     ) -> None:
-        self._model, self._probe, self._rounds, self._tell = model, probe, rounds, tell
+        self._model, self._probe, self._rounds, self._tell = model, probe, rounds.probed, tell
         self._levels = tuple(str(level) for level in model.manifest.features)
         head = model.manifest.head
         self._head = {head.weight, head.bias}
         self._bases: Mapping[int, Tensors] = {}
-        self._round = 1
+        self._round = rounds.first
         self._gathered = _Gathered()
 
     def over(self, executor: Executor) -> Executor:

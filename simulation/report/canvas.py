@@ -87,6 +87,7 @@ def svg(picture: Picture) -> str:
 
 def _named_apart(text: str, name: str) -> str:
     """Ids of several drawings on one page must not be the same."""
+    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)  # equal images share one, which nobody uses
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'href="#', f'href="#{name}-', text)
     return text.replace("url(#", f"url(#{name}-")

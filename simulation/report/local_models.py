@@ -54,7 +54,7 @@ def similarity(compared: Compared) -> Picture | None:
     for column, (policy, line) in enumerate(lines.items()):
         for row, level in enumerate(levels):
             on = axes[row, column]
-            drawn = on.pcolormesh(_matrix(line.cka[level]), cmap=MAP, vmin=lowest, vmax=1)
+            drawn = on.pcolormesh(_matrix(line.cka[level]), cmap=MAP, vmin=lowest, vmax=1, edgecolors="face")
             title = f"{policy}, round {line.round}" if row == 0 else ""
             _square(on, title, [str(n + 1) for n in range(len(line.devices))])
             on.set_ylabel(_of_level(level) if column == 0 else "")
@@ -72,7 +72,7 @@ def said(compared: Compared) -> Picture | None:
     figure, axes = panels(1, columns, 9.0 / columns * 0.86 + 0.4)
     for on, heat in zip(axes[0], heats, strict=False):
         matrix = _matrix(heat.matrix)
-        drawn = on.pcolormesh(matrix, cmap=MAP, rasterized=len(matrix) > MOST_VECTORS)
+        drawn = on.pcolormesh(matrix, cmap=MAP, edgecolors="face", rasterized=len(matrix) > MOST_VECTORS)
         _square(on, f"{heat.kind}, {heat.device}", compared.labels)
         on.set_xlabel("said of")
         figure.colorbar(drawn, ax=on, shrink=0.75, label="mean logit")

@@ -24,8 +24,8 @@ FATES = {
     "crashed": "#3f4954",
     "dropped out": "#6b7682",
     "refused": "#d55e00",
-    "sat out": "#c9d0d8",
-    "unheard": "#e6eaee",
+    "sat out": FAINT,
+    "unheard": FAINT,
 }
 """What became of those whose update did not count, darker the worse."""
 SPARE = ("#d55e00", "#f0e442", "#7f6bb0", "#8c6d1f", "#b5651d")
@@ -43,7 +43,7 @@ class Stroke:
 
 _POLICIES = {
     "choose": Stroke(STRONG, (0, ()), "o"),
-    "drop": Stroke("#b03a2e", (0, (5, 2)), "s"),
+    "drop": Stroke("#c44536", (0, (5, 2)), "s"),
     "reduced": Stroke("#b8860b", (0, (6, 2, 1.5, 2)), "D"),
 }
 

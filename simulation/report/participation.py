@@ -12,7 +12,7 @@ from simulation.metrics.tally import Tally
 
 from .canvas import panels
 from .compared import Compared, Picture
-from .palette import FATES, MUTED, kind_colour, outcomes, stroke
+from .palette import MUTED, PAPER, kind_colour, outcomes, stroke
 
 MOST_DOTS = 60
 """Devices of a group that are drawn one by one."""
@@ -100,7 +100,7 @@ def _stack(on: Any, tallies: list[Tally], groups: list[str]) -> None:
     for column, what in enumerate(order):
         on.barh(
             range(len(groups)), shares[:, column], left=left, height=0.72, color=kind_colour(what),
-            hatch=_hatch(what), edgecolor="#ffffff", linewidth=0.5,
+            hatch=_hatch(what), edgecolor=PAPER, linewidth=0.5,
         )  # fmt: skip
         left += shares[:, column]
     for row, asked in enumerate(whole[:, 0] / max(1, len(tallies))):
@@ -115,11 +115,11 @@ def _stack(on: Any, tallies: list[Tally], groups: list[str]) -> None:
 def _patches(names: list[str]) -> list[Any]:
     from matplotlib.patches import Patch
 
-    return [Patch(facecolor=kind_colour(n), hatch=_hatch(n), edgecolor="#ffffff", label=n) for n in names]
+    return [Patch(facecolor=kind_colour(n), hatch=_hatch(n), edgecolor=PAPER, label=n) for n in names]
 
 
 def _hatch(what: str) -> str:
-    return "////" if what in FATES and what in ("crashed", "dropped out") else ""
+    return {"crashed": "////", "dropped out": "\\\\\\\\", "unheard": "...."}.get(what, "")
 
 
 def _spread(on: Any, policy: str, seconds: list[float], row: float) -> None:

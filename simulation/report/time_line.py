@@ -13,13 +13,13 @@ from simulation.records import Ask, RoundLine
 
 from .canvas import panels
 from .compared import Compared, Picture
-from .palette import FATES, INK, KINDS, MUTED, STRONG, kind_colour
+from .palette import FATES, INK, KINDS, MUTED, PAPER, STRONG, kind_colour
 
 MOST_DEVICES = 20
 """Drawn of one round, from the quickest to the slowest."""
 PAST = 1.7
 """The axis ends at most at so many deadlines; what lasts longer is said in words."""
-DOWN, UP = "#aeb8c2", MUTED
+DOWN, UP = "#b4bec8", "#6b7682"
 SIGNS = {"counted": "o", "late": "X", "refused": "X", "crashed": "X", "dropped out": "X", "unheard": "X"}
 
 
@@ -100,7 +100,7 @@ def _bar(on: Any, row: int, ask: Ask, within: tuple[float, float]) -> None:
     if ended > end:
         on.annotate(
             f"{ask.fate}, until {lasting(ended)} ", (end, row), ha="right", va="center", fontsize=8,
-            bbox={"facecolor": "#ffffff", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}, color="#1c242d",
+            bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.6}, color=INK,
         )  # fmt: skip
     elif sign:
         colour = STRONG if ask.fate == "counted" else "#d55e00"

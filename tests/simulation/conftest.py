@@ -73,7 +73,7 @@ def ask() -> Callable[..., Ask]:
     return lambda **changes: replace(ASK, **changes)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def made_up() -> Callable[..., tuple[list[RoundLine], list[Ask]]]:
     """A plausible run of 40 devices; the same arguments give the same lines."""
     return made_up_run

@@ -1,0 +1,169 @@
+"""`device-runtime simulate` as people use it; the runs themselves are small."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+
+from device_runtime.cli import main
+from simulation.commands import simulate
+from simulation.commands.asked import plan_of
+
+COMMAND = Path(sys.executable).with_name("device-runtime")
+FLEET = """
+[groups.pi-5]
+profile = "pi-5"
+share = 0.5
+[groups.zero]
+profile = "pi-zero-2w"
+share = 0.5
+"""
+SCENARIO = """
+fleet = "fleet.toml"
+devices = 4
+slow = 20.0
+[data]
+max_train = 120
+max_test = 40
+[task]
+rounds = 2
+round_deadline_s = 3.0
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    (tmp_path / "small.toml").write_text(SCENARIO)
+    return tmp_path
+
+
+def run(folder, *arguments, timeout=120):
+    return subprocess.run(
+        [COMMAND, "simulate", *arguments], capture_output=True, text=True, timeout=timeout, cwd=folder
+    )
+
+
+def asked(*arguments):
+    parser = ArgumentParser()
+    simulate.add_arguments(parser)
+    return plan_of(parser.parse_args(arguments))
+
+
+def test_a_comparison_ends_with_a_table_plots_and_a_page_and_is_not_run_again(small):
+    ended = run(
+        small, "small.toml", "--compare", "kinds=choose,drop", "--run-dir", "here", "--executor", "plain"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "small: 4 devices of fleet fleet" in ended.stdout
+    assert "(2 of 2 runs)" in ended.stdout
+    assert re.search(r"^devices that counted +\d+\.\d% +\d+\.\d%$", ended.stdout, re.M)
+    assert (small / "here" / "report.html").exists()
+    assert len((small / "here" / "runs" / "drop-0" / "rounds.jsonl").read_text().splitlines()) == 2
+    first = (small / "here" / "runs" / "choose-0" / "run.json").stat().st_mtime_ns
+
+    again = run(small, "--run-dir", "here", "--format", "json")
+    assert "2 of them finished before" in again.stderr
+    assert json.loads(again.stdout)["policies"].keys() == {"choose", "drop"}
+    assert (small / "here" / "runs" / "choose-0" / "run.json").stat().st_mtime_ns == first
+
+
+def test_an_interrupted_comparison_keeps_what_is_finished_and_says_how_to_go_on(small):
+    process = subprocess.Popen(
+        [COMMAND, "simulate", "small.toml", "--rounds", "2000", "--run-dir", "here", "--executor", "plain"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=small,
+    )
+    rounds = small / "here" / "runs" / "choose-0" / "rounds.jsonl"
+    waited = 0.0
+    while not (rounds.exists() and rounds.stat().st_size) and waited < 60:
+        time.sleep(0.1)
+        waited += 0.1
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped: 0 of 1 runs are finished; go on with: device-runtime simulate --run-dir here" in said
+
+
+def test_the_presets_and_policies_are_listed_one_line_each(capsys):
+    assert main(["simulate", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^  digits +40 devices of mixed; digits by dirichlet; 15 rounds of 3 s", shown, re.M)
+    assert re.search(r"^  mixed +\d+% ", shown, re.M)
+    assert re.search(r"^  drop +full updates only", shown, re.M)
+
+
+def test_flags_stand_over_the_scenario(small):
+    plan = asked(
+        str(small / "small.toml"), "--devices", "9", "--rounds", "3", "--deadline", "7", "--alpha", "0.1",
+        "--devices-per-round", "5", "--partition", "dirichlet", "--bundle", "digits-wrn-10-1",
+    )  # fmt: skip
+    mine = plan.scenario
+    assert (mine.devices, mine.task.rounds, mine.task.round_deadline_s) == (9, 3, 7.0)
+    assert (mine.task.devices_per_round, mine.data.alpha, mine.data.max_train) == (5, 0.1, 120)
+
+
+def test_nothing_at_all_compares_choosing_with_dropping_and_a_scenario_alone_is_as_it_is():
+    assert asked().comparison.policies == ("choose", "drop")
+    assert asked("digits").comparison.policies == ("choose",)
+
+
+def test_scenarios_that_differ_are_kept_apart_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = {asked("digits").folder, asked("digits", "--rounds", "3").folder, asked("digits").folder}
+    assert len(folders) == 2
+    assert all(re.fullmatch(r"runs/digits-[0-9a-f]{6}", str(folder)) for folder in folders)
+
+
+def test_a_folder_remembers_its_policies_seeds_and_target(tmp_path):
+    folder = str(tmp_path / "run")
+    asked(
+        "digits", "--compare", "kinds=drop,full", "--seeds", "3", "--target", "80%", "--run-dir", folder
+    ).save()
+    again = asked("--run-dir", folder)
+    assert again.scenario == asked("digits").scenario
+    assert (again.comparison.policies, again.comparison.seeds) == (("drop", "full"), 3)
+    assert again.comparison.target == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["nowhere"], "no scenario named 'nowhere': give a file *.toml or one of digits"),
+        (["nowhere.toml"], "cannot read nowhere.toml"),
+        (
+            ["digits", "--compare", "choose,drop"],
+            "--compare choose,drop: expected kinds=A,B with choose, drop",
+        ),
+        (["digits", "--compare", "kinds="], "names no policy"),
+        (["digits", "--compare", "kinds=choose,telepathy"], "no policy named 'telepathy'"),
+        (["digits", "--data", "dreams"], "source is 'dreams'"),
+        (["digits", "--data", "cifar10"], "choose-0: "),
+        (["digits", "--bundle", "nothing"], "choose-0: "),
+        (["digits", "--buffer-size", "-1"], "buffer_size is -1"),
+        (["digits", "--executor", "plain", "--address", "ray://here"], "--address is for --executor ray"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path):
+    ended = run(tmp_path, *arguments)
+    assert ended.returncode == 2
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("device-runtime: ")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--target", "101"], ["--seeds", "0"], ["--probes", "-1"], ["--devices", "few"]]
+)
+def test_numbers_that_cannot_be_meant_are_refused(wrong, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["simulate", *wrong])
+    assert f"argument {wrong[0]}: " in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""What runs come to, worked by hand."""
+
+from math import isnan, nan
+
+import pytest
+
+from simulation.compare.figures import Ran, Terms, figures, spread, summarise, terms
+from simulation.compare.run_folder import Info, Name
+from simulation.metrics.tally import tally
+
+
+@pytest.fixture
+def ran(round_line, ask):
+    def make(policy="choose", seed=0, accuracies=(0.4, 0.8, 0.6)):
+        rounds = tuple(
+            round_line(round=n, opened_s=10.0 * (n - 1), closed_s=10.0 * n, eval_acc=accuracy)
+            for n, accuracy in enumerate(accuracies, 1)
+        )
+        asks = [
+            ask(),
+            ask(round=2),
+            ask(device="pi-5-1", fate="late"),
+            ask(round=2, kind="few-shot", device="a"),
+        ]
+        info = Info(policy=policy, seed=seed, sha256="", params_sent={"full": 1000, "few-shot": 10})
+        return Ran(Name(policy, seed), info, rounds, tally(asks))
+
+    return make
+
+
+def test_the_figures_of_one_run(ran):
+    got = figures(ran(), Terms(at_s=25.0, target=0.5, devices=10))
+    assert (got.acc_at_equal_time, got.final_acc, got.best_acc) == (0.8, 0.6, 0.8)
+    assert (got.time_to_target_s, got.virtual_s) == (20.0, 30.0)
+    assert (got.bytes_up, got.bytes_down) == (3000, 9000)
+    assert got.bytes_analytic == 2 * 4 * (2 * 1000 + 10)
+    assert (got.energy_j, got.wasted_j) == (90.0, 15.0)
+    assert (got.devices_that_counted, got.asks_that_counted) == (0.2, 0.75)
+    assert got.fairness == pytest.approx(9 / (10 * 5))
+    assert got.train_time_s == 60.0
+    assert got.learning_efficiency == pytest.approx(0.8 / 60)
+    assert got.forward_passes == 1800
+
+
+def test_equal_time_is_the_earliest_end_and_the_target_what_all_reach(ran):
+    runs = [ran(), ran("drop", accuracies=(0.3, 0.5))]
+    assert terms(runs, 10, None) == Terms(at_s=20.0, target=0.5, devices=10)
+    assert terms(runs, 10, 0.7).target == 0.7
+
+
+def test_runs_that_were_never_evaluated_have_no_target(ran):
+    assert isnan(terms([ran(accuracies=(nan, nan))], 10, None).target)
+
+
+def test_a_policy_is_the_mean_of_its_seeds_with_the_sample_s_deviation(ran):
+    runs = [ran(seed=0), ran(seed=1, accuracies=(0.2, 0.4, 0.4)), ran("drop")]
+    summary = summarise(runs, Terms(at_s=30.0, target=0.5, devices=10))
+    assert list(summary) == ["choose", "drop"]
+    final = summary["choose"]["final_acc"]
+    assert (final.mean, final.n, final.of) == (pytest.approx(0.5), 2, 2)
+    assert final.sd == pytest.approx(0.02**0.5)  # of 0.6 and 0.4
+    reached = summary["choose"]["time_to_target_s"]
+    assert (reached.mean, reached.sd, reached.n, reached.of) == (20.0, 0.0, 1, 2)
+
+
+def test_a_figure_that_no_seed_has_is_unknown():
+    nothing = spread([nan, nan])
+    assert isnan(nothing.mean)
+    assert (nothing.n, nothing.of) == (0, 2)

@@ -1,0 +1,101 @@
+"""One small run, whole: what is written, and that a stopped run goes on to the same bytes."""
+
+import pytest
+
+from simulation import scenario
+from simulation.compare import going_on
+from simulation.compare.performing import How, of_policy, perform
+from simulation.compare.reading import read_run
+from simulation.compare.run_folder import Name, fingerprint, finished, info_of
+from simulation.errors import SimulationError
+from simulation.executors.plain import Plain
+from simulation.watch import Nobody
+
+NAME = Name("choose", 0)
+FILES = ("rounds.jsonl", "rounds.csv", "asks.jsonl", "asks.csv", "probes.jsonl", "served.safetensors")
+SMALL = scenario.load("uniform", {
+    "devices": 3, "slow": 20.0, "data": {"max_train": 90, "max_test": 40},
+    "task": {"rounds": 4, "round_deadline_s": 6.0},
+})  # fmt: skip
+HOW = How(Plain, probed_rounds=2)
+
+
+class Stops(Nobody):
+    """As if the process were killed when round 3 has closed."""
+
+    def closed(self, line):
+        if line.round == 3:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    perform(SMALL, NAME, folder, HOW, Nobody())
+    return folder
+
+
+def test_a_finished_run_says_so_and_leaves_no_checkpoint(whole):
+    assert finished(whole, fingerprint(SMALL, 0))
+    info = info_of(whole)
+    assert (info.policy, info.seed, info.executor) == ("choose", 0, "plain")
+    assert len(info.labels) == 10
+    assert info.params_sent["few-shot"] == 650  # 64 x 10 and 10
+    assert {"python", "numpy"} <= info.versions.keys()
+    assert sorted(path.name for path in whole.iterdir()) == sorted([*FILES, "run.json"])
+
+
+def test_a_run_is_read_back_with_its_asks_and_probes(whole):
+    run = read_run(whole, NAME, shown=2)
+    assert [line.round for line in run.rounds] == [1, 2, 3, 4]
+    assert run.tally.asks == 12
+    assert {ask.round for ask in run.shown} == {2}
+    assert [probe.round for probe in run.probes] == [1, 4]
+    assert len(run.probes[0].devices) == 3
+    assert 0 < run.probes[0].means["head"] < 1
+    assert run.probes[0].heat[0].kind == "full"
+
+
+def test_the_same_seed_gives_the_same_bytes(whole, tmp_path):
+    perform(SMALL, NAME, tmp_path, HOW, Nobody())
+    assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
+
+
+def test_a_stopped_run_goes_on_to_the_same_bytes(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(going_on, "EVERY_S", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        perform(SMALL, NAME, tmp_path, HOW, Stops())
+    with (tmp_path / "asks.jsonl").open("ab") as lines:
+        lines.write(b'{"round":4,"half a line')
+
+    trained = []
+
+    class Sees(Nobody):
+        def closed(self, line):
+            trained.append(line.round)
+
+    perform(SMALL, NAME, tmp_path, HOW, Sees())
+    assert trained == [4]
+    assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
+    assert not (tmp_path / "going-on.json").exists()
+
+
+def test_what_was_stopped_under_another_scenario_begins_again(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(going_on, "EVERY_S", 0.0)
+    other = scenario.load("uniform", {"devices": 2, "data": {"max_train": 40, "max_test": 40}})
+    with pytest.raises(KeyboardInterrupt):
+        perform(other, NAME, tmp_path, HOW, Stops())
+    perform(SMALL, NAME, tmp_path, HOW, Nobody())
+    assert all((tmp_path / name).read_bytes() == (whole / name).read_bytes() for name in FILES)
+
+
+def test_an_unfinished_run_is_not_read(tmp_path):
+    with pytest.raises(SimulationError, match="holds no finished run"):
+        info_of(tmp_path)
+
+
+def test_a_policy_changes_the_kinds_that_are_offered_and_nothing_else():
+    dropped = of_policy(SMALL, "drop")
+    assert [kind.name for kind in dropped.task.kinds] == ["full"]
+    assert dropped.task.rounds == SMALL.task.rounds
+    assert dropped.fleet == SMALL.fleet

@@ -1,0 +1,93 @@
+"""Which runs there are, and which are still to be done."""
+
+import msgspec
+import pytest
+
+from simulation import scenario
+from simulation.compare.performing import of_policy
+from simulation.compare.plan import Comparison, Plan, comparison_in, scenario_in
+from simulation.compare.run_folder import Info, Name, fingerprint
+from simulation.errors import ScenarioError
+
+TWO = Comparison(policies=("choose", "drop"), seeds=2, target=0.8)
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return Plan(scenario.load("digits"), TWO, tmp_path / "run")
+
+
+def finish(plan, name, **changes):
+    sha256 = fingerprint(of_policy(plan.scenario, name.policy), name.seed)
+    info = Info(policy=name.policy, seed=name.seed, sha256=sha256, finished=True)
+    plan.of(name).mkdir(parents=True)
+    (plan.of(name) / "run.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(info, **changes)))
+
+
+def test_seeds_come_one_after_another_with_every_policy(plan):
+    assert [str(name) for name in plan.names] == ["choose-0", "drop-0", "choose-1", "drop-1"]
+
+
+def test_what_is_finished_is_not_missing(plan):
+    plan.save()
+    finish(plan, Name("choose", 0))
+    assert [str(name) for name in plan.missing()] == ["drop-0", "choose-1", "drop-1"]
+
+
+@pytest.mark.parametrize("changes", [{"finished": False}, {"sha256": "of something else"}])
+def test_what_was_stopped_or_is_of_another_scenario_is_missing(plan, changes):
+    finish(plan, Name("choose", 0), **changes)
+    assert Name("choose", 0) in plan.missing()
+
+
+def test_a_damaged_run_file_is_a_missing_run(plan):
+    finish(plan, Name("drop", 0))
+    (plan.of(Name("drop", 0)) / "run.json").write_text('{"policy": "dr')
+    assert Name("drop", 0) in plan.missing()
+
+
+def test_what_was_saved_is_found_again_and_may_be_extended(plan):
+    plan.save()
+    assert scenario_in(plan.folder) == plan.scenario
+    assert comparison_in(plan.folder) == TWO
+    more = Comparison(policies=("choose", "drop", "few-shot"), seeds=3)
+    Plan(plan.scenario, more, plan.folder).save()
+    assert comparison_in(plan.folder) == more
+
+
+def test_another_scenario_in_the_same_folder_is_refused_with_what_differs(plan):
+    plan.save()
+    other = scenario.load("digits", {"task": {"rounds": 3}})
+    with pytest.raises(ScenarioError, match=r"another scenario \(task\.rounds is 15, not 3\)"):
+        Plan(other, TWO, plan.folder).save()
+
+
+def test_a_folder_of_something_else_is_refused(plan):
+    plan.folder.mkdir()
+    (plan.folder / "thesis.tex").write_text("")
+    with pytest.raises(ScenarioError, match="is no folder of a simulation"):
+        plan.save()
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(plan):
+    plan.folder.write_text("")
+    with pytest.raises(ScenarioError, match="is no folder: give another --run-dir"):
+        plan.save()
+
+
+def test_where_nothing_is_nothing_is_found(tmp_path):
+    assert scenario_in(tmp_path / "nowhere") is None
+    assert comparison_in(tmp_path / "nowhere") is None
+
+
+def test_a_damaged_comparison_is_named(plan):
+    plan.save()
+    (plan.folder / "comparison.json").write_text("{")
+    with pytest.raises(ScenarioError, match=r"comparison\.json is damaged"):
+        comparison_in(plan.folder)
+
+
+def test_the_mark_of_a_run_depends_on_scenario_and_seed(plan):
+    other = scenario.load("digits", {"task": {"rounds": 3}})
+    marks = {fingerprint(plan.scenario, 0), fingerprint(plan.scenario, 1), fingerprint(other, 0)}
+    assert len(marks) == 3

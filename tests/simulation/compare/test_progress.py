@@ -1,0 +1,80 @@
+"""How far a comparison is, on a clock that stands still."""
+
+import io
+from math import isnan, nan
+
+import msgspec
+import pytest
+
+from simulation.compare.progress import Bars, Lines, Pace, Teller, Tick
+from simulation.compare.run_folder import Name
+
+CHOOSE, DROP = Name("choose", 0), Name("drop", 0)
+
+
+def tick(number, accuracy=0.5):
+    return Tick(number, 10.0 * number, accuracy, 4)
+
+
+def test_the_rest_takes_as_long_as_what_was_done(clock):
+    pace = Pace(10, clock)
+    assert isnan(pace.left_s())
+    clock.sleep(8)
+    pace.step()
+    pace.step()
+    assert pace.left_s() == pytest.approx(32)  # 4 s each, 8 left
+
+
+def test_what_was_done_before_costs_no_time(clock):
+    pace = Pace(10, clock)
+    pace.spare(8)
+    clock.sleep(3)
+    pace.step()
+    assert pace.left_s() == pytest.approx(3)
+
+
+def test_a_line_comes_every_few_seconds_and_when_a_run_ends(clock):
+    out = io.StringIO()
+    view = Lines([CHOOSE, DROP], 4, out, clock)
+    clock.sleep(1)
+    view.moved(CHOOSE, tick(1))
+    clock.sleep(5)
+    view.moved(DROP, tick(1, None))
+    view.moved(CHOOSE, tick(2))
+    view.ended(CHOOSE, "")
+    view.ended(DROP, "no such data")
+    assert out.getvalue().splitlines() == [
+        "drop-0: round 1 of 4, 10 s of virtual time; about 18 s left",
+        "choose-0: finished (1 of 2 runs); about 10 s left",
+        "drop-0: failed: no such data (2 of 2 runs); about 10 s left",
+    ]
+
+
+def test_a_run_that_goes_on_in_round_3_has_less_left(clock):
+    out = io.StringIO()
+    view = Lines([CHOOSE], 4, out, clock)
+    clock.sleep(6)
+    view.moved(CHOOSE, tick(3))
+    assert out.getvalue().endswith("accuracy 50.0%, 30 s of virtual time; about 6 s left\n")
+
+
+def test_bars_are_drawn_and_taken_away(capsys):
+    view = Bars([CHOOSE, DROP], 4)
+    view.moved(CHOOSE, tick(3))
+    view.moved(CHOOSE, tick(4))
+    view.ended(CHOOSE, "")
+    view.ended(DROP, "no such data")
+    view.close()
+    view.close()
+    shown = capsys.readouterr().out
+    assert "all runs" in shown
+    assert "50%" in shown
+    assert "drop-0: failed: no such data" in shown
+
+
+def test_each_round_is_told_as_one_line_of_json(round_line):
+    out = io.StringIO()
+    teller = Teller(out)
+    teller.closed(round_line(round=3, closed_s=9.5, eval_acc=nan, participants=7))
+    [line] = out.getvalue().splitlines()
+    assert msgspec.json.decode(line, type=Tick) == Tick(3, 9.5, None, 7)

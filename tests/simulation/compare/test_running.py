@@ -1,0 +1,100 @@
+"""Runs as processes: a stand-in for the command that does what the test says."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from simulation import scenario
+from simulation.compare import running
+from simulation.compare.plan import Comparison, Plan
+from simulation.compare.run_folder import Name
+from simulation.compare.running import Children, run_all
+from simulation.errors import SimulationError
+
+TICK = '{"round":1,"closed_s":3.0,"eval_acc":0.5,"participants":4}'
+
+
+class Noted:
+    """A view that keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def moved(self, name, tick):
+        self.told.append((str(name), tick.round))
+
+    def ended(self, name, why):
+        self.told.append((str(name), why))
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    def write(body):
+        script = tmp_path / "command"
+        script.write_text(f"#!{sys.executable}\nimport os, sys, time\n{body}\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(running, "_command", lambda: str(script))
+
+    return write
+
+
+@pytest.fixture
+def plan(tmp_path):
+    comparison = Comparison(policies=("choose", "drop"), seeds=2)
+    return Plan(scenario.load("digits"), comparison, tmp_path / "run")
+
+
+def test_every_run_is_started_with_its_policy_and_seed_and_told_of(plan, stand_in):
+    stand_in(f"print('not for us'); print('{TICK}', flush=True); print(sys.argv[1:], file=sys.stderr)")
+    view = Noted()
+    run_all(plan, plan.names, Children(("--executor", "plain"), parallel=2), view)
+    assert sorted(view.told, key=str) == sorted(
+        [(str(name), what) for name in plan.names for what in (1, "")], key=str
+    )
+    log = (plan.of(Name("drop", 1)) / "log.txt").read_text()
+    assert log.strip() == str(
+        ["simulate", "--run-dir", str(plan.folder), "--only", "drop:1", "--executor", "plain"]
+    )
+
+
+def test_no_more_run_at_once_than_asked_for(plan, stand_in, tmp_path):
+    stand_in(
+        f"path = {str(tmp_path)!r} + '/at-work'\n"
+        "try:\n    os.mkdir(path)\nexcept FileExistsError:\n    sys.exit('two at once')\n"
+        "time.sleep(0.05); os.rmdir(path)"
+    )
+    run_all(plan, plan.names, Children((), parallel=1), Noted())
+
+
+def test_one_that_fails_lets_the_others_go_on_and_is_named(plan, stand_in):
+    stand_in("sys.exit('device-runtime: no data at /nowhere') if 'drop:1' in sys.argv else None")
+    view = Noted()
+    with pytest.raises(SimulationError, match=r"^drop-1: no data at /nowhere$"):
+        run_all(plan, plan.names, Children((), parallel=2), view)
+    assert len(view.told) == 4
+
+
+def test_a_killed_one_is_named_with_its_signal(plan, stand_in):
+    stand_in("os.kill(os.getpid(), 9)")
+    with pytest.raises(SimulationError, match=r"killed by signal 9; .* \(and 3 more\)"):
+        run_all(plan, plan.names, Children((), parallel=2), Noted())
+
+
+def test_an_interruption_ends_the_processes(plan, stand_in, tmp_path):
+    tells = f"open({str(tmp_path)!r} + '/pid', 'w').write(str(os.getpid()))"
+    stand_in(f"{tells}; print('{TICK}', flush=True)\ntime.sleep(600)")
+
+    class Impatient(Noted):
+        def moved(self, name, tick):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_all(plan, plan.names, Children((), parallel=1), Impatient())
+    pid = int((tmp_path / "pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

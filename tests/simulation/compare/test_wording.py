@@ -1,0 +1,44 @@
+"""Amounts as people read them."""
+
+from math import nan
+
+import pytest
+
+from simulation.compare.wording import BYTES, decimals, digits, lasting, unit_for
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0, "0 s"),
+        (3, "3 s"),
+        (0.25, "0.25 s"),
+        (48.4, "48 s"),
+        (119, "119 s"),
+        (125, "2.1 min"),
+        (7200, "2 h"),
+        (86400 * 3.25, "3.2 days"),
+        (nan, "–"),
+    ],
+)
+def test_a_duration_has_the_unit_that_fits(seconds, text):
+    assert lasting(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(3.14159, "3.14"), (31.4159, "31.4"), (314.159, "314"), (3141.59, "3,142"), (2.0, "2"), (0, "0")],
+)
+def test_three_digits_and_all_of_the_whole_number(value, text):
+    assert digits(value) == text
+
+
+def test_a_unit_is_taken_when_there_are_two_of_it():
+    assert unit_for(1_999_999, BYTES) == ("kB", 1e3)
+    assert unit_for(2_000_000, BYTES) == ("MB", 1e6)
+    assert unit_for(0, BYTES) == ("B", 1.0)
+
+
+def test_decimals_of_nothing_are_none():
+    assert decimals(0.0) == 0
+    assert decimals(0.0123) == 4

@@ -1,0 +1,61 @@
+"""The table's cells, worked by hand."""
+
+from math import nan
+
+import pytest
+
+from simulation.compare.figures import Spread, Terms
+from simulation.report import table
+
+AT = Terms(at_s=120.0, target=0.8, devices=10)
+PERCENT, SECONDS = ("%", 0.01), ("s", 1.0)
+
+
+@pytest.mark.parametrize(
+    "each, unit, text",
+    [
+        (Spread(0.9312, 0.004, 3, 3), PERCENT, "93.1 ± 0.4%"),
+        (Spread(0.9312, 0.0, 1, 1), PERCENT, "93.1%"),
+        (Spread(41.26, 3.14, 2, 3), SECONDS, "41.3 ± 3.1 s (2 of 3)"),
+        (Spread(1234.5, 60.0, 3, 3), SECONDS, "1,234 ± 60 s"),
+        (Spread(nan, 0.0, 0, 3), SECONDS, "–"),
+        (Spread(0.0, 0.0, 2, 2), SECONDS, "0 ± 0 s"),
+    ],
+)
+def test_a_cell_has_three_digits_a_unit_and_how_many_seeds_have_it(each, unit, text):
+    assert table.worded(each, unit) == text
+
+
+def summary(**values):
+    known = {measure.field: Spread(nan, 0.0, 0, 1) for measure in (*table.learnt(AT), *table.spent())}
+    return {**known, **{name: Spread(value, 0.0, 1, 1) for name, value in values.items()}}
+
+
+def test_all_policies_of_a_row_have_one_unit():
+    shown = table.text({"a": summary(bytes_up=5e6), "b": summary(bytes_up=4e4)}, AT)
+    [row] = [line for line in shown.splitlines() if line.startswith("bytes up")]
+    assert row.split() == ["bytes", "up", "5.00", "MB", "0.0400", "MB"]
+
+
+def test_the_best_of_a_column_is_marked_and_equals_are_not():
+    compared = {
+        "a": summary(final_acc=0.9, energy_j=70.0, fairness=0.5),
+        "b": summary(final_acc=0.8, energy_j=50.0, fairness=0.5),
+    }
+    shown = table.as_html(compared, table.learnt(AT)) + table.as_html(compared, table.spent())
+    assert 'data-v="0.9" class="best"' in shown
+    assert 'data-v="0.8" class' not in shown
+    assert 'data-v="50" class="best"' in shown
+    assert 'data-v="0.5" class' not in shown
+
+
+def test_equal_time_and_target_stand_in_the_heads():
+    shown = table.text({"a": summary()}, AT)
+    assert "accuracy at 2 min" in shown
+    assert "time to 80.0%" in shown
+
+
+def test_unknown_figures_are_empty_in_csv():
+    rows = table.as_csv({"a": summary(final_acc=0.5)}).splitlines()
+    assert "a,final_acc,0.5,0.0,1,1" in rows
+    assert "a,energy_j,,,0,1" in rows

@@ -1,0 +1,131 @@
+"""What a comparison ends with, from made-up runs: the table, the plots, the page."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from simulation.compare.run_folder import Name
+from simulation.errors import SimulationError
+from simulation.report.write import write
+
+PLOTS = {
+    "accuracy-time", "accuracy-costs", "participation", "one-round", "busy-times", "accuracy-by-class",
+    "drift", "similarity", "predictions",
+}  # fmt: skip
+
+
+class Balanced(HTMLParser):
+    """Notes the ids of a page, and tags that are closed in another order than opened."""
+
+    VOID = frozenset(("meta", "br", "hr", "img", "link", "input"))
+
+    def __init__(self):
+        super().__init__()
+        self.ids, self.open, self.wrong = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.ids += [value for name, value in attributes if name == "id"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.ids += [value for name, value in attributes if name == "id"]
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+@pytest.fixture(scope="module")
+def report(comparison):
+    return write(comparison())
+
+
+def test_every_plot_is_a_png(report):
+    assert {path.stem for path in report.plots} == PLOTS
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in report.plots)
+
+
+def test_the_page_is_one_file_that_needs_no_network(report):
+    text = report.page.read_text()
+    addresses = set(re.findall(r"https?://[^\s\"'<)]+", text))
+    assert all(
+        address.startswith("http://www.w3.org/") for address in addresses
+    )  # names of XML, never fetched
+    assert not re.findall(r'<(?:link|img|script)[^>]+(?:src|href)="(?!data:)', text)
+    assert text.count("<svg") == len(PLOTS)
+
+
+def test_the_page_is_whole_and_no_id_stands_twice(report):
+    parser = Balanced()
+    parser.feed(report.page.read_text())
+    assert parser.wrong == []
+    assert parser.open == []
+    assert [name for name in set(parser.ids) if parser.ids.count(name) > 1] == []
+
+
+def test_colours_of_text_follow_the_theme(report):
+    text = report.page.read_text()
+    drawn = text[text.index("<svg") :]
+    assert "var(--ink)" in drawn
+    assert "#1b2430" not in drawn
+
+
+def test_the_page_says_how_it_was_made(report):
+    text = report.page.read_text()
+    assert "device-runtime simulate fleet.toml --compare kinds=choose,drop" in text
+    assert "stragglers are dropped" in text
+    assert re.search(r"<dt>seeds</dt><dd>0, 1</dd>", text)
+    assert "python 3.11" in text
+
+
+def test_the_table_has_policies_across_and_measures_down(report):
+    lines = report.text().splitlines()
+    head = next(line for line in lines if "choose" in line)
+    assert head.split() == ["choose", "drop"]
+    [took_part] = [line for line in lines if line.startswith("devices that counted")]
+    assert re.search(r"[\d.]+ ± [\d.]+% +[\d.]+ ± [\d.]+%$", took_part)
+    assert str(report.page) in lines[-2]
+
+
+def test_the_same_figures_come_as_json_and_csv(report):
+    whole = json.loads(report.json())
+    assert whole["policies"].keys() == {"choose", "drop"}
+    final = whole["policies"]["choose"]["final_acc"]
+    assert (final["n"], final["of"]) == (2, 2)
+    rows = (report.page.parent / "summary.csv").read_text().splitlines()
+    assert rows[0] == "policy,figure,mean,sd,seeds,of"
+    [row] = [row for row in rows if row.startswith("choose,final_acc,")]
+    assert float(row.split(",")[2]) == pytest.approx(final["mean"])
+
+
+def test_one_policy_and_one_seed_are_reported_and_what_people_named_is_escaped(comparison):
+    report = write(comparison(policies=("few-shot",), seeds=1, name="<b>&fleet"))
+    assert {path.stem for path in report.plots} == PLOTS
+    assert "±" not in report.text()
+    text = report.page.read_text()
+    assert "&lt;b&gt;&amp;fleet" in text
+    assert "<b>&fleet" not in text
+
+
+def test_many_policies_are_drawn_side_by_side(comparison):
+    report = write(comparison(policies=("choose", "drop", "reduced", "full", "zeroth-order"), seeds=1))
+    assert {path.stem for path in report.plots} == PLOTS
+
+
+def test_without_probes_there_are_no_pictures_of_them_nor_do_old_ones_stay(comparison):
+    plan = comparison(probed=False)
+    (plan.folder / "plots").mkdir()
+    (plan.folder / "plots" / "drift.png").write_bytes(b"old")
+    write(plan)
+    names = {path.stem for path in (plan.folder / "plots").iterdir()}
+    assert names == PLOTS - {"drift", "similarity", "predictions"}
+
+
+def test_a_run_that_is_missing_is_named(comparison):
+    plan = comparison()
+    (plan.of(Name("drop", 1)) / "run.json").unlink()
+    with pytest.raises(SimulationError, match=r"drop-1 holds no finished run"):
+        write(plan)
