@@ -7,19 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from simulation.report import palette
 from strategies.registry import KINDS
 
 from .figures import kind_costs
 from .fleet import FLEET
 from .runs import Run
 
-COLOURS = {
-    "full": "#1b4f72",
-    "entropy-subset": "#2e86c1",
-    "few-shot": "#28b463",
-    "zeroth-order": "#f39c12",
-    "class-means": "#a569bd",
-}
 POLICIES = (
     ("mixed", "#34495e", "every device, five kinds of update"),
     ("dropped", "#b03a2e", "stragglers dropped"),
@@ -67,7 +61,7 @@ def _accuracy(axes: Any, runs: list[Run]) -> None:
 
 def _participation(axes: Any, run: Run) -> None:
     names = [member.name for member in FLEET]
-    for kind, colour in COLOURS.items():
+    for kind, colour in palette.KINDS.items():
         mine = [c for c in run.contributions if c.kind == kind]
         axes.scatter(
             [c.round for c in mine],
@@ -88,7 +82,7 @@ def _participation(axes: Any, run: Run) -> None:
 def _bytes(axes: Any, runs: list[Run]) -> None:
     rows = kind_costs([c for run in runs if run.policy == "mixed" for c in run.contributions], KINDS)
     bars = axes.barh(
-        [r.kind for r in rows], [r.bytes_up for r in rows], color=[COLOURS[r.kind] for r in rows]
+        [r.kind for r in rows], [r.bytes_up for r in rows], color=[palette.kind_colour(r.kind) for r in rows]
     )
     axes.bar_label(bars, [f"{r.bytes_up:,.0f}" for r in rows], padding=3)
     axes.set_xscale("log")
