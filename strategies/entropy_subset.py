@@ -69,11 +69,14 @@ class EntropySubset(Usual):
         return predict(profile, work, self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        plan = self.plan(model, data)
+        trained = local_training.train(model, data, plan, run)
+        return Contribution(self.name, trained.tensors, len(plan.indices), trained.loss)
+
+    def plan(self, model: DeviceModel, data: LocalData) -> local_training.Epochs:
         chosen = self.select(model.logits(data.x))
         sgd = Sgd(self.lr, self.momentum, self.weight_decay)
-        plan = local_training.Epochs(sgd, self.epochs, self.batch, chosen, self.tunable)
-        trained = local_training.train(model, data, plan, run)
-        return Contribution(self.name, trained.tensors, len(chosen), trained.loss)
+        return local_training.Epochs(sgd, self.epochs, self.batch, chosen, self.tunable)
 
     def select(self, logits: NDArray[np.float32]) -> NDArray[np.int64]:
         """Indices of the `share` of samples with the highest hardened entropy, highest first.

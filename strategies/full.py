@@ -64,9 +64,12 @@ class Full(Usual):
         return predict(profile, training_work(workload, "all", trained, batch=self.batch), self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
-        plan = replace(self._plan(len(data)), proximal=self._proximal(model), clip_norm=self.clip_norm)
-        trained = local_training.train(model, data, plan, run)
+        trained = local_training.train(model, data, self.plan(model, data), run)
         return Contribution(self.name, trained.tensors, len(data), trained.loss)
+
+    def plan(self, model: DeviceModel, data: LocalData) -> local_training.Epochs:
+        plan = self._plan(len(data))
+        return replace(plan, proximal=self._proximal(model), clip_norm=self.clip_norm)
 
     def trains_head(self, manifest: Manifest) -> bool:
         alone = manifest.specs("all") == head_specs(manifest) and not manifest.statistics("all")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,8 +77,22 @@ def train(model: DeviceModel, data: LocalData, plan: Epochs, run: Run) -> Traine
     return Trained({**params.views, **trainer.statistics.views}, loss)
 
 
+@runtime_checkable
+class Plans(Protocol):
+    """A kind that trains by a plan; its contribution is what was trained and counts its samples."""
+
+    def plan(self, model: DeviceModel, data: LocalData) -> Epochs:
+        """What `train` trains; `model` holds the base."""
+
+
+def alone(plan: Epochs) -> bool:
+    """Whether it minimises cross-entropy alone: `steps` and the optimiser say all of it."""
+    extra = plan.proximal or plan.clip_norm or plan.privacy is not None
+    return plan.objective == "train" and not extra
+
+
 def steps(plan: Epochs, run: Run) -> tuple[list[Indices], int]:
-    """The batches of `train` for such a plan without privacy, and how many come before the last epoch."""
+    """The batches of `train` for a plan without privacy, and how many come before the last epoch."""
     rng = run.rng()
     epochs = [[batch for batch, _ in _batches(plan, rng)] for _ in range(plan.epochs)]
     every = [batch for epoch in epochs for batch in epoch]

@@ -10,6 +10,7 @@ from models.tensors import Tensors
 from strategies.kind import AnyStrategy
 
 from .batched_heads import BatchedHeads
+from .batched_many import BatchedNetworks
 from .job import Executor, Job, Result, World
 
 CACHE_BYTES = 256 << 20
@@ -31,17 +32,22 @@ class Way(Protocol):
 
 
 class Batched:
-    """See `Executor`. Heads are trained on features that are kept while the extractor stays the same.
+    """See `Executor`. Heads are trained on features that are kept while the extractor stays the same, whole
+    networks by one call of torch for a step of all, where that is the engine.
 
     Results are those of the plain executor to rounding. Jobs that gain nothing, and devices without samples,
     go to `fallback`, which is closed with this one.
     """
 
-    def __init__(self, world: World, fallback: Executor, cache_bytes: int = CACHE_BYTES) -> None:
-        """`cache_bytes`: of features that are kept, about. Raises EngineError, BundleError."""
+    def __init__(
+        self, world: World, fallback: Executor, cache_bytes: int = CACHE_BYTES, networks: bool | None = None
+    ) -> None:
+        """`cache_bytes`: of features that are kept, about. `networks`: whether whole networks are trained
+        together on engine torch; by a rule where it is None. Raises EngineError, BundleError.
+        """
         self.name = f"batched, {fallback.name}"
         self._world, self._fallback = world, fallback
-        self._ways: tuple[Way, ...] = (BatchedHeads(world, cache_bytes),)
+        self._ways: tuple[Way, ...] = (BatchedHeads(world, cache_bytes), BatchedNetworks(world, networks))
         self._chosen: dict[AnyStrategy, Way | None] = {}
 
     def run(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:

@@ -14,6 +14,7 @@ from simulation.executors.batched import Batched
 from simulation.executors.job import Failed, Job, Result, World
 from simulation.executors.plain import Plain
 from strategies.class_means import ClassMeans
+from strategies.entropy_subset import EntropySubset
 from strategies.few_shot import FewShot
 from strategies.full import Full
 from strategies.kind import AnyStrategy, Contribution, LocalData
@@ -69,17 +70,17 @@ def copied(result: Result) -> Result:
     return replace(result, tensors={name: value.copy() for name, value in result.tensors.items()})
 
 
-def assert_alike(found: list[Result], expected: list[Result], atol: float = 1e-5) -> None:
+def assert_alike(found: list[Result], expected: list[Result], within: float = 1e-5) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert isinstance(one, Contribution)
         assert isinstance(other, Contribution)
         assert (one.kind, one.num_examples) == (other.kind, other.num_examples)
-        assert one.train_loss == pytest.approx(other.train_loss, abs=1e-5, nan_ok=True)
+        assert one.train_loss == pytest.approx(other.train_loss, abs=within, nan_ok=True)
         assert one.tensors.keys() == other.tensors.keys()
         for name, value in other.tensors.items():
             assert one.tensors[name].dtype == value.dtype
-            np.testing.assert_allclose(one.tensors[name], value, atol=atol, err_msg=name)
+            np.testing.assert_allclose(one.tensors[name], value, atol=within, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -209,3 +210,47 @@ def test_it_says_what_it_works_with_and_closes_it(world):
     batched.close()
     batched.close()
     assert watched.closed
+
+
+@pytest.fixture(scope="module")
+def on_torch(bundle: Bundle, clients: Clients) -> World:
+    pytest.importorskip("torch")
+    return World(bundle, clients, EngineWish("torch"))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Full(epochs=1, lr=0.05, batch=8),
+        EntropySubset(shares=(0.5,), epochs=2, lr=0.02, batch=8),
+    ],
+)
+def test_small_networks_are_trained_together_on_torch(on_torch, bundle, strategy):
+    """As far apart as in test_torch_many: a ReLU whose input is 0 to rounding falls on either side."""
+    bases, watched, devices = {0: bundle.weights()}, Watched(on_torch), [0, 1, 2, 3, 4, 6]
+    found = results(Batched(on_torch, watched), bases, jobs(strategy, devices))
+    expected = results(Plain(on_torch), bases, jobs(strategy, devices))
+    assert_alike(found, expected, within=5e-4)
+    assert watched.asked == []
+
+
+def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(world, on_torch, bundle):
+    bases, full = {0: bundle.weights()}, Full(epochs=1, batch=8)
+    for asked, networks, strategy in (
+        (world, None, full),
+        (world, True, full),
+        (on_torch, False, full),
+        (on_torch, True, Full(epochs=1, batch=8, mu=0.1)),
+        (on_torch, True, Full(epochs=1, batch=8, clip_norm=1.0)),
+    ):
+        watched = Watched(asked)
+        results(Batched(asked, watched, networks=networks), bases, jobs(strategy, [1]))
+        assert watched.asked == [[1]]
+
+
+def test_each_base_is_trained_from_by_its_own_jobs(on_torch, bundle):
+    first, full = bundle.weights(), Full(epochs=1, lr=0.05, batch=8)
+    bases = {4: first, 9: {name: value * np.float32(0.9) for name, value in first.items()}}
+    mixed = [*jobs(full, [0], 4), *jobs(full, [1], 9), *jobs(full, [2], 4)]
+    found = results(Batched(on_torch, Plain(on_torch)), bases, mixed)
+    assert_alike(found, results(Plain(on_torch), bases, mixed), within=5e-4)

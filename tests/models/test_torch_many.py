@@ -1,0 +1,104 @@
+"""Copies that are trained together are each what one alone becomes."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from models.manifest import InputSpec, Source  # noqa: E402
+from models.optimizer import Sgd  # noqa: E402
+from models.torch_engine import TorchModel  # noqa: E402
+from models.torch_export import ExportSpec, export  # noqa: E402
+from models.torch_many import Lesson, pays, possible, train_many  # noqa: E402
+from models.torch_networks import build  # noqa: E402
+
+LABELS = tuple("abcd")
+NETWORKS = {
+    "mlp": ("mlp", {"inputs": 64, "hidden": 8, "classes": 4}, "frozen"),
+    "cnn": ("cnn", {"in_channels": 1, "size": 8, "classes": 4}, "frozen"),
+    "group norm": ("wrn", {"in_channels": 1, "classes": 4}, "frozen"),
+    "batch norm": ("wrn", {"in_channels": 1, "classes": 4, "norm": "batch"}, "training"),
+}
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    def make(name: str) -> TorchModel:
+        network, settings, batchnorm = NETWORKS[name]
+        torch.manual_seed(0)
+        spec = ExportSpec(
+            "it", InputSpec((1, 8, 8)), LABELS, source=Source(network, settings), batchnorm=batchnorm
+        )
+        return TorchModel(export(build(network, settings), spec, tmp_path_factory.mktemp("it") / "it"))
+
+    return make
+
+
+def lessons(counted: int = 0) -> list[Lesson]:
+    """Of 10, 1, 4 and 17 samples in batches of 4, two epochs; the third of one class."""
+    rng, made = np.random.default_rng(0), []
+    for k, n in enumerate((10, 1, 4, 17)):
+        orders = [rng.permutation(n) for _ in range(2)]
+        batches = [order[i : i + 4] for order in orders for i in range(0, n, 4)]
+        y = rng.integers(4, size=n) if k != 2 else np.full(n, 2)
+        made.append(
+            Lesson(rng.standard_normal((n, 1, 8, 8), np.float32), y, batches, min(counted, len(batches)))
+        )
+    return made
+
+
+def alone(model: TorchModel, tunable: str, lesson: Lesson, sgd: Sgd) -> tuple[dict[str, np.ndarray], float]:
+    trainer = model.trainer(tunable)
+    steps, total, seen = sgd.start(trainer.params.vector), 0.0, 0
+    for i, batch in enumerate(lesson.batches):
+        loss = trainer.loss_and_grads(lesson.x[batch], lesson.y[batch])
+        if i >= lesson.counted:
+            total, seen = total + loss * len(batch), seen + len(batch)
+        steps.step(trainer.params.vector, trainer.grads.vector)
+    return trainer.params.views, total / max(seen, 1)
+
+
+@pytest.mark.parametrize("sgd", [Sgd(0.05), Sgd(0.05, 0.9, 0.01)])
+@pytest.mark.parametrize("tunable", ["all", "mid"])
+@pytest.mark.parametrize("network", ["mlp", "cnn", "group norm"])
+def test_each_copy_is_trained_as_if_alone(opened, network, tunable, sgd):
+    model, given = opened(network), lessons(counted=1)
+    learnt = train_many(model, tunable, given, sgd)
+    for k, lesson in enumerate(given):
+        params, loss = alone(model, tunable, lesson, sgd)
+        assert list(learnt.params[k].views) == list(params)
+        assert learnt.losses[k] == pytest.approx(loss, abs=1e-4)
+        for name, value in params.items():
+            # group norm of WRN: a ReLU whose input is 0 to rounding falls on either side, as in test_engines
+            np.testing.assert_allclose(
+                learnt.params[k].views[name], value, atol=5e-4 if network == "group norm" else 1e-5
+            )
+
+
+def test_the_model_is_left_as_it_is_and_results_are_the_callers_own(opened):
+    model = opened("mlp")
+    before = {name: value.copy() for name, value in model.weights.items()}
+    first = train_many(model, "all", lessons(), Sgd(0.1))
+    again = train_many(model, "all", lessons(), Sgd(0.1))
+    assert all(np.array_equal(model.weights[name], value) for name, value in before.items())
+    for one, other in zip(first.params, again.params, strict=True):
+        assert one.vector.tobytes() == other.vector.tobytes()
+        assert not np.shares_memory(one.vector, other.vector)
+
+
+def test_networks_with_batch_statistics_are_not_trained_together(opened):
+    manifest = opened("batch norm").manifest
+    assert not possible(manifest, "all")
+    assert possible(manifest, "head")
+    assert not possible(manifest, "lora")
+
+
+def test_it_pays_for_small_networks_and_on_a_gpu_for_all(opened, digits):
+    assert pays(opened("mlp").manifest, "all", on_cpu=True)
+    assert pays(digits.manifest, "all", on_cpu=True)
+    manifest = opened("cnn").manifest
+    assert manifest.graphs["train.all"].flops > 2_000_000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("models.torch_many.PAYS_BELOW_FLOPS", 2_000_000)
+        assert not pays(manifest, "all", on_cpu=True)
+        assert pays(manifest, "mid", on_cpu=False)
