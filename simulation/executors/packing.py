@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 import models.errors
 from broker.messages import Kind
-from models.errors import ModelError
+from models.errors import ModelError, one_line
 from models.manifest import Manifest
 from models.tensors import ALIGNMENT, Tensors, TensorSpec
 from simulation.errors import ExecutorError
@@ -112,6 +113,21 @@ def views(buffer: Any, specs: Iterable[TensorSpec], start: int = 0) -> dict[str,
 def specs_of(tensors: Tensors) -> tuple[TensorSpec, ...]:
     """As they are, in their order."""
     return tuple(TensorSpec(name, value.shape, value.dtype.name) for name, value in tensors.items())
+
+
+def joined(tensors: Tensors) -> NDArray[np.uint8]:
+    """All tensors one after another, as `places` says, in one new array of bytes."""
+    specs = specs_of(tensors)
+    whole = np.zeros(size_of(specs), np.uint8)
+    for spec, start in places(specs):
+        flat = np.ascontiguousarray(tensors[spec.name]).reshape(-1).view(np.uint8)
+        whole[start : start + flat.size] = flat
+    return whole
+
+
+def broke(job: int, error: Exception) -> Broke:
+    """What is told of an exception in a worker; -1 for one that came before any job."""
+    return Broke(job, type(error).__name__, one_line(error), traceback.format_exc())
 
 
 def headline(job: int, result: Result) -> Trained | Diverged:

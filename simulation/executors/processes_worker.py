@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import shutil
-import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,7 +14,6 @@ import msgspec
 from broker.messages import Kind
 from models.bundle import Bundle
 from models.engines import EngineWish, open_model
-from models.errors import one_line
 from models.freed_memory import give_back
 from simulation.clients import Clients
 from strategies import registry
@@ -23,7 +21,7 @@ from strategies.kind import AnyStrategy
 
 from . import packing
 from .job import Failed, Result, World, train
-from .packing import Broke, PackedJob, Ready
+from .packing import PackedJob, Ready
 from .processes_memory import Board, Shared
 
 TOUCHED_BYTES = 8 << 20
@@ -72,7 +70,7 @@ def main(text: str) -> None:
         try:
             worker = Worker(order)
         except Exception as error:
-            link.send_bytes(packing.pack(_broke(-1, error)))
+            link.send_bytes(packing.pack(packing.broke(-1, error)))
             return
         give_back()
         link.send_bytes(packing.pack(Ready()))
@@ -127,7 +125,7 @@ class Worker:
             self._forget(packed.device)
             return packing.headline(number, result)
         except Exception as error:
-            return _broke(number, error)
+            return packing.broke(number, error)
 
     def _strategy(self, number: int) -> AnyStrategy:
         if number not in self._strategies:
@@ -167,7 +165,3 @@ def _let_go(x: Any) -> None:
     mapped = getattr(x, "_mmap", None)
     if isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
-
-
-def _broke(job: int, error: Exception) -> Broke:
-    return Broke(job, type(error).__name__, one_line(error), traceback.format_exc())

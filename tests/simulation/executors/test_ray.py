@@ -1,0 +1,110 @@
+"""The executor of a Ray cluster: equal to the plain one, also when a worker is lost in mid-round."""
+
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+
+import msgspec
+import numpy as np
+import pytest
+
+from models.engines import EngineWish
+from models.errors import BundleError, EngineError, ModelError
+from models.tensors import TensorError
+from simulation.errors import ExecutorError
+from simulation.executors.job import Failed, Job
+from simulation.executors.packing import error_of, read_reply
+from simulation.executors.plain import Plain
+from simulation.executors.ray_actor import RayWorker
+from simulation.executors.ray_executor import RayExecutor
+from strategies.full import Full
+from strategies.zeroth_order import ZerothOrder
+
+from .conftest import jobs_of, same
+
+with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+
+
+@pytest.fixture(scope="module")
+def executor(world):
+    """On a cluster of its own, of two workers."""
+    made = RayExecutor(world, workers=2)
+    yield made
+    made.close()
+
+
+@with_ray
+def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases, every_kind, plainly):
+    assert executor.name == "ray (2)"
+    assert same(executor.run(bases, every_kind)) == plainly
+
+
+@with_ray
+def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor, world, bases):
+    jobs = [replace(job, base=1) for job in jobs_of("class-means")]
+    for weights in (bases[1], bases[4], bases[1]):
+        assert same(executor.run({1: weights}, jobs)) == same(Plain(world).run({1: weights}, jobs))
+
+
+@with_ray
+def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
+    wild = Job(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base=1)
+    diverged, fine = executor.run(bases, [wild, *jobs_of("class-means", 1)])
+    assert isinstance(diverged, Failed)
+    assert "non-finite" in diverged.why
+    assert fine.kind == "class-means"
+
+
+@with_ray
+def test_what_cannot_be_done_is_said_as_plainly(executor, world, bases):
+    jobs = [*jobs_of("class-means", 2), Job(0, "pi-0", ZerothOrder(tunable="lora"), 77, 1)]
+    with pytest.raises(ModelError) as plainly:
+        list(Plain(world).run(bases, jobs))
+    with pytest.raises(type(plainly.value)) as raised:
+        list(executor.run(bases, jobs))
+    assert str(raised.value) == str(plainly.value)
+    partial = {name: value for name, value in bases[1].items() if "head" not in name}
+    with pytest.raises(TensorError, match=r"head.* missing"):
+        list(executor.run({1: partial, 4: partial}, jobs))
+
+
+@with_ray
+def test_a_run_that_is_left_early_does_not_disturb_the_next(executor, bases, every_kind, plainly):
+    results = executor.run(bases, every_kind)
+    next(results)
+    with pytest.raises(ExecutorError, match="a run is going on"):
+        next(executor.run(bases, every_kind))
+    results.close()
+    assert same(executor.run(bases, every_kind)) == plainly
+
+
+@with_ray
+def test_a_worker_killed_in_the_middle_changes_no_bit(executor, bases, every_kind, plainly):
+    results = executor.run(bases, every_kind)
+    first = same([next(results)])
+    victim = executor._cluster._actors[min(executor._load)]
+    executor._cluster.ray.kill(victim)
+    assert first + same(results) == plainly
+
+
+def test_without_ray_it_is_said_what_to_install(world, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ExecutorError, match=r"pip install 'device-runtime\[ray\]'"):
+        RayExecutor(world)
+
+
+def test_no_workers_are_refused(world):
+    with pytest.raises(ExecutorError, match="workers is 0, expected at least 1"):
+        RayExecutor(world, workers=0)
+
+
+@pytest.mark.parametrize(
+    ("wish", "error"),
+    [(EngineWish(engine="abacus"), EngineError), (EngineWish(precision="int8"), BundleError)],
+)
+def test_what_a_worker_finds_wrong_at_its_start_is_told_as_it_is(world, wish, error):
+    zipped, held = np.frombuffer(world.bundle.packed(), np.uint8), world.clients
+    arrays = held.x, held.y, held.order, held.offsets
+    reply = read_reply(RayWorker().open(zipped, msgspec.msgpack.encode(wish), *arrays))
+    with pytest.raises(error, match=wish.engine if error is EngineError else wish.precision):
+        raise error_of(reply)

@@ -1,0 +1,33 @@
+"""A Ray cluster of two nodes, one of which is killed in the middle of a round."""
+
+import pytest
+
+from simulation.executors.ray_cluster import import_ray
+from simulation.executors.ray_executor import RayExecutor
+
+from .conftest import same
+
+
+@pytest.mark.slow
+def test_a_node_killed_in_the_middle_of_a_round_changes_no_bit(world, bases, every_kind, plainly):
+    pytest.importorskip("ray")
+    ray = import_ray()
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        lost = cluster.add_node(num_cpus=2)
+        cluster.wait_for_nodes()
+        executor = RayExecutor(world, address=cluster.address)
+        assert executor.name == "ray (3)"
+        results = executor.run(bases, every_kind)
+        made = same([next(results), next(results)])
+        cluster.remove_node(lost, allow_graceful=False)
+        made += same(results)
+        assert made == plainly
+        assert executor.name == "ray (1)"
+        assert same(executor.run(bases, every_kind)) == plainly
+        executor.close()
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
