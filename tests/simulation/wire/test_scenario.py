@@ -120,5 +120,6 @@ def test_latency_turns_no_more_than_a_few_decisions_in_a_hundred(tmp_path):
     noted, _, finished = both(scenario(tmp_path, 40, 0.5, 0.05, rounds=4))
     fast = {(ask.round, ask.device): ask.kind for ask in noted.asks if ask.fate == "counted"}
     wire = {(record.round, record.device): record.kind for _, record in finished.contributions}
-    assert len(fast) == len(wire) == 160
-    assert sum(fast[key] != kind for key, kind in wire.items()) <= 5
+    assert fast.keys() == wire.keys()
+    assert len(fast) > 0.95 * 4 * 40
+    assert sum(fast[key] != kind for key, kind in wire.items()) <= 4
