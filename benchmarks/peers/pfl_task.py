@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from networks import NETWORKS
+from networks import built
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -74,19 +74,19 @@ class Users:
         return self._next
 
 
-def network(job: Job) -> torch.nn.Module:
-    """With the loss that pfl asks for."""
+class Network(torch.nn.Module):
+    """With the loss and the metrics that pfl asks for."""
 
-    class Network(NETWORKS[job.work]):  # type: ignore[misc]
-        def loss(self, x: Tensor, y: Tensor) -> Tensor:
-            return functional.cross_entropy(self(x), y)
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
 
-        def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
-            return {}
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return functional.cross_entropy(self.module(x), y)
 
-    module = Network()
-    module.load_state_dict({name: torch.from_numpy(value) for name, value in weights(job).items()})
-    return module
+    def metrics(self, *batch: Tensor) -> dict[str, Any]:
+        """Of the first round, which pfl always evaluates."""
+        return {}
 
 
 def dataset(job: Job, marks: Marks) -> FederatedDataset:
@@ -105,10 +105,11 @@ def dataset(job: Job, marks: Marks) -> FederatedDataset:
 def run(job: Job) -> None:
     torch.set_num_threads(1)
     np.random.seed(SEED)  # pfl's way to have the same cohorts in all processes
-    work, module, marks = WORKS[job.work], network(job), Marks()
+    work, module, marks = WORKS[job.work], built(job.work), Marks()
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in weights(job).items()})
     # what is taken from the central weights is a difference: with lr 1 its mean is added
     model = PyTorchModel(
-        module, partial(torch.optim.SGD, foreach=True), torch.optim.SGD(module.parameters(), lr=1.0)
+        Network(module), partial(torch.optim.SGD, foreach=True), torch.optim.SGD(module.parameters(), lr=1.0)
     )
     backend = SimulatedBackend(training_data=dataset(job, marks), val_data=None)
     (FederatedAveraging() if work.trains else Echoing()).run(
@@ -121,7 +122,7 @@ def run(job: Job) -> None:
         backend=backend,
         model=model,
         model_train_params=NNTrainHyperParams(
-            local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch or None
+            local_num_epochs=1, local_learning_rate=job.lr, local_batch_size=work.batch or None
         ),
         callbacks=[marks],
         send_metrics_to_platform=False,

@@ -1,0 +1,52 @@
+"""A kind of update for benchmarks alone: a device sends back the tensors that it was sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from models.engine import DeviceModel
+from models.manifest import Manifest
+from models.tensors import TensorSpec
+from profiles import Cost, DeviceProfile, Work, Workload, predict
+from strategies import registry
+from strategies.kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
+from strategies.tensor_mean import TensorMean
+from strategies.workload import upload_bytes
+
+
+@dataclass(frozen=True)
+class Echo(Usual):
+    """No computation; one upload of all tensors."""
+
+    name: ClassVar[str] = "echo"
+
+    def unfit(self, workload: Workload) -> str:
+        return ""
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        sent = upload_bytes(workload.values("all"), workload.tensors["all"])
+        work = Work(passes=(), peak_bytes=2 * workload.weights_bytes, bytes_up=sent, bytes_down=sent)
+        return predict(profile, work, self.name)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        weights = model.weights
+        tensors = {name: weights[name] for name in model.manifest.names("all")}
+        return Contribution(self.name, tensors, 1, float("nan"))
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        return manifest.specs("all")
+
+    def start(self, model: RoundModel) -> TensorMean:
+        return TensorMean()
+
+    def fold(self, state: TensorMean, contribution: Contribution, weight: float) -> TensorMean:
+        return state.add(contribution.tensors, weight)
+
+    def finish(self, state: TensorMean, model: RoundModel) -> Effect:
+        return Effect(mean=state, num_examples=max(state.weights.values(), default=0.0))
+
+
+def register() -> None:
+    """Makes the kind known to tasks and devices of this process."""
+    registry.KINDS[Echo.name] = Echo

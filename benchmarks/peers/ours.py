@@ -1,0 +1,159 @@
+"""Ours: all of simulation.run.simulate: fleet, virtual clock, choosing, round machine, checks, merging.
+
+    --executor NAME    plain, processes, batched, or auto, which chooses (auto)
+    --engine NAME      what devices train on: onnxruntime, torch, or auto (auto)
+
+All devices are alike, always there and quick enough; a cohort is drawn of them each round; no evaluation.
+The bundle of a work is exported once, beside its samples, from `models.torch_networks`. Work C is done by a
+kind of update that only benchmarks have, see echo.py. Seconds are taken when a round's line comes: the first
+has the preparations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import echo
+import numpy as np
+from work import SCALE, SEED, WORKS, Arrays, Job, report, round_seed, user_name, weights
+
+from aggregator.task import KindSettings, Task
+from models.bundle import Bundle
+from models.engines import EngineWish
+from models.manifest import InputSpec, Source
+from profiles import fleets
+from simulation.clients import Clients
+from simulation.data import DataSet
+from simulation.executors.job import Executor, World
+from simulation.executors.job import Job as Training
+from simulation.records import Ask, RoundLine
+from simulation.run import Prepared, simulate
+from simulation.scenario import Scenario
+from strategies.kind import Contribution
+
+LABELS = tuple(str(label) for label in range(10))
+FLEET = {"name": "alike", "groups": {"user": {"profile": "pi-5", "share": 1.0}}}
+AGES_S = 1e9
+
+
+@dataclass
+class Marks:
+    """A watch that takes the time of every round, and sees that devices are called and shuffle as said."""
+
+    seconds: list[float]
+
+    def asked(self, ask: Ask) -> None:
+        if ask.fate not in ("counted", "unheard"):
+            raise SystemExit(f"{ask.device} in round {ask.round}: {ask.fate}, {ask.why}")
+
+    def trained(self, job: Training, made: Contribution) -> None:
+        if (job.name, job.seed) != (user_name(job.device), round_seed(job.base - 1)):
+            raise SystemExit(f"device {job.device} is {job.name} with seed {job.seed}: not as in work.py")
+
+    def closed(self, line: RoundLine) -> None:
+        self.seconds.append(time.perf_counter())
+
+
+def bundle(job: Job) -> Bundle:
+    """Of the work's network with its weights, exported unless it is there."""
+    folder = Path(job.data) / "bundle"
+    if not (folder / "manifest.json").exists():
+        import torch
+
+        from models.torch_export import ExportSpec, export
+        from models.torch_networks import build
+
+        shape = WORKS[job.work].shape
+        source = Source("cnn", {}) if job.work == "A" else Source("linear", {"inputs": shape[0]})
+        module = build(source.network, source.settings)
+        values = [torch.from_numpy(value) for value in weights(job).values()]
+        with torch.no_grad():
+            for parameter, value in zip(module.parameters(), values, strict=True):
+                parameter.copy_(value)
+        export(
+            module,
+            ExportSpec(
+                f"work-{job.work.lower()}",
+                InputSpec(shape, scale=float(SCALE)),
+                LABELS,
+                sets={"all": {}},
+                source=source,
+            ),
+            folder,
+        )
+    return Bundle.open(folder)
+
+
+def executor_of(name: str, workers: int, trains: bool) -> Callable[[World], Executor]:
+    """What makes the executor of that name."""
+    if name == "auto":
+        name = "processes" if trains else "plain"
+    if name == "plain":
+        from simulation.executors.plain import Plain
+
+        return Plain
+    if name == "processes":
+        from simulation.executors.processes import Processes
+
+        return lambda world: Processes(world, workers)
+    if name == "batched":
+        from simulation.executors.batched import Batched
+        from simulation.executors.plain import Plain
+
+        return lambda world: Batched(world, Plain(world))
+    raise SystemExit(f"no executor {name}")
+
+
+def prepared(job: Job, engine: str) -> Prepared:
+    """The scenario of a job, with the samples mapped into memory."""
+    work, clients = WORKS[job.work], Clients.open(Path(job.data))
+    full: dict[str, Any] = {
+        "epochs": 1,
+        "batch": work.batch,
+        "lr": job.lr,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+    }
+    kind = KindSettings(name="full", settings=full) if work.trains else KindSettings(name=echo.Echo.name)
+    task = Task(
+        bundle=str(Path(job.data) / "bundle"),
+        rounds=job.rounds,
+        round_deadline_s=AGES_S,
+        min_contributions=job.cohort,
+        devices_per_round=job.cohort,
+        kinds=(kind,),
+    )
+    scenario = Scenario(fleet=fleets.read(FLEET), task=task, devices=job.users, eval_every=0)
+    nothing = clients.x[:0]
+    data = DataSet(clients.x, clients.y, nothing, clients.y[:0], LABELS)
+    world = World(bundle(job), clients, EngineWish(engine=engine))
+    return Prepared(scenario, SEED, world, data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--executor", default="auto")
+    parser.add_argument("--engine", default="auto")
+    options, _ = parser.parse_known_args()
+    job = Job.read(__doc__)
+    echo.register()
+    ready = prepared(job, options.engine)
+    marks = Marks([time.perf_counter()])
+    served = simulate(ready, executor_of(options.executor, job.workers, WORKS[job.work].trains), marks)
+
+    def final() -> Arrays:
+        names = [parameter.name for parameter in ready.world.bundle.manifest.parameters]
+        return {
+            name: np.asarray(served[own]) for name, own in zip(WORKS[job.work].weights, names, strict=True)
+        }
+
+    report(job, marks.seconds, final, ("numpy", "onnxruntime", "torch"))
+
+
+if __name__ == "__main__":
+    main()
