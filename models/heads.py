@@ -18,9 +18,6 @@ Heads = NDArray[np.float32]  # (heads, classes, inputs)
 WINDOW_BYTES = 4 << 20
 """Of samples that are gathered for the next steps: a share of a processor's cache."""
 
-ROWS = 8
-"""Batches are filled up to a multiple of it with rows of no weight, whatever other heads have."""
-
 
 @dataclass(frozen=True)
 class Lesson:
@@ -76,8 +73,7 @@ def train_heads(start: Matrix, lessons: Sequence[Lesson], sgd: Sgd) -> Learnt:
     learnt = Learnt(np.empty((len(lessons), *start.shape), np.float32), np.full(len(lessons), np.nan))
     alike: dict[int, list[int]] = {}
     for i, lesson in enumerate(lessons):
-        longest = max((len(batch) for batch in lesson.batches), default=0)
-        alike.setdefault(-(-longest // ROWS) * ROWS, []).append(i)
+        alike.setdefault(_rows(lesson), []).append(i)
     for rows, chosen in alike.items():
         # Those with most steps first: at any step, the ones still learning are the first few.
         chosen.sort(key=lambda i: -len(lessons[i].batches))
@@ -86,6 +82,16 @@ def train_heads(start: Matrix, lessons: Sequence[Lesson], sgd: Sgd) -> Learnt:
             training.run()
         learnt.heads[chosen], learnt.losses[chosen] = training.heads, training.mean_losses()
     return learnt
+
+
+def _rows(lesson: Lesson) -> int:
+    """To how many rows batches are filled up with no weight: the largest, its first three bits rounded up.
+
+    Of the lesson alone, so that no bit of a result depends on the others.
+    """
+    longest = max((len(batch) for batch in lesson.batches), default=0)
+    unit = 1 << max(0, longest.bit_length() - 3)
+    return -(-longest // unit) * unit
 
 
 class _Training:
@@ -104,6 +110,7 @@ class _Training:
         self._shares = np.zeros(shape, np.float32)
         self._losses = np.zeros(shape, np.float32)
         self._counts = np.zeros(shape, bool)
+        self._which, self._rank = np.arange(len(lessons))[:, None], np.arange(rows)
         for k in range(len(lessons)):
             self._lay_out(k, lengths[k])
 
@@ -111,7 +118,7 @@ class _Training:
         lesson, steps = self._lessons[k], len(lengths)
         if not steps:
             return
-        there = np.arange(self._rows.shape[2]) < lengths[:, None]
+        there = self._rank < lengths[:, None]
         rows = np.concatenate(lesson.batches)
         self._rows[k, :steps][there] = rows
         self._labels[k, :steps][there] = lesson.y[rows]
@@ -141,12 +148,12 @@ class _Training:
         """x: (k, b, inputs), of the first k heads."""
         k, b, _ = x.shape
         heads, sgd = self.heads[:k], self._sgd
-        own = (np.arange(k)[:, None], np.arange(b), self._labels[:k, step])
+        own = (self._which[:k], self._rank[:b], self._labels[:k, step])
         logits = np.matmul(x, heads.transpose(0, 2, 1))
-        logits -= logits.max(axis=2, keepdims=True)
+        logits -= np.maximum.reduce(logits, axis=2, keepdims=True)
         chosen = logits[own]
         np.exp(logits, out=logits)
-        sums = logits.sum(axis=2, keepdims=True)
+        sums = np.add.reduce(logits, axis=2, keepdims=True)
         self._losses[:k, step] = np.log(sums[:, :, 0]) - chosen
         logits /= sums
         logits[own] -= 1
