@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
@@ -16,6 +17,7 @@ from simulation.compare.progress import Bars, Lines, Teller, View
 from simulation.compare.run_folder import Name
 from simulation.compare.running import Children, run_all
 from simulation.errors import ScenarioError, SimulationError
+from simulation.executors.batched import Batched
 from simulation.executors.cores import usable_cores
 from simulation.executors.job import Executor, World
 from simulation.executors.plain import Plain
@@ -158,6 +160,15 @@ def _percentage(text: str) -> float:
 
 
 def _executor(options: argparse.Namespace) -> Callable[[World], Executor]:
-    if options.executor == "plain" or (options.executor == "auto" and options.workers == 1):
+    """What makes the executor that was asked for, once the world is there."""
+    workers = options.workers
+    if options.executor == "plain":
         return Plain
-    return lambda world: Processes(world, options.workers)
+    if options.executor == "ray":
+        from simulation.executors.ray_executor import RayExecutor
+
+        return lambda world: RayExecutor(world, options.address, workers)
+    many = Plain if workers == 1 else partial(Processes, workers=workers)
+    if options.executor == "processes":
+        return partial(Processes, workers=workers)
+    return lambda world: Batched(world, many(world))

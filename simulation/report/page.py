@@ -145,7 +145,7 @@ def _made(compared: Compared) -> str:
                 "versions": versions,
             }
         )
-        + '<p class="muted">The same scenario and seed give the same bytes on the same machine. In '
+        + '<p class="muted">The same scenario, seed and executor give the same bytes on the same machine. In '
         "<code>runs/POLICY-SEED/</code> lie the rounds and asks of each run as JSON lines and CSV, and the "
         "model that it served last.</p>"
     )

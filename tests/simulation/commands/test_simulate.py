@@ -167,3 +167,11 @@ def test_numbers_that_cannot_be_meant_are_refused(wrong, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["simulate", *wrong])
     assert f"argument {wrong[0]}: " in capsys.readouterr().err
+
+
+def test_the_scenario_of_the_docs_is_one(small):
+    docs = Path(simulate.__file__).parents[2] / "docs" / "simulation.md"
+    [text] = re.findall(r"```toml\n(# clinic\.toml.*?)```", docs.read_text("utf-8"), re.S)
+    (small / "clinic.toml").write_text(text)
+    mine = asked(str(small / "clinic.toml")).scenario
+    assert (mine.name, mine.devices, mine.fleet.name) == ("clinic", 200, "fleet")
