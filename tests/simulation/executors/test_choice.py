@@ -1,0 +1,142 @@
+"""Which executor is chosen, and why."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from models.engines import EngineWish
+from models.errors import EngineError
+from simulation.clients import Clients
+from simulation.errors import ExecutorError
+from simulation.executors import choice
+from simulation.executors.choice import ExecutorWish, choose, job_flops, make, names
+from simulation.executors.cores import cpu_quota
+from strategies import registry
+
+from .conftest import jobs_of, same
+
+FULL = registry.make("full", {"epochs": 1})
+HEADS = [registry.make("few-shot"), registry.make("class-means")]
+ONE = ExecutorWish(workers=1)
+FOUR = ExecutorWish(workers=4)
+
+
+@pytest.fixture
+def chosen(world):
+    """What is chosen, said shortly: who trains one by one, and whether others are batched."""
+
+    def short(wish, kinds, **changes):
+        found = choose(replace(world, **changes), wish, kinds)
+        return found.name, found.batched, found.networks
+
+    return short
+
+
+def with_samples(world, count: int):
+    """One device of so many samples."""
+    return Clients(world.clients.x, world.clients.y, np.zeros(count, np.int64), np.array([0, count]))
+
+
+def test_operations_of_a_job_are_those_of_a_device_of_mean_size(world):
+    """40 samples of six devices: seven, once through train.all."""
+    expected = 7 * world.bundle.manifest.graphs["train.all"].flops
+    assert job_flops(world, FULL) == expected
+    assert job_flops(world, registry.make("zeroth-order", {"tunable": "lora"})) == 0.0
+
+
+def test_heavy_jobs_go_to_processes_where_there_is_more_than_one_core(chosen, world):
+    assert job_flops(world, FULL) > choice.HEAVY_FLOPS
+    assert chosen(FOUR, [FULL]) == ("processes", False, False)
+    assert chosen(ONE, [FULL]) == ("plain", False, False)
+
+
+def test_light_jobs_stay_here(chosen, world):
+    samples = int(choice.HEAVY_FLOPS // world.bundle.manifest.graphs["train.all"].flops)
+    assert chosen(FOUR, [FULL], clients=with_samples(world, samples)) == ("plain", False, False)
+    assert chosen(FOUR, [FULL], clients=with_samples(world, samples + 1)) == ("processes", False, False)
+
+
+def test_heads_are_batched_and_the_rest_as_if_they_were_not_there(chosen):
+    assert chosen(FOUR, HEADS) == ("plain", True, False)
+    assert chosen(FOUR, [FULL, *HEADS]) == ("processes", True, False)
+    assert chosen(ONE, [FULL, *HEADS]) == ("plain", True, False)
+    assert chosen(FOUR, []) == ("plain", False, False)
+
+
+def test_small_networks_are_batched_on_torch_where_cores_are_few(chosen):
+    pytest.importorskip("torch")
+    from models.torch_many import PAYS_BELOW_FLOPS
+
+    assert PAYS_BELOW_FLOPS == choice.SMALL_STEP_FLOPS
+    assert chosen(ONE, [FULL], engine=EngineWish(engine="torch")) == ("plain", True, True)
+    assert chosen(FOUR, [FULL], engine=EngineWish(engine="torch", device="cuda")) == ("plain", True, True)
+    assert chosen(ExecutorWish(workers=2), [FULL], engine=EngineWish(engine="torch"))[2]
+    assert chosen(FOUR, [FULL], engine=EngineWish(engine="torch")) == ("processes", False, False)
+    assert chosen(FOUR, HEADS, engine=EngineWish(engine="torch")) == ("plain", True, False)
+
+
+def test_a_named_cluster_is_used(chosen):
+    assert chosen(ExecutorWish(address="auto"), [FULL, *HEADS]) == ("ray", False, False)
+
+
+@pytest.mark.parametrize("name", choice.NAMES)
+def test_what_is_asked_for_is_taken(chosen, name):
+    trains, batched, _ = chosen(ExecutorWish(name), [FULL])
+    assert (trains, batched) == (("plain", True) if name == "batched" else (name, False))
+
+
+def test_why_is_said_with_figures(world):
+    assert choose(world, FOUR, [FULL]).why == f"{job_flops(world, FULL) / 1e6:.3g} MFLOP a job, 4 cores"
+    assert choose(world, ONE, [FULL]).why == "one core is usable"
+    assert choose(world, ONE, HEADS[:1]).why == "few-shot of many devices is one product"
+    assert choose(world, ExecutorWish("plain"), [FULL]).why == "as asked for"
+    assert choose(world, ExecutorWish(address="h:1"), [FULL]).why == "a Ray cluster is named: h:1"
+
+
+def test_wishes_that_cannot_be_meant_are_refused(world):
+    with pytest.raises(ExecutorError, match="no executor 'abacus'; there are auto, plain, batched"):
+        choose(world, ExecutorWish("abacus"), [FULL])
+    with pytest.raises(ExecutorError, match="executor plain has no address"):
+        choose(world, ExecutorWish("plain", address="h:1"), [FULL])
+    with pytest.raises(EngineError, match="no engine 'abacus'"):
+        make(replace(world, engine=EngineWish(engine="abacus")), ONE, [FULL])
+    assert names() == ("auto", "plain", "batched", "processes", "ray")
+
+
+@pytest.mark.parametrize(
+    ("wish", "kinds", "name"),
+    [
+        (ONE, [FULL], "plain"),
+        (ExecutorWish("processes", workers=1), [FULL], "processes (1)"),
+        (ONE, HEADS, "batched, plain"),
+        (ExecutorWish("batched"), [FULL], "batched, plain"),
+        (ExecutorWish(workers=2), [FULL, *HEADS], "batched, processes (2)"),
+    ],
+)
+def test_what_is_made_says_what_it_is_and_works(world, bases, wish, kinds, name):
+    executor = make(world, wish, kinds)
+    try:
+        assert executor.name == name
+        assert len(same(executor.run(bases, jobs_of("full", 2)))) == 2
+    finally:
+        executor.close()
+
+
+@pytest.mark.parametrize(
+    ("files", "groups", "cores"),
+    [
+        ({"cpu.max": "150000 100000"}, {"": "/"}, 1.5),
+        ({"cpu.max": "max 100000"}, {"": "/"}, None),
+        ({"a/cpu.max": "400000 100000", "a/b/cpu.max": "max 100000"}, {"": "/a/b"}, 4.0),
+        ({"a/cpu.max": "400000 100000", "cpu.max": "200000 100000"}, {"": "/a"}, 2.0),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, {"cpu": "/gone"}, 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, {"cpu": "/"}, None),
+        ({}, {}, None),
+    ],
+)
+def test_a_quota_is_the_smallest_of_the_groups_that_hold_the_process(tmp_path, files, groups, cores):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert cpu_quota(tmp_path, groups) == cores
