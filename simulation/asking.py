@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aggregator.task import Task
 from strategies.kind import AnyStrategy
@@ -31,10 +31,19 @@ class Flight:
     group: str
     round: int
     asked_s: float
-    down_bytes: int
     kind: str
     strategy: AnyStrategy | None
     line: Timeline
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Round `round` as it stands at `now`: when it closes, and who was asked when, by name."""
+
+    round: int
+    now: float
+    closes_s: float
+    asked: Mapping[str, int]
 
 
 class Asking:
@@ -43,25 +52,25 @@ class Asking:
     def __init__(self, task: Task, devices: Devices, bases: Bases, seed: int) -> None:
         self._task, self._devices, self._bases, self._seed = task, devices, bases, seed
         self._kinds: tuple[int, tuple[AnyStrategy, ...]] = (0, ())
-        self._last: dict[int, int] = {}
         self._draws = 0
 
-    def ask(self, number: int, count: int, times: tuple[float, float]) -> list[Flight]:
-        """Up to `count` devices, offered round `number`; `times`: now, and when the round closes."""
-        now, closes_s = times
-        self._draws += 1
-        rng = np.random.Generator(np.random.Philox(key=[self._seed, self._draws]))
-        chosen = self._choose(number, count, now, rng)
-        for device in chosen.tolist():
-            self._last[device] = number
-        luck = self._devices.chances(chosen, rng)
-        return [
-            self._flight(device, number, (now, closes_s), drawn)
-            for device, drawn in zip(chosen.tolist(), luck, strict=True)
-        ]
+    def ask(self, opening: Opening, count: int) -> list[Flight]:
+        """Offer the round to `count` devices, or to as many as can be asked."""
+        rng = self._stream()
+        return self._flights(self._choose(opening, count, rng), opening, rng)
 
-    def _choose(self, number: int, count: int, now: float, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Uniformly among those that are ready and were not asked in this round yet."""
+    def again(self, opening: Opening, device: int) -> list[Flight]:
+        """Offer it to a device that was asked already and is back with nothing, if it can be asked now."""
+        if not self._devices.ready(device, opening.now):
+            return []
+        return self._flights([device], opening, self._stream())
+
+    def _stream(self) -> np.random.Generator:
+        self._draws += 1
+        return np.random.Generator(np.random.Philox(key=[self._seed, self._draws]))
+
+    def _choose(self, opening: Opening, count: int, rng: np.random.Generator) -> list[int]:
+        """Uniformly among those that are ready and not asked for this round already."""
         found: list[int] = []
         seen: set[int] = set()
         total = len(self._devices)
@@ -69,28 +78,35 @@ class Asking:
             for device in rng.integers(0, total, TRIES * count).tolist():
                 if device not in seen:
                     seen.add(device)
-                    if self._can(device, number, now):
+                    if self._can(device, opening):
                         found.append(device)
                         if len(found) == count:
-                            return np.array(found, np.int64)
-        there = np.flatnonzero(self._devices.fleet.present(now))
+                            return found
+        there = np.flatnonzero(self._devices.fleet.present(opening.now))
         for device in rng.permutation(there).tolist():
             if len(found) == count:
                 break
-            if device not in seen and self._can(device, number, now):
+            if device not in seen and self._can(device, opening):
                 found.append(device)
-        return np.array(found, np.int64)
+        return found
 
-    def _can(self, device: int, number: int, now: float) -> bool:
-        return self._last.get(device) != number and self._devices.ready(device, now)
+    def _can(self, device: int, opening: Opening) -> bool:
+        devices = self._devices
+        if not devices.ready(device, opening.now):
+            return False
+        return opening.asked.get(devices.fleet.name(device)) != opening.round
 
-    def _flight(self, device: int, number: int, times: tuple[float, float], luck: Luck) -> Flight:
-        base, known, fleet = self._bases.of(number), self._devices.known(device), self._devices.fleet
-        down_bytes = self._bases.to_fetch(base, known.checkpoint, known.steps)
+    def _flights(self, devices: list[int], opening: Opening, rng: np.random.Generator) -> list[Flight]:
+        luck = self._devices.chances(np.array(devices, np.int64), rng)
+        return [self._flight(device, opening, drawn) for device, drawn in zip(devices, luck, strict=True)]
+
+    def _flight(self, device: int, opening: Opening, luck: Luck) -> Flight:
+        number, fleet = opening.round, self._devices.fleet
+        base, known = self._bases.of(number), self._devices.known(device)
         asked = Asked(
-            now=times[0],
-            closes_s=times[1],
-            down_bytes=down_bytes,
+            now=opening.now,
+            closes_s=opening.closes_s,
+            down_bytes=self._bases.to_fetch(base, known.checkpoint, known.steps),
             kinds=self._offered(number),
             luck=luck,
             latency_s=fleet.latency_s(device),
@@ -98,21 +114,12 @@ class Asking:
             back=partial(fleet.next, device),
         )
         line = self._devices.ask(device, asked)
-        if line.lost != "crashed":
+        if line.bytes_down == asked.down_bytes:
             known.checkpoint, known.steps = base.checkpoint, base.steps
         chosen = line.outcome.plan.chosen
         kind, strategy = ("", None) if chosen is None else (chosen.kind, chosen.strategy)
-        return Flight(
-            device,
-            fleet.name(device),
-            fleet.group(device),
-            number,
-            times[0],
-            down_bytes,
-            kind,
-            strategy,
-            line,
-        )
+        name, group = fleet.name(device), fleet.group(device)
+        return Flight(device, name, group, number, opening.now, kind, strategy, line)
 
     def _offered(self, number: int) -> tuple[AnyStrategy, ...]:
         if self._kinds[0] != number:

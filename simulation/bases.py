@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from aggregator.merging import MAX_STEPS, TAIL
 from models.tensors import Tensors
 from strategies.merge import Merged
 
@@ -41,10 +42,11 @@ class Bases:
     def advance(self, number: int, merged: Merged) -> Base:
         """The base of the round after `number`."""
         old = self._kept[number]
-        if not merged.replayable:
-            new = Base(number + 1, merged.base, number + 1, 0)
+        steps = old.steps + len(merged.steps)
+        if merged.replayable and steps <= MAX_STEPS:
+            new = Base(number + 1, merged.base, old.checkpoint, steps)
         else:
-            new = Base(number + 1, merged.base, old.checkpoint, old.steps + len(merged.steps))
+            new = Base(number + 1, merged.base, number + 1, 0)
         self._kept[number + 1] = new
         self._history.append((new.checkpoint, new.steps))
         return new
@@ -72,9 +74,14 @@ class Bases:
         self._kept = {number: base for number, base in self._kept.items() if number in wanted}
 
     def to_fetch(self, base: Base, checkpoint: int, steps: int) -> int:
-        """Bytes for a device that holds these steps after this checkpoint (-1: nothing yet)."""
-        if checkpoint < 0:
-            return self._bundle_bytes + (self._weights_bytes if base.checkpoint > 1 else 0)
+        """Bytes for a device that holds these steps after this checkpoint (-1: nothing yet).
+
+        The last few steps stand in the offer; a device that lacks more fetches the log of all of them.
+        """
+        size = 0
         if checkpoint != base.checkpoint:
-            return self._weights_bytes + STEP_BYTES * base.steps
-        return STEP_BYTES * (base.steps - steps)
+            steps = 0
+            size += self._bundle_bytes if checkpoint < 0 else 0
+            size += self._weights_bytes if base.checkpoint > 1 else 0
+        lacking = base.steps - steps
+        return size + STEP_BYTES * (lacking if lacking <= TAIL else base.steps)

@@ -11,22 +11,24 @@ from numpy.typing import NDArray
 from device_runtime.work import corrected
 from models.manifest import Manifest
 from profiles import DeviceProfile, Workload
-from profiles.fleets import Chances, Fleet
+from profiles.fleets import BatterySpec, Chances, Fleet
 from strategies.workload import workload
 
 from .clients import Clients
 from .timeline import Asked, Luck, Timeline, timeline
 
+NOTHING_LEARNT: Mapping[str, float] = {}
+
 
 @dataclass
 class Known:
-    """Of one device that was asked before: when it is free, its corrections, its battery in joule at a time.
+    """Of one device that was asked before: when it is free, its corrections, which base it holds.
 
-    `checkpoint` and `steps` say which base it holds.
+    `charge_j` is in its battery at `charged_s`, less what it spends on the work that it was then given.
     """
 
     free_s: float = 0.0
-    corrections: Mapping[str, float] = field(default_factory=dict)
+    corrections: Mapping[str, float] = field(default_factory=lambda: NOTHING_LEARNT)
     charge_j: float = 0.0
     charged_s: float = 0.0
     checkpoint: int = -1
@@ -66,7 +68,10 @@ class Devices:
         if known is not None and known.free_s > now:
             return False
         battery = self.fleet.battery(device)
-        return battery is None or self._charge(device, now) >= battery.minimum * battery.capacity_j
+        if battery is None:
+            return True
+        charge_j = self._charge(device, battery, now)
+        return charge_j > 0 and charge_j >= battery.minimum * battery.capacity_j
 
     def chances(self, devices: NDArray[np.int64], rng: np.random.Generator) -> list[Luck]:
         """What is drawn for these devices in one round."""
@@ -75,17 +80,25 @@ class Devices:
         return [Luck(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
     def ask(self, device: int, asked: Asked) -> Timeline:
-        """What it does; it is busy until then, has learnt from it, and has spent its battery on it."""
+        """What it does; it is busy until then, has learnt from it, and has spent its battery on it.
+
+        What a device has learnt is not on its disk: one whose process dies begins anew.
+        """
         known, profile = self.known(device), self.profile(device)
         if known.corrections:
             profile = replace(profile, corrections=known.corrections)
+        battery = self.fleet.battery(device)
+        if battery is not None:
+            known.charge_j, known.charged_s = self._charge(device, battery, asked.now), asked.now
+            asked = replace(asked, charge_j=known.charge_j, charge_w=battery.charge_w)
         line = timeline(profile, self.workload(device), asked)
         known.free_s = line.back_s
-        if line.outcome.timings:
+        if battery is not None:
+            known.charge_j -= line.energy_j
+        if line.lost == "crashed":
+            known.corrections = NOTHING_LEARNT
+        elif line.outcome.timings:
             known.corrections = corrected(profile, line.outcome)
-        if self.fleet.battery(device) is not None:
-            known.charge_j, known.charged_s = self._charge(device, asked.now), asked.now
-            known.charge_j = max(0.0, known.charge_j - line.energy_j)
         return line
 
     def profile(self, device: int) -> DeviceProfile:
@@ -99,14 +112,13 @@ class Devices:
     def workload(self, device: int) -> Workload:
         return replace(self._load, class_counts=tuple(self._counts[device].tolist()))
 
-    def _charge(self, device: int, now: float) -> float:
+    def _charge(self, device: int, battery: BatterySpec, now: float) -> float:
         """Joule in its battery, which charges while the device is there."""
-        battery = self.fleet.battery(device)
-        if battery is None:
-            return 0.0
         known = self.known(device)
-        at, there_s = known.charged_s, 0.0
-        while at < now and known.charge_j + battery.charge_w * there_s < battery.capacity_j:
+        if not battery.charge_w:
+            return known.charge_j
+        missing_j, at, there_s = battery.capacity_j - known.charge_j, known.charged_s, 0.0
+        while at < now and battery.charge_w * there_s < missing_j:
             left = min(now, self.fleet.until(device, at))
             there_s += left - at
             at = self.fleet.next(device, left)

@@ -15,17 +15,15 @@ from aggregator.state import Presence, Rules, State
 from aggregator.task import Task
 
 from .agenda import Agenda
-from .asking import Asking, Flight
+from .asking import Asking, Flight, Opening
 from .errors import SimulationError
 from .learning import Learning
 from .ledger import Ledger
-from .records import Lost
+from .patience import Patience
 from .timeline import WILL_S
 
-MOST_EXTENSIONS = 1000
-"""Deadlines in a row that may pass without enough updates; then the fleet cannot do the task."""
 RETRY_S = 60.0
-"""Virtual seconds after which more devices are looked for, where too few could be asked."""
+"""Virtual seconds after which more devices are looked for, where too few could be asked: some have come."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,9 @@ class Director:
         self._state = _everybody_there(rules, names)
         self._events: deque[moves.Event] = deque()
         self._flights: dict[moves.Update, Flight] = {}
+        self._patience = Patience(task, len(names))
         self._seq = 0
-        self._extensions = 0
+        self._looking = False
 
     def run(self) -> None:
         """All rounds. Raises SimulationError when the fleet cannot do them."""
@@ -84,7 +83,7 @@ class Director:
                 case moves.Fetch():
                     self._events.append(moves.Believed(self._agenda.now, command.update, known=False))
                 case moves.Keep():
-                    self._extensions = 0
+                    self._patience.kept()
                     self._parts.learning.keep(self._flights.pop(command.update))
                 case moves.Reply():
                     self._reply(command)
@@ -96,54 +95,72 @@ class Director:
         self._agenda.at(closes_s, lambda: self._feed(moves.Tick(self._agenda.now)))
 
     def _extend(self, command: moves.Extend) -> None:
-        self._extensions += 1
-        if self._extensions > MOST_EXTENSIONS:
-            raise SimulationError(
-                f"round {command.round} was extended {MOST_EXTENSIONS} times and has {command.contributions} "
-                f"of {self._task.min_contributions} updates: no device of the fleet can do this task in "
-                f"{self._task.round_deadline_s:g} s"
-            )
+        self._patience.extended(command, self._agenda.now, len(self._flights))
         self._set_deadline()
 
     def _invite(self, command: moves.Invite) -> None:
-        """Ask as many as can be found; those that were not there are looked for again."""
+        """Ask as many as can be found, and later those that come."""
         now = self._agenda.now
-        buffered = self._state.rules.buffer_size > 0
-        closes_s = now + self._task.round_deadline_s if buffered else self._state.closes_s
-        flights = self._parts.asking.ask(command.round, command.count, (now, closes_s))
-        if buffered and len(flights) < command.count:
-            self._agenda.at(now + RETRY_S, lambda: self._feed(moves.Tick(self._agenda.now)))
-        names = tuple(flight.device for flight in flights)
-        self._events.appendleft(moves.Invited(now, command.round, names))
-        for flight in flights:
-            self._await(flight)
+        flights = self._parts.asking.ask(self._opening(), command.count)
+        self._events.appendleft(moves.Invited(now, command.round, tuple(f.device for f in flights)))
+        self._await(flights)
+        if len(flights) < command.count and not self._looking:
+            self._looking = True
+            self._agenda.at(now + RETRY_S, self._look_again)
 
-    def _await(self, flight: Flight) -> None:
-        line = flight.line
-        if line.lost is None:
+    def _look_again(self) -> None:
+        """As when a device comes: the places that are free may be filled."""
+        self._looking = False
+        self._state = self._state.but(due=True)
+        self._feed(moves.Tick(self._agenda.now))
+
+    def _opening(self) -> Opening:
+        """The open round; of a buffered run a device has its own whole deadline, whenever it is asked."""
+        now, state = self._agenda.now, self._state
+        closes_s = now + self._task.round_deadline_s if self._task.buffer_size else state.closes_s
+        return Opening(state.round, now, closes_s, state.asked)
+
+    def _await(self, flights: Sequence[Flight]) -> None:
+        """Put down when each is heard of, and between which times it is not."""
+        self._patience.asked(self._agenda.now, len(flights))
+        for flight in flights:
+            line = flight.line
             self._seq += 1
             update = moves.Update(flight.device, flight.round, flight.kind, 0, self._seq)
             self._flights[update] = flight
-            self._agenda.at(line.ends_s, partial(self._arrive, update))
-        else:
-            self._agenda.at(line.ends_s, partial(self._lose, flight, line.lost))
+            self._agenda.at(line.ends_s, partial(self._arrive if line.lost is None else self._lose, update))
+            for begin, end in line.gaps:
+                if begin + WILL_S <= end:
+                    self._agenda.at(begin + WILL_S, partial(self._presence, flight, False))
+                    if end < inf:
+                        self._agenda.at(end, partial(self._presence, flight, True))
 
     def _arrive(self, update: moves.Update) -> None:
         self._feed(moves.Announced(self._agenda.now, update, known=False))
 
-    def _lose(self, flight: Flight, how: Lost) -> None:
-        """It sits out and says so, or is gone: then its last will says so, until it is back."""
-        now, device = self._agenda.now, flight.device
-        self._parts.ledger.ended(flight, how, now)
-        if how == "sat out":
-            self._feed(moves.Planned(now, device, flight.round, ""))
-            return
-        self._agenda.at(now + WILL_S, partial(self._presence, device, False))
-        if flight.line.back_s < inf:
-            self._agenda.at(flight.line.back_s, partial(self._presence, device, True))
+    def _lose(self, update: moves.Update) -> None:
+        """It sits out and says so, or it is gone."""
+        flight, now = self._flights.pop(update), self._agenda.now
+        if flight.line.lost is not None:
+            self._parts.ledger.ended(flight, flight.line.lost, now)
+        if flight.line.lost == "sat out":
+            self._feed(moves.Planned(now, flight.device, flight.round, ""))
 
-    def _presence(self, device: str, online: bool) -> None:
-        self._feed(moves.Present(self._agenda.now, device, 0, online))
+    def _presence(self, flight: Flight, online: bool) -> None:
+        """Its last will says that it is gone, or it says that it is back."""
+        now = self._agenda.now
+        self._feed(moves.Present(now, flight.device, 0, online))
+        if online and now >= flight.line.back_s and flight.line.lost == "crashed":
+            self._resume(flight)
+
+    def _resume(self, flight: Flight) -> None:
+        """It is told of the round that it still owes an answer, and begins again; or it sits out."""
+        state = self._state
+        if state.phase == "collect" and state.round == flight.round and state.concerns(flight.device):
+            again = self._parts.asking.again(self._opening(), flight.index)
+            self._await(again)
+            if not again:
+                self._feed(moves.Planned(self._agenda.now, flight.device, flight.round, ""))
 
     def _reply(self, command: moves.Reply) -> None:
         """Kept updates are in the ledger once they are trained and merged."""
@@ -158,9 +175,16 @@ class Director:
         elif command.phase == "evaluate":
             learning.evaluate(command.round)
         else:
-            in_use = {flight.round for flight in self._flights.values()}
-            self._parts.ledger.closed(command.round, now, learning.publish(command.round, in_use))
+            self._parts.ledger.closed(command.round, now, learning.publish(command.round, self._in_use()))
         self._events.append(moves.Worked(now, command.phase))
+
+    def _in_use(self) -> set[int]:
+        """The rounds, but the newest, that updates may come from and count: their bases are needed yet."""
+        state = self._state
+        if not state.rules.counts_late:
+            return set()
+        oldest = state.round + 1 - state.rules.max_staleness
+        return {flight.round for flight in self._flights.values() if flight.round >= oldest}
 
 
 def _everybody_there(rules: Rules, names: Sequence[str]) -> State:

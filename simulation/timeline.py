@@ -12,17 +12,16 @@ from math import inf, isnan, nan
 
 from device_runtime.choose import Candidate
 from device_runtime.work import Assignment, Outcome, perform
-from profiles import DeviceProfile, Workload
+from profiles import DeviceProfile, Power, Workload
 from strategies.kind import AnyStrategy, Contribution, OutOfTime, Run
 
+from .course import Busy, Course
 from .records import Lost
 
 STEPS = (0.01, *(tenth / 10 for tenth in range(1, 10)))
 """The shares of an update after which a device looks at its clock: it sees early that it will be late."""
 WILL_S = 45.0
 """Seconds until the broker says that a device is gone: one and a half keep-alives of 30 s."""
-MOST_WINDOWS = 100
-"""Spells of availability that one update may be spread over; then the device is given up."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Asked:
     what each transfer takes beside its bytes.
 
     `until` and `back` tell of its availability from a moment on: when it ends, and when the next begins.
+    `charge_j` is what its battery holds (inf: it is on mains), `charge_w` what it gains while it works.
     """
 
     now: float
@@ -57,6 +57,8 @@ class Asked:
     latency_s: float = 0.0
     until: Callable[[float], float] = lambda _: inf
     back: Callable[[float], float] = lambda now: now
+    charge_j: float = inf
+    charge_w: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,17 @@ class Timeline:
     """`lost` says how no update came of it; None: one arrives. Times are in virtual seconds.
 
     `ends_s`: when it arrives, or is lost, or the device says that it sits out; `back_s`: when the device can
-    be asked again. Seconds, bytes, joules and operations are what was spent.
+    be asked again; `gaps`: when nothing can be heard of it, (from, to). What `busy` says, bytes, joules and
+    operations are what was spent.
     """
 
     outcome: Outcome
     lost: Lost | None
     ends_s: float
     back_s: float
-    download_s: float
-    compute_s: float
-    upload_s: float
+    gaps: tuple[tuple[float, float], ...]
+    busy: Busy
+    bytes_down: int
     bytes_up: int
     energy_j: float
     flops: float
@@ -124,66 +127,69 @@ class VirtualWorker:
 
 
 def timeline(profile: DeviceProfile, workload: Workload, asked: Asked) -> Timeline:
-    """What a device of this profile, with the corrections that it has learnt, does. A pure function."""
-    luck = asked.luck
-    download_s = asked.latency_s + asked.down_bytes / (profile.bandwidth.down * luck.downlink)
-    began = asked.now + download_s
-    worker = VirtualWorker(profile, workload, began, luck.slowdown)
-    outcome = perform(worker, profile, Assignment(asked.kinds, 0, asked.closes_s))
-    compute_s = worker.now - began
-    chosen, power = outcome.plan.chosen, profile.power
-    if chosen is None or chosen.cost is None:
-        spent = (download_s, compute_s, 0.0, 0, download_s * power.idle_w + compute_s * power.load_w)
-        return Timeline(outcome, "sat out", worker.now, worker.now, *spent, worker.flops)
-    upload_s = asked.latency_s + chosen.cost.bytes_up / (profile.bandwidth.up * luck.uplink)
-    busy = (download_s, compute_s, upload_s)
-    lost, ends_s, back_s, share = _ending(sum(busy), asked)
-    up, flops = chosen.cost.bytes_up, worker.flops
-    if share < 1.0:
-        download_s, compute_s, upload_s = _spent(busy, share)
-        up, flops = round(up * upload_s / busy[2]), flops * compute_s / busy[1]
-    energy_j = (download_s + upload_s) * power.idle_w + compute_s * power.load_w
-    return Timeline(outcome, lost, ends_s, back_s, download_s, compute_s, upload_s, up, energy_j, flops)
+    """What a device of this profile, with the corrections that it has learnt, does. A pure function.
 
-
-def _ending(seconds: float, asked: Asked) -> tuple[Lost | None, float, float, float]:
-    """How work of so many seconds ends: (how it was lost, when, when the device is back, the share done).
-
-    A process that dies takes its work with it. A link that is lost delays what was trained: it waits in the
-    outbox. A device that is no longer available (off the charger, off the network) goes on when it is again.
+    A process that dies takes its work with it, and so does a battery that runs empty. A link that is lost
+    delays what was trained. A device that is no longer available (off the charger, off the network) goes on
+    when it is again.
     """
-    luck = asked.luck
-    share = 1.0 if isnan(luck.crash) else luck.crash
-    when = _reached(share * seconds, asked)
-    if when == inf:
-        left = asked.until(asked.now)
-        return "dropped out", left, inf, min(1.0, (left - asked.now) / seconds)
+    luck, power = asked.luck, profile.power
+    download_s = asked.latency_s + asked.down_bytes / (profile.bandwidth.down * luck.downlink)
+    worker = VirtualWorker(profile, workload, asked.now + download_s, luck.slowdown)
+    outcome = perform(worker, profile, Assignment(asked.kinds, 0, asked.closes_s))
+    chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
+    if chosen is not None and chosen.cost is not None:
+        bytes_up = chosen.cost.bytes_up
+        upload_s = asked.latency_s + bytes_up / (profile.bandwidth.up * luck.uplink)
+    whole = busy = Busy(download_s, outcome.train_time_s, upload_s)
+    share = min(1.0 if isnan(luck.crash) else luck.crash, _powered(whole, power, asked))
+    course = Course(asked.now, asked.until, asked.back, luck.drop, luck.away_s)
+    ends_s = back_s = course.moment(whole, share)
+    lost: Lost | None = "sat out" if chosen is None else None
+    if ends_s == inf:
+        lost, ends_s, share = "dropped out", course.gaps[-1][0], course.share_done(whole)
+    elif share < 1.0:
+        lost, back_s = "crashed", asked.back(ends_s + max(luck.away_s, WILL_S))
+        course.gaps.append((ends_s, back_s))
     if share < 1.0:
-        return "crashed", when, when + max(luck.away_s, WILL_S), share
-    if not isnan(luck.drop):
-        lost = _reached(luck.drop * seconds, asked)
-        when = max(when, lost + luck.away_s)
-    return None, when, when, 1.0
+        busy = whole.first(share)
+    return Timeline(
+        outcome,
+        lost,
+        ends_s,
+        back_s,
+        tuple(course.gaps),
+        busy,
+        bytes_down=_part(asked.down_bytes, busy.download_s, whole.download_s),
+        bytes_up=_part(bytes_up, busy.upload_s, whole.upload_s),
+        energy_j=(busy.download_s + busy.upload_s) * power.idle_w + busy.compute_s * power.load_w,
+        flops=worker.flops * _ratio(busy.compute_s, whole.compute_s),
+    )
 
 
-def _reached(seconds: float, asked: Asked) -> float:
-    """When so many seconds of work are done, pausing while the device is not available; inf: never."""
-    now = asked.now
-    for _ in range(MOST_WINDOWS):
-        left = asked.until(now)
-        if now + seconds <= left:
-            return now + seconds
-        seconds -= max(0.0, left - now)
-        now = asked.back(left)
-        if now == inf:
-            return inf
-    return inf
+def _powered(busy: Busy, power: Power, asked: Asked) -> float:
+    """The share of the work after which the battery is empty, in (0, 1]."""
+    if asked.charge_j == inf:
+        return 1.0
+    left, done = asked.charge_j, 0.0
+    parts = (
+        (busy.download_s, power.idle_w),
+        (busy.compute_s, power.load_w),
+        (busy.upload_s, power.idle_w),
+    )
+    for seconds, watts in parts:
+        net_w = watts - asked.charge_w
+        if net_w * seconds > left:
+            return (done + left / net_w) / busy.all_s
+        left -= net_w * seconds
+        done += seconds
+    return 1.0
 
 
-def _spent(busy: tuple[float, float, float], share: float) -> tuple[float, float, float]:
-    """The seconds of download, computing and upload in the first `share` of the work."""
-    left, spent = share * sum(busy), []
-    for seconds in busy:
-        spent.append(min(seconds, left))
-        left -= spent[-1]
-    return spent[0], spent[1], spent[2]
+def _part(size: int, spent_s: float, whole_s: float) -> int:
+    """Bytes of a transfer of this size that have gone after `spent_s` of its seconds."""
+    return round(size * _ratio(spent_s, whole_s))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if part < whole else 1.0

@@ -32,6 +32,24 @@ def test_a_round_of_steps_alone_is_fetched_as_steps():
     assert (second.checkpoint, second.steps) == (1, 2)
     assert kept.to_fetch(second, 1, 0) == 2 * STEP_BYTES
     assert kept.to_fetch(second, 1, 2) == 0
+    assert kept.to_fetch(second, -1, 0) == 1000 + 2 * STEP_BYTES
+
+
+def test_who_lacks_more_steps_than_an_offer_holds_fetches_the_log_of_all_of_them():
+    kept = bases()
+    for number in range(1, 7):
+        kept.advance(number, Merged(weights(2), weights(2), ("a step",), replayable=True))
+    seventh = kept.of(7)
+    assert [kept.to_fetch(seventh, 1, steps) // STEP_BYTES for steps in (1, 2, 6)] == [6, 4, 0]
+
+
+def test_after_fifty_steps_there_is_a_new_checkpoint_as_in_the_service():
+    kept = bases()
+    for number in range(1, 52):
+        kept.advance(number, Merged(weights(2), weights(2), ("a step",), replayable=True))
+    assert (kept.of(51).checkpoint, kept.of(51).steps) == (1, 50)
+    assert (kept.of(52).checkpoint, kept.of(52).steps) == (52, 0)
+    assert kept.to_fetch(kept.of(52), 1, 50) == 600
 
 
 def test_what_nobody_needs_is_forgotten():

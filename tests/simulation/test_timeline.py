@@ -42,7 +42,7 @@ def asked(closes_s: float = 100.0, **other) -> Asked:
 
 def test_a_device_is_charged_its_download_its_computing_and_its_upload():
     line = run(asked())
-    assert (line.download_s, line.compute_s, line.upload_s) == pytest.approx((2.0, 6.0, 0.4))
+    assert (line.busy.download_s, line.busy.compute_s, line.busy.upload_s) == pytest.approx((2.0, 6.0, 0.4))
     assert line.ends_s == line.back_s == pytest.approx(18.4)
     assert line.energy_j == pytest.approx(6.0 * 5 + 2.4 * 1)
     assert line.bytes_up == 4000
@@ -52,13 +52,13 @@ def test_a_device_is_charged_its_download_its_computing_and_its_upload():
 
 def test_what_was_drawn_for_the_round_slows_it_down():
     line = run(asked(luck=Luck(slowdown=1.5, uplink=0.5, downlink=2.0), latency_s=0.1))
-    assert (line.download_s, line.compute_s, line.upload_s) == pytest.approx((1.1, 9.0, 0.9))
+    assert (line.busy.download_s, line.busy.compute_s, line.busy.upload_s) == pytest.approx((1.1, 9.0, 0.9))
 
 
 def test_a_device_that_cannot_make_the_deadline_sits_out_before_it_computes():
     line = run(asked(closes_s=15.0))
     assert line.lost == "sat out"
-    assert (line.compute_s, line.upload_s, line.bytes_up) == (0.0, 0.0, 0)
+    assert (line.busy.compute_s, line.busy.upload_s, line.bytes_up) == (0.0, 0.0, 0)
     assert line.ends_s == pytest.approx(12.0)
     assert line.energy_j == pytest.approx(2.0)
 
@@ -67,7 +67,7 @@ def test_a_device_that_is_slower_than_it_believes_gives_up_and_has_learnt_how_sl
     """6 s at slowdown 2 are 12; its first look at the clock (1%) is too early, its second (10%) is not."""
     line = run(asked(closes_s=20.0, luck=Luck(slowdown=2.0)))
     assert line.lost == "sat out"
-    assert line.compute_s == pytest.approx(1.2)
+    assert line.busy.compute_s == pytest.approx(1.2)
     assert line.flops == pytest.approx(0.6e9)
     [timing] = line.outcome.timings
     assert (timing.predicted_s, timing.seconds) == pytest.approx((6.0, 12.0))
@@ -78,7 +78,7 @@ def test_it_steps_down_to_fewer_epochs_where_the_round_allows_them():
     kinds = (replace(FULL, reduced_epochs=1),)
     line = run(replace(asked(closes_s=20.0, luck=Luck(slowdown=2.0)), kinds=kinds))
     assert line.lost is None
-    assert line.compute_s == pytest.approx(1.2 + 6.0)
+    assert line.busy.compute_s == pytest.approx(1.2 + 6.0)
     assert line.outcome.plan.chosen.strategy.epochs == 1
     assert line.ends_s == pytest.approx(12.0 + 7.2 + 0.4)
 
@@ -89,7 +89,7 @@ def test_a_process_that_dies_loses_its_work_and_has_spent_its_energy():
     assert line.lost == "crashed"
     assert line.ends_s == pytest.approx(14.2)
     assert line.back_s == pytest.approx(74.2)
-    assert (line.download_s, line.compute_s, line.upload_s) == pytest.approx((2.0, 2.2, 0.0))
+    assert (line.busy.download_s, line.busy.compute_s, line.busy.upload_s) == pytest.approx((2.0, 2.2, 0.0))
     assert line.energy_j == pytest.approx(2.2 * 5 + 2.0)
     assert line.bytes_up == 0
     assert line.flops == pytest.approx(2.2e9)
@@ -99,12 +99,55 @@ def test_nobody_asks_a_crashed_device_before_its_last_will_is_known():
     assert run(asked(luck=Luck(crash=0.5, away_s=1.0))).back_s == pytest.approx(14.2 + WILL_S)
 
 
-def test_a_lost_link_delays_the_update_but_does_not_lose_it():
-    """Lost after 0.25 * 8.4 s, for 30 s; what was trained meanwhile waits in the outbox."""
-    line = run(asked(luck=Luck(drop=0.25, away_s=30.0)))
+@pytest.mark.parametrize(
+    ("drop", "away_s", "ends_s"),
+    [
+        (0.25, 30.0, 12.1 + 30.0 + 0.4),  # computing goes on, the upload waits
+        (0.25, 3.0, 18.4),  # it is back before anything is to be sent
+        (0.125, 30.0, 11.05 + 30.0 + 0.95 + 6.4),  # half of the download is missing yet
+        (0.975, 30.0, 18.19 + 30.0 + 0.21),  # half of the upload is
+    ],
+)
+def test_a_lost_link_delays_what_goes_over_it_and_loses_nothing(drop, away_s, ends_s):
+    """Download 2, computing 6, upload 0.4 s, from 10 on; lost after this share of 8.4 s."""
+    line = run(asked(luck=Luck(drop=drop, away_s=away_s)))
     assert line.lost is None
-    assert line.ends_s == pytest.approx(10.0 + 2.1 + 30.0)
-    assert line.compute_s == pytest.approx(6.0)
+    assert line.ends_s == line.back_s == pytest.approx(ends_s)
+    assert line.gaps == (pytest.approx((10 + 8.4 * drop, 10 + 8.4 * drop + away_s)),)
+    assert (line.busy.download_s, line.busy.compute_s) == pytest.approx((2.0, 6.0))
+    assert (line.bytes_down, line.bytes_up) == (40_000, 4000)
+
+
+def test_of_a_transfer_that_is_cut_off_only_what_went_is_counted():
+    """A tenth of 8.4 s is 0.84 of the download's 2; at 0.975 half of the upload is done."""
+    early, late = (run(asked(luck=Luck(crash=share))) for share in (0.1, 0.975))
+    assert (early.bytes_down, early.bytes_up, early.flops) == (16_800, 0, 0.0)
+    assert (late.bytes_down, late.flops) == (40_000, pytest.approx(6e9))
+    assert late.bytes_up == 1900  # (0.975 * 8.4 - 8) / 0.4 = 0.475 of 4000
+
+
+def test_a_device_that_sits_out_may_die_before_it_says_so():
+    """All of its work is a download of 2 s, of which it does a half."""
+    line = run(asked(closes_s=15.0, luck=Luck(crash=0.5, away_s=60.0)))
+    assert (line.lost, line.ends_s, line.back_s) == ("crashed", 11.0, 71.0)
+    assert (line.busy.download_s, line.bytes_down, line.energy_j) == (1.0, 20_000, 1.0)
+
+
+def test_a_battery_that_runs_empty_ends_the_work_and_no_energy_comes_from_nowhere():
+    """12 J: 2 for the download, 10 for 2 of the 6 s of computing; at 1 W of charging 14: 3.5 s."""
+    line = run(asked(charge_j=12.0))
+    assert (line.lost, line.ends_s) == ("crashed", pytest.approx(14.0))
+    assert (line.energy_j, line.busy.compute_s) == pytest.approx((12.0, 2.0))
+    charging = run(asked(charge_j=14.0, charge_w=1.0))
+    assert (charging.lost, charging.ends_s) == ("crashed", pytest.approx(15.5))
+    assert run(asked(charge_j=32.5)).lost is None  # 2 + 30 + 0.4 J
+
+
+def test_a_link_that_never_comes_back_loses_the_update():
+    line = run(asked(luck=Luck(drop=0.25, away_s=30.0), back=lambda now: inf if now > 20 else now))
+    assert (line.lost, line.back_s) == ("dropped out", inf)
+    assert line.ends_s == pytest.approx(12.1)
+    assert line.busy.compute_s == pytest.approx(0.1)
 
 
 @dataclass(frozen=True)
@@ -127,13 +170,15 @@ def test_a_device_goes_on_when_it_is_available_again():
     line = run(asked(until=window.until, back=window.back))
     assert line.lost is None
     assert line.ends_s == pytest.approx(104.4)
+    assert line.gaps == ((14.0, 100.0),)
 
 
 def test_a_device_that_never_comes_back_is_lost():
     window = Window(end=14.0, again=inf)
     line = run(asked(until=window.until, back=window.back))
     assert (line.lost, line.ends_s, line.back_s) == ("dropped out", 14.0, inf)
-    assert line.compute_s == pytest.approx(2.0)
+    assert line.busy.compute_s == pytest.approx(2.0)
+    assert line.gaps == ((14.0, inf),)
 
 
 def test_what_a_device_has_learnt_changes_what_it_chooses_and_not_how_fast_it_is():
@@ -141,6 +186,6 @@ def test_what_a_device_has_learnt_changes_what_it_chooses_and_not_how_fast_it_is
     wary = replace(DEVICE, corrections={"full": 3.0})
     assert run(asked(closes_s=30.0), wary).lost == "sat out"
     line = run(asked(closes_s=40.0), wary)
-    assert line.compute_s == pytest.approx(6.0)
+    assert line.busy.compute_s == pytest.approx(6.0)
     [timing] = line.outcome.timings
     assert (timing.predicted_s, timing.seconds) == pytest.approx((18.0, 6.0))
