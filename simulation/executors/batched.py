@@ -43,7 +43,7 @@ class Batched:
         self, world: World, fallback: Executor, cache_bytes: int = CACHE_BYTES, networks: bool | None = None
     ) -> None:
         """`cache_bytes`: of features that are kept, about. `networks`: whether whole networks are trained
-        together on engine torch; by a rule where it is None. Raises EngineError, BundleError.
+        together on engine torch; by a rule where it is None.
         """
         self.name = f"batched, {fallback.name}"
         self._world, self._fallback = world, fallback

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.engine import DeviceModel
 from models.engines import open_model
 from models.heads import inputs_of
 from models.tensors import Tensors
@@ -37,9 +39,7 @@ class Features:
     """Of at most about `most_bytes`; the devices longest unused are forgotten first."""
 
     def __init__(self, world: World, most_bytes: int) -> None:
-        """Raises EngineError, BundleError."""
         self._world, self._most = world, most_bytes
-        self._model = open_model(world.bundle, world.engine)
         head = world.bundle.manifest.head
         self._head = head
         names = {spec.name for spec in world.bundle.manifest.stored()} - {head.weight, head.bias}
@@ -47,10 +47,9 @@ class Features:
         self._names = sorted(names)
         self._known: OrderedDict[int, Known] = OrderedDict()
         self._bytes = 0
-        self._given_through = not names and self._gives_its_input()
 
     def of(self, base: Tensors, devices: Sequence[int]) -> list[Known]:
-        """In the order of `devices`; not to be written to. Raises TensorError, EngineError."""
+        """In the order of `devices`; not to be written to. Raises TensorError, EngineError, BundleError."""
         self._adopt(base)
         found = {device: self._known[device] for device in devices if device in self._known}
         for device in found:
@@ -64,7 +63,13 @@ class Features:
         """Gives all memory back; the next use computes anew."""
         self._known.clear()
         self._bytes = 0
-        self._model.unload()
+        if "_model" in self.__dict__:
+            self._model.unload()
+
+    @cached_property
+    def _model(self) -> DeviceModel:
+        """Made when it is needed: it may take more memory than all else."""
+        return open_model(self._world.bundle, self._world.engine)
 
     def _adopt(self, base: Tensors) -> None:
         old = self._extractor
@@ -95,10 +100,15 @@ class Features:
             _, forgotten = self._known.popitem(last=False)
             self._bytes -= forgotten.nbytes
 
-    def _gives_its_input(self) -> bool:
+    @cached_property
+    def _given_through(self) -> bool:
         """Whether a network that has nothing but its head hands it the input as it is, tried on one batch."""
         manifest = self._world.bundle.manifest
-        if manifest.input.dtype != "float32" or prod(manifest.input.shape) != self._head.features:
+        if (
+            self._names
+            or manifest.input.dtype != "float32"
+            or prod(manifest.input.shape) != self._head.features
+        ):
             return False
         x = np.random.default_rng([0]).standard_normal((8, *manifest.input.shape), np.float32)
         return np.array_equal(self._model.features(x), x.reshape(8, -1))

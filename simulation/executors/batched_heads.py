@@ -26,7 +26,7 @@ class BatchedHeads:
     """Jobs of kinds that train the head alone, or need features alone."""
 
     def __init__(self, world: World, cache_bytes: int) -> None:
-        """`cache_bytes`: of features that are kept, about. Raises EngineError, BundleError."""
+        """`cache_bytes`: of features that are kept, about."""
         self._manifest = world.bundle.manifest
         self._features = Features(world, cache_bytes)
         head = self._manifest.head

@@ -30,7 +30,7 @@ class BatchedNetworks:
     """Jobs of kinds that train by cross-entropy alone, on engine torch."""
 
     def __init__(self, world: World, pays: bool | None = None) -> None:
-        """`pays`: whether it is worth it, instead of the rule. Raises EngineError, BundleError."""
+        """`pays`: whether it is worth it, instead of the rule."""
         self._world, self._pays = world, pays
         self._manifest = world.bundle.manifest
         self._model: TorchModel | None = None

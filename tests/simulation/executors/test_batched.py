@@ -160,6 +160,7 @@ def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPa
 def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regression, full, monkeypatch):
     bases, watched, devices = {0: regression.bundle.weights()}, Watched(regression), [0, 1, 2, 3, 4, 6]
     batched = Batched(regression, watched)
+    assert batched._ways[0]._features._given_through
     monkeypatch.setattr(batched._ways[0]._features._model, "features", None)  # never called
     expected = results(Plain(regression), bases, jobs(full, devices))
     assert_alike(results(batched, bases, jobs(full, devices)), expected)
