@@ -20,8 +20,9 @@ from .errors import SimulationError
 from .learning import Learning
 from .ledger import Ledger
 from .patience import Patience
-from .timeline import WILL_S
 
+WILL_S = 45.0
+"""Seconds until the broker says that a device is gone: one and a half keep-alives of 30 s."""
 RETRY_S = 60.0
 """Virtual seconds after which more devices are looked for, where too few could be asked: some have come."""
 
@@ -47,6 +48,7 @@ class Director:
         self._state = _everybody_there(rules, names)
         self._events: deque[moves.Event] = deque()
         self._flights: dict[moves.Update, Flight] = {}
+        self._boots: dict[str, int] = {}
         self._patience = Patience(task, len(names))
         self._seq = 0
         self._looking = False
@@ -130,10 +132,12 @@ class Director:
             self._flights[update] = flight
             self._agenda.at(line.ends_s, partial(self._arrive if line.lost is None else self._lose, update))
             for begin, end in line.gaps:
-                if begin + WILL_S <= end:
-                    self._agenda.at(begin + WILL_S, partial(self._presence, flight, False))
+                if begin + WILL_S < end:
+                    self._agenda.at(begin + WILL_S, partial(self._presence, flight.device, False))
                     if end < inf:
-                        self._agenda.at(end, partial(self._presence, flight, True))
+                        self._agenda.at(end, partial(self._presence, flight.device, True))
+            if line.lost == "crashed" and line.back_s < inf:
+                self._agenda.at(line.back_s, partial(self._restart, flight))
 
     def _arrive(self, update: moves.Update) -> None:
         self._feed(moves.Announced(self._agenda.now, update, known=False))
@@ -146,21 +150,21 @@ class Director:
         if flight.line.lost == "sat out":
             self._feed(moves.Planned(now, flight.device, flight.round, ""))
 
-    def _presence(self, flight: Flight, online: bool) -> None:
-        """Its last will says that it is gone, or it says that it is back."""
-        now = self._agenda.now
-        self._feed(moves.Present(now, flight.device, 0, online))
-        if online and now >= flight.line.back_s and flight.line.lost == "crashed":
-            self._resume(flight)
+    def _presence(self, device: str, online: bool) -> None:
+        """Its last will says that it is gone, or it says that it is there again."""
+        boot = self._boots.get(device, 0)
+        self._feed(moves.Present(self._agenda.now, device, boot, online))
 
-    def _resume(self, flight: Flight) -> None:
-        """It is told of the round that it still owes an answer, and begins again; or it sits out."""
-        state = self._state
-        if state.phase == "collect" and state.round == flight.round and state.concerns(flight.device):
+    def _restart(self, flight: Flight) -> None:
+        """A new life: it is told of a round that it still owes an answer, and begins again or sits out."""
+        device = flight.device
+        self._boots[device] = self._boots.get(device, 0) + 1
+        self._presence(device, True)
+        if self._state.round == flight.round and self._state.concerns(device):
             again = self._parts.asking.again(self._opening(), flight.index)
             self._await(again)
             if not again:
-                self._feed(moves.Planned(self._agenda.now, flight.device, flight.round, ""))
+                self._feed(moves.Planned(self._agenda.now, device, flight.round, ""))
 
     def _reply(self, command: moves.Reply) -> None:
         """Kept updates are in the ledger once they are trained and merged."""

@@ -47,9 +47,12 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if self.devices < 1:
             raise ScenarioError(f"devices is {self.devices}, expected 1 or more")
         if not 0 < self.slow < 1e6:
-            raise ScenarioError(f"slow is {self.slow}, expected more than 0")
+            raise ScenarioError(f"slow is {self.slow}, expected more than 0 and less than a million")
         if self.eval_every < 0:
             raise ScenarioError(f"eval_every is {self.eval_every}, expected 0 or more")
+        if self.task.min_contributions > self.devices:
+            most = f"expected at most {self.devices}, one of each device"
+            raise ScenarioError(f"min_contributions is {self.task.min_contributions}, {most}")
 
     def json(self) -> bytes:
         """Canonical: equal scenarios give equal bytes."""
@@ -93,21 +96,30 @@ def load(source: str | Path, over: Mapping[str, Any] | None = None) -> Scenario:
 def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
     parts = dict(table)
     fleet = parts.pop("fleet", None)
-    if fleet is None:
-        raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
     if isinstance(fleet, str):
         near = beside / fleet
         spec = fleets.load(near if near.suffix == ".toml" and near.exists() else fleet)
-    else:
+    elif isinstance(fleet, dict):
         spec = fleets.read(fleet)
-    data = {
-        name: str(beside / value) if name in _PATHS and value and (beside / value).exists() else value
-        for name, value in parts.pop("data", {}).items()
-    }
-    task = {"bundle": DIGITS, "rounds": 20, **parts.pop("task", {})}
-    if (beside / task["bundle"]).exists():
-        task["bundle"] = str(beside / task["bundle"])
+    else:
+        raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
+    data, task = _table(parts, "data"), {"bundle": DIGITS, "rounds": 20, **_table(parts, "task")}
+    data |= {name: _near(beside, data[name]) for name in _PATHS if name in data}
+    task["bundle"] = _near(beside, task["bundle"])
     return msgspec.convert({**parts, "fleet": spec, "data": data, "task": task}, Scenario)
+
+
+def _table(parts: dict[str, Any], name: str) -> dict[str, Any]:
+    """Taken out of `parts`. Raises ScenarioError."""
+    table = parts.pop(name, {})
+    if not isinstance(table, dict):
+        raise ScenarioError(f"{name} is {table!r}, expected a table [{name}]")
+    return dict(table)
+
+
+def _near(beside: Path, path: Any) -> Any:
+    """The path of what lies beside the scenario's file; anything else as it is."""
+    return str(beside / path) if isinstance(path, str) and path and (beside / path).exists() else path
 
 
 def _checked(make: Any, where: str) -> Scenario:

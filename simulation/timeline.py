@@ -20,8 +20,6 @@ from .records import Lost
 
 STEPS = (0.01, *(tenth / 10 for tenth in range(1, 10)))
 """The shares of an update after which a device looks at its clock: it sees early that it will be late."""
-WILL_S = 45.0
-"""Seconds until the broker says that a device is gone: one and a half keep-alives of 30 s."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ def timeline(profile: DeviceProfile, workload: Workload, asked: Asked) -> Timeli
     if ends_s == inf:
         lost, ends_s, share = "dropped out", course.gaps[-1][0], course.share_done(whole)
     elif share < 1.0:
-        lost, back_s = "crashed", asked.back(ends_s + max(luck.away_s, WILL_S))
+        lost, back_s = "crashed", asked.back(ends_s + luck.away_s)
         course.gaps.append((ends_s, back_s))
     if share < 1.0:
         busy = whole.first(share)

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Power, Speed, Workload
-from simulation.timeline import WILL_S, Asked, Luck, timeline
+from simulation.timeline import Asked, Luck, timeline
 from strategies.full import Full
 
 FULL = Full(epochs=2, batch=32)
@@ -93,10 +93,6 @@ def test_a_process_that_dies_loses_its_work_and_has_spent_its_energy():
     assert line.energy_j == pytest.approx(2.2 * 5 + 2.0)
     assert line.bytes_up == 0
     assert line.flops == pytest.approx(2.2e9)
-
-
-def test_nobody_asks_a_crashed_device_before_its_last_will_is_known():
-    assert run(asked(luck=Luck(crash=0.5, away_s=1.0))).back_s == pytest.approx(14.2 + WILL_S)
 
 
 @pytest.mark.parametrize(

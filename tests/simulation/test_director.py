@@ -1,0 +1,155 @@
+"""Whole runs of one small kind, which takes hundredths of a second: what happens when, and to whom."""
+
+from collections import Counter
+
+import pytest
+
+from simulation import scenario
+from simulation.director import WILL_S
+from simulation.errors import SimulationError
+from simulation.run import Keeping, prepare, simulate
+
+DAY_S = 86_400.0
+
+
+class Notes:
+    def __init__(self):
+        self.asks, self.lines, self.kept = [], [], []
+
+    def asked(self, ask):
+        self.asks.append(ask)
+
+    def trained(self, job, made):
+        pass
+
+    def closed(self, line):
+        self.lines.append(line)
+
+    @property
+    def fates(self):
+        return Counter(ask.fate for ask in self.asks)
+
+
+def alike(**settings):
+    """A fleet of one group."""
+    return {"name": "alike", "groups": {"all": {"profile": "pi-5", "share": 1.0, **settings}}}
+
+
+def play(fleet, task=None, devices=4, seed=0, **settings):
+    over = {
+        "fleet": fleet,
+        "devices": devices,
+        "eval_every": 0,
+        "data": {"partition": "iid", "samples_per_client": 10},
+        "task": {"rounds": 3, "round_deadline_s": 60.0, "kinds": [{"name": "class-means"}], **(task or {})},
+        **settings,
+    }
+    notes = Notes()
+    prepared = prepare(scenario.load("uniform", over), seed)
+    simulate(prepared, watch=notes, keeping=Keeping(keep=notes.kept.append))
+    return notes
+
+
+def test_one_device_alone_does_every_round():
+    notes = play(alike(), devices=1)
+    assert notes.fates == {"counted": 3}
+    assert [line.participants for line in notes.lines] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("deadline_s", [3.0, 600.0])
+def test_a_round_waits_through_a_night_in_which_nobody_is_there(deadline_s):
+    """From 20:00 on, of a run that begins at 0:00; they are looked for every minute and at every deadline."""
+    fleet = alike(windows=[{"start_h": 20, "length_h": 2}])
+    notes = play(fleet, {"rounds": 1, "round_deadline_s": deadline_s})
+    assert notes.fates == {"counted": 4}
+    assert all(0 <= ask.asked_s - 20 * 3600 <= 60 for ask in notes.asks)
+
+
+def test_a_fleet_that_never_comes_is_waited_for_two_days():
+    fleet = alike(battery={"wh": 1.0, "start": 0.2, "minimum": 0.5})
+    with pytest.raises(
+        SimulationError, match="round 1 has 0 of 1 updates: no device could be asked for 48 hour"
+    ):
+        play(fleet)
+
+
+def test_a_fleet_whose_devices_all_crash_is_given_up():
+    with pytest.raises(SimulationError, match=r"devices were asked 4\d\d times in vain"):
+        play(alike(failures={"crash": 1.0, "away_s": 5.0}))
+
+
+def test_a_device_that_crashed_begins_again_when_it_is_back_and_its_round_waits_for_it():
+    """Soon enough that no will is sent: the round does not close without it."""
+    notes = play(alike(failures={"crash": 0.5, "away_s": 5.0}), {"rounds": 6})
+    assert notes.fates["crashed"] > 3
+    assert [line.participants for line in notes.lines] == [4] * 6
+    for lost in (ask for ask in notes.asks if ask.fate == "crashed"):
+        again = next(a for a in notes.asks if a.device == lost.device and a.asked_s > lost.asked_s)
+        assert again.asked_s == lost.ended_s + 5.0
+        assert again.round == lost.round
+
+
+def test_a_round_does_not_wait_for_a_device_that_is_gone_for_long():
+    """All others answer at once; the broker says that the lost are gone, and the round closes."""
+    notes = play(alike(failures={"crash": 0.5, "away_s": 1e4}), {"rounds": 1, "round_deadline_s": 1e3})
+    lost = [ask.ended_s for ask in notes.asks if ask.fate == "crashed"]
+    [line] = notes.lines
+    assert 0 < len(lost) < 4
+    assert line.closed_s == pytest.approx(max(lost) + WILL_S)
+
+
+def test_a_round_does_not_wait_for_a_link_that_is_lost_for_long_and_its_update_comes_late():
+    fleet = alike(failures={"drop": 0.5, "away_s": 500.0})
+    notes = play(fleet, {"rounds": 2, "round_deadline_s": 1e3, "late": "count"})
+    first = notes.lines[0]
+    assert 0 < first.participants < 4
+    assert WILL_S < first.closed_s < WILL_S + 1
+
+
+def test_a_device_that_sat_out_for_want_of_time_is_asked_again_when_the_round_is_extended():
+    """A bundle of 322 kB at 5 kB/s takes over a minute: too long for the deadline, but only once."""
+    notes = play(alike(link={"down_bytes_per_s": 5e3}), {"rounds": 1, "round_deadline_s": 30.0}, devices=1)
+    assert [ask.fate for ask in notes.asks] == ["sat out", "counted"]
+    first, second = notes.asks
+    assert first.bytes_down > 300_000
+    assert second.bytes_down == 0
+
+
+def test_a_device_that_comes_while_the_round_is_open_is_asked_then():
+    """Half of them are there from 0:00, the others from 0:10; with 20 minutes to go nobody waits longer."""
+    groups = {
+        "early": {"profile": "pi-5", "share": 0.5, "failures": {"crash": 1.0, "away_s": 1e6}},
+        "later": {"profile": "pi-5", "share": 0.5, "windows": [{"start_h": 1 / 6, "length_h": 2}]},
+    }
+    notes = play({"name": "two", "groups": groups}, {"rounds": 1, "round_deadline_s": 1800.0})
+    assert notes.fates == {"crashed": 2, "counted": 2}
+    assert {ask.asked_s for ask in notes.asks if ask.group == "later"} == {600.0}
+
+
+def test_more_devices_are_wanted_than_there_are():
+    assert [line.participants for line in play(alike(), {"devices_per_round": 50}).lines] == [4] * 3
+
+
+def test_a_buffer_that_never_fills_is_closed_by_the_deadline():
+    notes = play(alike(), {"buffer_size": 50})
+    assert [(line.participants, line.closed_s) for line in notes.lines] == [(4, 60.0), (4, 120.0), (4, 180.0)]
+
+
+def test_what_is_at_work_when_the_run_ends_is_unheard_also_if_it_would_have_crashed():
+    """One is quick; three are a thousand times slower, and would have died before they were done."""
+    slow = {"profile": "pi-5", "share": 0.75, "speed": {"factor": 0.001}, "failures": {"crash": 1.0}}
+    fleet = {"name": "two", "groups": {"quick": {"profile": "pi-5", "share": 0.25}, "slow": slow}}
+    notes = play(fleet, {"rounds": 1, "buffer_size": 1})
+    assert notes.fates == {"counted": 1, "unheard": 3}
+
+
+@pytest.mark.parametrize(("late", "most"), [("discard", 1), ("count", 2)])
+def test_bases_are_kept_only_for_updates_that_may_yet_count(late, most):
+    """One of four loses its link for a day; hundreds of rounds pass in the meantime."""
+    groups = {
+        "quick": {"profile": "pi-5", "share": 0.75},
+        "lost": {"profile": "pi-5", "share": 0.25, "failures": {"drop": 1.0, "away_s": DAY_S}},
+    }
+    notes = play({"name": "two", "groups": groups}, {"rounds": 8, "late": late, "max_staleness": 2})
+    assert max(len(one.bases) for one in notes.kept) == most
+    assert [base.number for base in notes.kept[-1].bases] == [9]
