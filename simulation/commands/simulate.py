@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from aggregator.errors import AggregatorError
@@ -17,19 +16,15 @@ from simulation.compare.progress import Bars, Lines, Teller, View
 from simulation.compare.run_folder import Name
 from simulation.compare.running import Children, run_all
 from simulation.errors import ScenarioError, SimulationError
-from simulation.executors.batched import Batched
+from simulation.executors import choice
+from simulation.executors.choice import ExecutorWish
 from simulation.executors.cores import usable_cores
-from simulation.executors.job import Executor, World
-from simulation.executors.plain import Plain
-from simulation.executors.processes import Processes
 
 from .asked import PRESET, again, plan_of, presets, said
 
 HELP = "Simulate a fleet of devices on virtual time, under one policy or several, and report."
 EXAMPLE = "device-runtime simulate mixed --devices 200 --compare kinds=choose,drop,few-shot --seeds 3"
 ERRORS = (SimulationError, AggregatorError)
-
-EXECUTORS = ("auto", "plain", "batched", "processes", "ray")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="accuracy whose time is measured (default: what all reach)",
     )
     add("--parallel", type=count, metavar="N", help="runs at a time (default: as many as usable cores)")
-    add("--executor", choices=EXECUTORS, default="auto", help="what trains the devices (default: auto)")
+    add(
+        "--executor",
+        choices=choice.names(),
+        default=choice.AUTO,
+        help="what trains the devices (default: auto)",
+    )
     add(
         "--workers",
         type=count,
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if options.only:
         return _perform(options)
-    if options.address and options.executor != "ray":
+    if options.address and options.executor not in (choice.AUTO, "ray"):
         raise ScenarioError("--address is for --executor ray")
     plan = plan_of(options)
     plan.save()
@@ -117,7 +117,8 @@ def _perform(options: argparse.Namespace) -> int:
         raise ScenarioError(f"{options.run_dir} holds no scenario")
     name = Name(policy, int(seed))
     plan = Plan(mine, Comparison(policies=(policy,)), options.run_dir)
-    perform(mine, name, plan.of(name), How(_executor(options), options.probes), Teller(sys.stdout))
+    wish = ExecutorWish(options.executor, options.workers, options.address)
+    perform(mine, name, plan.of(name), How(wish, options.probes), Teller(sys.stdout))
     return 0
 
 
@@ -157,18 +158,3 @@ def _percentage(text: str) -> float:
     if value > 100:
         raise argparse.ArgumentTypeError(f"{text} is not a percentage")
     return value / 100
-
-
-def _executor(options: argparse.Namespace) -> Callable[[World], Executor]:
-    """What makes the executor that was asked for, once the world is there."""
-    workers = options.workers
-    if options.executor == "plain":
-        return Plain
-    if options.executor == "ray":
-        from simulation.executors.ray_executor import RayExecutor
-
-        return lambda world: RayExecutor(world, options.address, workers)
-    many = Plain if workers == 1 else partial(Processes, workers=workers)
-    if options.executor == "processes":
-        return partial(Processes, workers=workers)
-    return lambda world: Batched(world, many(world))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,6 +12,8 @@ import msgspec
 
 from models.bundle import Bundle
 from models.engines import open_model
+from simulation.executors import choice
+from simulation.executors.choice import ExecutorWish
 from simulation.executors.job import Executor, Job, World
 from simulation.metrics.probes import ProbeLine, Probes, ProbeSet, Rounds, spread_rounds
 from simulation.policies import under
@@ -31,7 +32,7 @@ PACKAGES = ("device-runtime", "numpy", "onnxruntime", "torch", "ray")
 class How:
     """What trains, and how many rounds local models are looked at in (0: none)."""
 
-    executor: Callable[[World], Executor]
+    wish: ExecutorWish
     probed_rounds: int = 3
 
 
@@ -74,7 +75,7 @@ def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: Watch)
         probes = _probes(prepared, folder / PROBES, how, done)
 
         def executor(world: World) -> Executor:
-            made = how.executor(world)
+            made = choice.make(world, how.wish, [kind.strategy for kind in mine.task.kinds])
             used.append(made.name)
             return probes.over(made) if probes else made
 

@@ -14,6 +14,7 @@ from .canvas import panels
 from .compared import Compared, Picture
 from .palette import MUTED, PAPER, kind_colour, outcomes, stroke
 
+MOST_TICKS = 10
 MOST_DOTS = 60
 """Devices of a group that are drawn one by one."""
 
@@ -45,7 +46,7 @@ def who_took_part(compared: Compared) -> Picture:
 
 def busy_times(compared: Compared) -> Picture:
     """Mean seconds of a device per ask, by group, on a log scale, against the deadline."""
-    from matplotlib.ticker import LogLocator, NullFormatter
+    from matplotlib.ticker import FixedLocator, NullFormatter
 
     groups, policies = _groups(compared), compared.policies
     figure, axes = panels(1, 1, 1.3 + len(groups) * (0.16 + 0.2 * len(policies)))
@@ -60,7 +61,7 @@ def busy_times(compared: Compared) -> Picture:
     where: dict[str, Any] = {"xy": (deadline_s, 1.0), "xycoords": ("data", "axes fraction"), "va": "bottom"}
     on.annotate(f"deadline {lasting(deadline_s)}", ha="center", fontsize=8.5, color=MUTED, **where)
     on.set_xscale("log")
-    on.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    on.xaxis.set_major_locator(FixedLocator(_ticks(on.get_xlim())))
     on.xaxis.set_minor_formatter(NullFormatter())
     on.set_yticks(range(len(groups)), groups)
     on.set_ylim(len(groups) - 0.45, -0.55)
@@ -73,6 +74,30 @@ def busy_times(compared: Compared) -> Picture:
         "the group, the line all but the outermost tenths, the notch the median; dots are single devices."
     )
     return Picture("busy-times", "How long devices were busy", text, figure)
+
+
+def _ticks(limits: tuple[float, float]) -> list[float]:
+    """Seconds, minutes, hours and days that are whole, as many as can be read."""
+    low, high = limits
+    fine = [n * 10.0**power for power in range(-4, 1) for n in (1, 2, 5)] + [10.0, 20.0]
+    coarse = [
+        30.0,
+        60,
+        120,
+        300,
+        600,
+        1800,
+        3600,
+        7200,
+        5 * 3600,
+        86400 / 2,
+        86400,
+        2 * 86400,
+        5 * 86400,
+        1e6,
+    ]
+    ticks = [tick for tick in fine + coarse if low <= tick <= high]
+    return ticks[:: -(-len(ticks) // MOST_TICKS)] if ticks else []
 
 
 def _groups(compared: Compared) -> list[str]:

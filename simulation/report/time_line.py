@@ -19,6 +19,8 @@ MOST_DEVICES = 20
 """Drawn of one round, from the quickest to the slowest."""
 PAST = 1.7
 """The axis ends at most at so many deadlines; what lasts longer is said in words."""
+NEAR = 0.3
+"""A deadline of which less than this was needed is not on the axis, but said in words."""
 DOWN, UP = "#b4bec8", "#6b7682"
 SIGNS = {"counted": "o", "late": "X", "refused": "X", "crashed": "X", "dropped out": "X", "unheard": "X"}
 
@@ -34,6 +36,8 @@ class _Shown:
     @property
     def end(self) -> float:
         longest = max(ask.ended_s for ask in self.asks) - self.line.opened_s
+        if longest < NEAR * self.deadline_s:
+            return 1.03 * longest
         return max(1.05 * self.deadline_s, 1.03 * min(longest, PAST * self.deadline_s))
 
 
@@ -73,12 +77,16 @@ def _some(asks: Sequence[Ask]) -> tuple[Ask, ...]:
 def _panel(on: Any, policy: str, shown: _Shown, end: float) -> None:
     for row, ask in enumerate(shown.asks):
         _bar(on, row, ask, (shown.line.opened_s, end))
-    on.axvline(shown.deadline_s, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
-    place = {"xy": (shown.deadline_s, 1.0), "xycoords": ("data", "axes fraction"), "va": "bottom"}
-    on.annotate("deadline", ha="center", fontsize=8.5, color=MUTED, **place)
+    title = f"{policy}: {shown.line.participants} of {shown.line.asked} updates counted"
+    if shown.deadline_s < end:
+        on.axvline(shown.deadline_s, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
+        place = {"xy": (shown.deadline_s, 1.0), "xycoords": ("data", "axes fraction"), "va": "bottom"}
+        on.annotate("deadline", ha="center", fontsize=8.5, color=MUTED, **place)
+    else:
+        title += f"; the deadline is at {lasting(shown.deadline_s)}"
     on.set_yticks(range(len(shown.asks)), [ask.device for ask in shown.asks], fontsize=8)
     on.set(ylim=(len(shown.asks) - 0.4, -0.6), xlim=(0, end))
-    on.set_title(f"{policy}: {shown.line.participants} of {shown.line.asked} updates counted")
+    on.set_title(title)
     on.grid(axis="y", visible=False)
 
 

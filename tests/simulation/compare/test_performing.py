@@ -8,7 +8,7 @@ from simulation.compare.performing import How, of_policy, perform
 from simulation.compare.reading import read_run
 from simulation.compare.run_folder import Name, fingerprint, finished, info_of
 from simulation.errors import SimulationError
-from simulation.executors.plain import Plain
+from simulation.executors.choice import ExecutorWish
 from simulation.watch import Nobody
 
 NAME = Name("choose", 0)
@@ -17,7 +17,7 @@ SMALL = scenario.load("uniform", {
     "devices": 3, "slow": 20.0, "data": {"max_train": 90, "max_test": 40},
     "task": {"rounds": 4, "round_deadline_s": 6.0},
 })  # fmt: skip
-HOW = How(Plain, probed_rounds=2)
+HOW = How(ExecutorWish("plain"), probed_rounds=2)
 
 
 class Stops(Nobody):
