@@ -13,10 +13,10 @@ B: logistic regression 784-10, 1,000 users of 60, 10 a round, batch 10, one epoc
 C: no work, 1,000 parameters sent back, 50 a round of 1,000, 5,000 and, ours alone, 100,000 users.
 
 Every peer has an environment of its own, with the same torch; runs two processes of one thread each; takes
-its samples from the same files, its start from the same weights. Their settings stand in the heads of the scripts
-in benchmarks/peers. Peers take turns, `--repeats` times; a figure is the median of all rounds but the first
-ones of each run. Memory is of a run of its own: the sum over the process tree, sampled every 50 ms, of the
-proportional set size (PSS: shared pages once) and of the resident set size (RSS: in every process).
+its samples from the same files, its start from the same weights. Their settings stand in the heads of the
+scripts in benchmarks/peers. Peers take turns, `--repeats` times; a figure is the median of all rounds but the
+first ones of each run. Memory is of a run of its own: the sum over the process tree, sampled every 50 ms, of
+the proportional set size (PSS: shared pages once) and of the resident set size (RSS: in every process).
 `check` runs three rounds of six users, all of them taking part with the same order of batches, and compares
 the weights with those of the same loop in float64. Linux only.
 """

@@ -85,11 +85,13 @@ def world_of(row: Row) -> World:
 
 def measure(row: Row) -> dict[str, Any]:
     """Medians of both executors, in clients per second."""
-    from simulation.executors.batched import Batched
-    from simulation.executors.plain import Plain
+    from simulation.executors.choice import ExecutorWish, make
 
     world = world_of(row)
-    executors: dict[str, Executor] = {"one at a time": Plain(world), "batched": Batched(world, Plain(world))}
+    executors: dict[str, Executor] = {
+        name: make(world, ExecutorWish(wish), [row.strategy])
+        for name, wish in (("one at a time", "plain"), ("batched", "batched"))
+    }
     bases = {0: world.bundle.weights()}
     jobs = [Job(i, f"user-{i:05d}", row.strategy, 1, 0) for i in range(row.clients)]
     seconds: dict[str, list[float]] = {name: [] for name in executors}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,9 @@ from models.manifest import InputSpec, Source
 from profiles import fleets
 from simulation.clients import Clients
 from simulation.data import DataSet
-from simulation.executors.job import Executor, World
+from simulation.executors.choice import ExecutorWish, make
 from simulation.executors.job import Job as Training
+from simulation.executors.job import World
 from simulation.records import Ask, RoundLine
 from simulation.run import Prepared, simulate
 from simulation.scenario import Scenario
@@ -89,26 +89,6 @@ def bundle(job: Job) -> Bundle:
     return Bundle.open(folder)
 
 
-def executor_of(name: str, workers: int, trains: bool) -> Callable[[World], Executor]:
-    """What makes the executor of that name."""
-    if name == "auto":
-        name = "processes" if trains else "plain"
-    if name == "plain":
-        from simulation.executors.plain import Plain
-
-        return Plain
-    if name == "processes":
-        from simulation.executors.processes import Processes
-
-        return lambda world: Processes(world, workers)
-    if name == "batched":
-        from simulation.executors.batched import Batched
-        from simulation.executors.plain import Plain
-
-        return lambda world: Batched(world, Plain(world))
-    raise SystemExit(f"no executor {name}")
-
-
 def prepared(job: Job, engine: str) -> Prepared:
     """The scenario of a job, with the samples mapped into memory."""
     work, clients = WORKS[job.work], Clients.open(Path(job.data))
@@ -144,7 +124,9 @@ def main() -> None:
     echo.register()
     ready = prepared(job, options.engine)
     marks = Marks([time.perf_counter()])
-    served = simulate(ready, executor_of(options.executor, job.workers, WORKS[job.work].trains), marks)
+    wish = ExecutorWish(options.executor, job.workers if options.executor in ("auto", "processes") else None)
+    kinds = [kind.strategy for kind in ready.scenario.task.kinds]
+    served = simulate(ready, lambda world: make(world, wish, kinds), marks)
 
     def final() -> Arrays:
         names = [parameter.name for parameter in ready.world.bundle.manifest.parameters]
