@@ -7,7 +7,6 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from models.tensors import Tensors
 from simulation.errors import ExecutorError
@@ -23,6 +22,7 @@ from .processes_worker import Wave
 
 RESULTS_BYTES = 32 << 20
 """Of results that wait for their turn, about; at least two of each worker may wait."""
+LARGE_BYTES = 1 << 20
 MOST_SLOTS = 1024
 MOST_DEATHS = 3
 
@@ -46,8 +46,8 @@ class Processes:
     replaced and its job done again. Workers end with `close`, with this process, and when it is killed.
     """
 
-    def __init__(self, world: World, workers: int | None = None, saved: Path | None = None) -> None:
-        """As many workers as usable cores, unless said. `saved`: where the clients are saved already.
+    def __init__(self, world: World, workers: int | None = None) -> None:
+        """As many workers as usable cores, unless said. Clients that were opened from files are used there.
 
         Raises EngineError, BundleError, and ExecutorError for workers that cannot be started.
         """
@@ -56,7 +56,7 @@ class Processes:
             raise ExecutorError(f"workers is {count}, expected 1 to {MOST_WORKERS}")
         self.name = f"processes ({count})"
         self._world = world
-        self._crew = Crew(world, saved)
+        self._crew = Crew(world)
         self._end = weakref.finalize(self, self._crew.close)
         self._board = Board(self._crew.board)
         self._bases = BasesInMemory(world.bundle.manifest, self._crew.bases)
@@ -105,6 +105,7 @@ class Processes:
                     self._listen()
                 start = number % going.slots * going.slot_bytes
                 yield going.expected.result(going.replies.pop(number), job.strategy, buffer, start)
+                _let_go(buffer, start, going.slot_bytes)
         finally:
             if self._end.alive:
                 self._board.stop()
@@ -129,7 +130,8 @@ class Processes:
 
     def _planned(self, jobs: Sequence[Job]) -> _Running:
         expected = Expected(self._world.bundle.manifest)
-        slot = max(expected.size(job.strategy) for job in jobs)
+        size = max(expected.size(job.strategy) for job in jobs)
+        slot = size + -size % mmap.PAGESIZE
         at_once = max(2 * len(self._crew.pids) + 1, min(MOST_SLOTS, RESULTS_BYTES // max(slot, 1)))
         return _Running(jobs, expected, min(at_once, len(jobs)), slot, {}, Counter())
 
@@ -175,6 +177,12 @@ class Processes:
         if going is not None and hopeless:
             work = _work(going.jobs, blamed)
             raise ExecutorError(f"{work} ended {MOST_DEATHS} workers; the last: {how}")
+
+
+def _let_go(buffer: mmap.mmap, start: int, size: int) -> None:
+    """Of a result that was used: its pages stay where they are shared, and are no more this process' own."""
+    if size >= LARGE_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+        buffer.madvise(mmap.MADV_DONTNEED, start, size)
 
 
 def _work(jobs: Sequence[Job], number: int) -> str:

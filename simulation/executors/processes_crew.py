@@ -17,7 +17,9 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 
 import msgspec
+import numpy as np
 
+from simulation.clients import Clients
 from simulation.errors import ExecutorError
 
 from .job import World
@@ -50,7 +52,8 @@ class Heard:
 class Crew:
     """Workers by number, the memory they share with this process, and the clients' folder."""
 
-    def __init__(self, world: World, saved: Path | None) -> None:
+    def __init__(self, world: World) -> None:
+        saved = saved_in(world.clients)
         self._made = saved is None
         self.folder = Path(tempfile.mkdtemp(prefix="device-runtime-")) if saved is None else saved
         self.board, self.wave, self.bases, self.results = (Shared.make() for _ in range(4))
@@ -133,6 +136,13 @@ class Crew:
             return Heard(number, None)
         except msgspec.DecodeError as error:
             raise ExecutorError(f"worker {number} says what no worker says: {error}") from None
+
+
+def saved_in(clients: Clients) -> Path | None:
+    """The folder that clients were opened from, memory-mapped; None for those that lie in memory alone."""
+    files = [Path(a.filename or "") for a in (clients.x, clients.order) if isinstance(a, np.memmap)]
+    found = len(files) == 2 and [file.name for file in files] == ["x.npy", "order.npy"]
+    return files[0].parent if found and files[0].parent == files[1].parent else None
 
 
 @contextmanager
