@@ -14,6 +14,9 @@ from strategies.kind import AnyStrategy
 MARGIN = 0.9
 """The share of the time left that a plan may fill: predictions are not exact."""
 
+USUAL = Full()
+"""What stragglers are judged on in a round that asks for no full updates."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -75,7 +78,7 @@ def _verdict(
     """On a full update with the round's settings, or the usual ones where the round has none."""
     cost = next((one.cost for one in candidates if isinstance(one.strategy, Full)), None)
     try:
-        return classify(cost or Full().cost(workload, profile), profile.memory, usable_s)
+        return classify(cost or USUAL.cost(workload, profile), profile.memory, usable_s)
     except MissingGraph as error:
         return Verdict(True, (str(error),))
 

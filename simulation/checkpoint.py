@@ -60,15 +60,18 @@ def load(folder: Path) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        content = tensors.decode(path.read_bytes())
-        history = tuple((int(a), int(b)) for a, b in content["history"])
-    except (ModelError, KeyError, ValueError, OSError) as error:
+        return _read(tensors.decode(path.read_bytes()))
+    except (ModelError, LookupError, TypeError, ValueError, OSError) as error:
         raise SimulationError(f"{path} is not a checkpoint ({error}): remove it to begin again") from None
+
+
+def _read(content: Tensors) -> Checkpoint:
+    history = tuple((int(a), int(b)) for a, b in content["history"])
     parts: dict[str, dict[str, NDArray[Any]]] = {}
     for key, value in content.items():
         owner, _, name = key.partition("/")
         if name:
             parts.setdefault(owner, {})[name] = value
-    served = parts.pop("served", {})
+    served = parts.pop("served")
     bases = tuple(Base(n, parts[str(n)], *history[n - 1]) for n in sorted(map(int, parts)))
     return Checkpoint(len(history) - 1, bases, history, served)

@@ -75,13 +75,6 @@ class Director:
         self._state = state
         for command in commands:
             match command:
-                case moves.Announce():
-                    self._parts.ledger.opened(command.round, self._agenda.now)
-                    self._set_deadline()
-                case moves.Extend():
-                    self._extend(command)
-                case moves.Invite():
-                    self._invite(command)
                 case moves.Fetch():
                     self._events.append(moves.Believed(self._agenda.now, command.update, known=False))
                 case moves.Keep():
@@ -89,6 +82,13 @@ class Director:
                     self._parts.learning.keep(self._flights.pop(command.update))
                 case moves.Reply():
                     self._reply(command)
+                case moves.Announce():
+                    self._parts.ledger.opened(command.round, self._agenda.now)
+                    self._set_deadline()
+                case moves.Extend():
+                    self._extend(command)
+                case moves.Invite():
+                    self._invite(command)
                 case moves.Work():
                     self._work(command)
 

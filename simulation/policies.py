@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from aggregator.task import KindSettings, Task
+from aggregator.task import KindSettings, Task, kinds_named
 from strategies.registry import KINDS
 
 from .errors import ScenarioError
@@ -16,7 +16,7 @@ POLICIES = {
     "drop": "full updates only: stragglers are dropped",
     "reduced": "full updates, of one local epoch where all do not fit (FedAvg+)",
 }
-"""What each does; besides, the name of a kind stands for that kind alone, for every device."""
+"""What each does; besides, the name of a kind stands for that kind alone, for every device, as published."""
 
 
 def names() -> tuple[str, ...]:
@@ -35,7 +35,14 @@ def under(policy: str, task: Task) -> Task:
         full = _of("full", task.kinds)
         settings = {**msgspec.to_builtins(full.strategy), "reduced_epochs": 1}
         return _offering(task, msgspec.structs.replace(full, settings=settings))
-    return _offering(task, _of(policy, task.kinds))
+    return _offering(task, _alone(_of(policy, task.kinds)))
+
+
+def _alone(kind: KindSettings) -> KindSettings:
+    """Without the settings that it has in rounds with others: as published, and as `kinds_named` has it."""
+    *_, beside = kinds_named(dict.fromkeys(("full", kind.name)))
+    settings = {name: value for name, value in kind.settings.items() if beside.settings.get(name) != value}
+    return msgspec.structs.replace(kind, settings=settings)
 
 
 def _offering(task: Task, kind: KindSettings) -> Task:

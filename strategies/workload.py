@@ -49,8 +49,8 @@ def head_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
 
 def passes(load: Workload, **samples: float) -> tuple[Pass, ...]:
     """Samples through each graph: `passes(load, forward=100, train_mid=250)`."""
-    named = {name.replace("_", ".", 1): count for name, count in samples.items()}
-    return tuple(Pass(graph, count, load.graph(graph).flops) for graph, count in named.items())
+    named = [(name.replace("_", ".", 1), count) for name, count in samples.items()]
+    return tuple([Pass(graph, count, load.graph(graph).flops) for graph, count in named])
 
 
 def upload_bytes(values: int, tensors: int) -> int:

@@ -36,10 +36,25 @@ class Notes:
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_a_run_goes_on_from_any_round_with_the_same_bytes(task, tmp_path):
     over = {"devices": 6, "slow": 20.0, "data": {"samples_per_client": 30}, "task": task}
-    prepared = prepare(scenario.load("boards", over), 3)
-    kept, whole = [], Notes()
+    goes_on_with_the_same_bytes(prepare(scenario.load("boards", over), 3), tmp_path)
+
+
+def test_a_run_of_late_crashed_and_returning_devices_goes_on_with_the_same_bytes(tmp_path):
+    trouble = {"crash": 0.2, "drop": 0.4, "away_s": 70.0, "away_sigma": 1.0}
+    groups = {"all": {"profile": "pi-5", "share": 1.0, "failures": trouble, "battery": {"wh": 1e-3}}}
+    task = {"rounds": 8, "late": "count", "max_staleness": 2, "kinds": [{"name": "few-shot"}]}
+    over = {"fleet": {"name": "troubled", "groups": groups}, "devices": 8, "task": task}
+    prepared = prepare(scenario.load("boards", {**over, "data": {"samples_per_client": 10}}), 3)
+    whole = goes_on_with_the_same_bytes(prepared, tmp_path)
+    assert any("'fate': 'crashed'" in ask for ask in whole.asks)
+    assert not all("'staleness': 0.0," in line for line in whole.lines)
+
+
+def goes_on_with_the_same_bytes(prepared, tmp_path):
+    """From its first checkpoint and from its last but one; what was told of the whole run."""
+    rounds, kept, whole = prepared.scenario.task.rounds, [], Notes()
     served = simulate(prepared, watch=whole, keeping=Keeping(keep=kept.append))
-    assert [one.round for one in kept] == list(range(1, task["rounds"] + 1))
+    assert [one.round for one in kept] == list(range(1, rounds + 1))
     for one in (kept[0], kept[-2]):
         checkpoint.save(one, tmp_path)
         rest, more = Notes(), []
@@ -47,7 +62,8 @@ def test_a_run_goes_on_from_any_round_with_the_same_bytes(task, tmp_path):
         assert tensors.encode(again) == tensors.encode(served)
         assert rest.lines == whole.lines[one.round :]
         assert rest.asks == whole.asks[len(whole.asks) - len(rest.asks) :]
-        assert [later.round for later in more] == list(range(one.round + 1, task["rounds"] + 1))
+        assert [later.round for later in more] == list(range(one.round + 1, rounds + 1))
+    return whole
 
 
 def test_what_was_saved_is_read_back(tmp_path):
@@ -67,6 +83,16 @@ def test_what_was_saved_is_read_back(tmp_path):
 
 def test_nothing_saved_is_nothing_and_a_damaged_file_is_said_to_be(tmp_path):
     assert checkpoint.load(tmp_path) is None
-    (tmp_path / checkpoint.FILE).write_bytes(b"not at all")
-    with pytest.raises(SimulationError, match="is not a checkpoint"):
-        checkpoint.load(tmp_path)
+    one = np.ones(2, np.float32)
+    history = {"history": np.ones((2, 2), np.int32)}
+    for content in (
+        b"not at all",
+        tensors.encode({"head.weight": one}),
+        tensors.encode({"history": one}),
+        tensors.encode({**history, "2/w": one}),
+        tensors.encode({**history, "served/w": one, "head/w": one}),
+        tensors.encode({**history, "served/w": one, "7/w": one}),
+    ):
+        (tmp_path / checkpoint.FILE).write_bytes(content)
+        with pytest.raises(SimulationError, match="is not a checkpoint"):
+            checkpoint.load(tmp_path)

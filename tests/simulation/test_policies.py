@@ -35,6 +35,17 @@ def test_a_kind_s_name_offers_that_kind_alone_from_the_first_round():
     assert other == KindSettings(name="class-means")
 
 
+def test_a_kind_alone_joins_no_base_that_others_move():
+    """As `device-runtime serve --kinds class-means` would have it: FedNCM, not a head trained on means."""
+    task = Task(bundle="digits-wrn-10-1")
+    assert {kind.name: dict(kind.settings) for kind in task.kinds if kind.settings} == {
+        "few-shot": {"join_base": True},
+        "class-means": {"head": "trained"},
+    }
+    for name in KINDS:
+        assert under(name, task).kinds == (KindSettings(name=name),)
+
+
 def test_every_kind_is_a_policy_and_an_unknown_one_is_refused():
     assert set(KINDS) < set(names())
     with pytest.raises(ScenarioError, match="no policy named 'best'; there are choose, drop, reduced, full"):

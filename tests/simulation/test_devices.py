@@ -1,0 +1,81 @@
+"""One device asked again and again: what it has learnt, what is left in its battery."""
+
+import numpy as np
+import pytest
+
+from profiles import fleets
+from simulation.clients import Clients
+from simulation.devices import Devices
+from simulation.timeline import Asked, Luck
+from strategies.class_means import ClassMeans
+
+KINDS = (ClassMeans(),)
+MINE = 40
+
+
+def one(bundle, **settings) -> Devices:
+    """A fleet of one Pi 5 with 40 samples, much slowed: about 40 * 3.2 MFLOP at a thousandth of its speed."""
+    group = {"profile": "pi-5", "share": 1.0, "speed": {"factor": 0.001}, **settings}
+    fleet = fleets.read({"name": "one", "groups": {"all": group}}).draw(1, 0)
+    y = np.arange(MINE) % 10
+    clients = Clients.of(np.zeros((MINE, 1, 8, 8), np.float32), y, [np.arange(MINE)])
+    return Devices(fleet, clients, bundle.manifest)
+
+
+def asked(now: float = 0.0, **other) -> Asked:
+    return Asked(now=now, closes_s=now + 1e6, down_bytes=0, kinds=KINDS, **other)
+
+
+def test_a_device_learns_how_slow_it_is_and_forgets_it_when_its_process_dies(bundle):
+    """Twice as slow as predicted: 0.7 * 1 + 0.3 * 2, then 0.7 * 1.3 + 0.3 * 2."""
+    devices = one(bundle)
+    for expected in (1.3, 1.51):
+        devices.ask(0, asked(luck=Luck(slowdown=2.0)))
+        assert devices.known(0).corrections == {"class-means": pytest.approx(expected)}
+    devices.ask(0, asked(luck=Luck(slowdown=2.0, crash=0.5)))
+    assert devices.known(0).corrections == {}
+
+
+def test_a_device_at_work_is_not_ready_until_it_is_back(bundle):
+    devices = one(bundle)
+    line = devices.ask(0, asked(luck=Luck(crash=0.5, away_s=7.0)))
+    assert line.back_s == line.ends_s + 7.0
+    assert not devices.ready(0, line.back_s - 0.1)
+    assert devices.ready(0, line.back_s)
+
+
+def test_what_was_spent_is_charged_again_at_so_many_watts(bundle):
+    """At 1 W it is half full again after as many seconds as joules were spent."""
+    battery = {"wh": 1.0, "start": 0.5, "minimum": 0.5, "charge_w": 1.0}
+    devices = one(bundle, battery=battery)
+    line = devices.ask(0, asked())
+    assert line.lost is None
+    assert line.energy_j > line.ends_s  # or it would be full before it is done
+    assert not devices.ready(0, line.energy_j - 0.1)
+    assert devices.ready(0, line.energy_j + 0.1)
+
+
+def test_a_battery_that_is_empty_and_not_charged_is_never_asked_again(bundle):
+    devices = one(bundle, battery={"wh": 1e-4})
+    line = devices.ask(0, asked())
+    assert line.lost == "crashed"
+    assert line.energy_j == pytest.approx(0.36)
+    assert not devices.ready(0, 1e9)
+
+
+def test_a_battery_charges_only_while_the_device_is_there(bundle):
+    """There for an hour a day, at 0.5 W: 1800 J a day; 2700 J of 3600 after half of the second hour."""
+    battery = {"wh": 1.0, "start": 0.0, "minimum": 0.75, "charge_w": 0.5}
+    devices = one(bundle, battery=battery, windows=[{"start_h": 0, "length_h": 1}])
+    second = 86_400.0 + 1800.0
+    assert not devices.ready(0, second - 2.0)
+    assert devices.ready(0, second + 1.0)
+
+
+def test_a_device_without_samples_sits_out_and_has_spent_its_download(bundle):
+    fleet = fleets.read({"name": "one", "groups": {"all": {"profile": "pi-5", "share": 1.0}}}).draw(1, 0)
+    none = Clients.of(np.zeros((0, 1, 8, 8), np.float32), np.zeros(0, np.int64), [np.arange(0)])
+    devices = Devices(fleet, none, bundle.manifest)
+    line = devices.ask(0, Asked(now=0.0, closes_s=60.0, down_bytes=1000, kinds=KINDS))
+    assert (line.lost, line.bytes_down, line.bytes_up, line.flops) == ("sat out", 1000, 0, 0.0)
+    assert line.outcome.reasons == ("class-means there is no local data",)
