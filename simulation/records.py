@@ -8,7 +8,7 @@ from typing import Literal
 Lost = Literal["crashed", "dropped out", "sat out"]
 Fate = Lost | Literal["counted", "late", "refused", "unheard"]
 """What became of a device that was asked: its update counted; came too late; was refused by the checks; its
-process died; it left and did not come back in time to matter; nothing fitted; or the run ended first."""
+process died, or its battery; it left for good; nothing fitted; or the run ended first."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,8 @@ class Ask:
     `round` is the one it was asked in, `into` the one its update counts in (0: in none). `kind` is empty for
     one that sat out; `form` names the variant ("entropy-subset 25%"). `group` is its group in the fleet.
     `compute_s` covers what was given up on the way. Bytes and energy are what was spent, whatever became of
-    it. `forward_passes` counts compute in F, one forward pass of one sample (thesis 000, A.1).
+    it (of one that is unheard: what all of its work takes). `forward_passes` counts compute in F, one forward
+    pass of one sample (thesis 000, A.1).
     """
 
     round: int
@@ -49,7 +50,8 @@ class RoundLine:
     """One closed round. `eval_*` are of the served model, nan in rounds that were not evaluated.
 
     Sums (`energy_j`, `bytes_*`, `train_time_s`, `forward_passes`) are over every device whose ask ended in
-    this round, whatever became of it; `wasted_j` is the part of those whose update did not count.
+    this round, whatever became of it; `wasted_j` is the part of those whose update did not count. `asked`
+    counts these asks: a device that died, or sat out before an extension, may have been asked twice.
     `participants` counts devices whose update counts; `staleness` is how many rounds these were behind, mean.
     """
 
