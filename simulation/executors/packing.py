@@ -60,7 +60,9 @@ class Broke(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A worker has opened its world."""
+    """A worker has opened its world; `pid` is its process."""
+
+    pid: int
 
 
 Reply = Trained | Diverged | Broke | Ready

@@ -82,8 +82,7 @@ class Processes:
         return tuple(self._crew.pids.values())
 
     def _start(self, count: int) -> None:
-        for number in range(count):
-            self._crew.hire(number)
+        self._crew.hire(*range(count))
         ready = 0
         while ready < count:
             for heard in self._crew.listen():

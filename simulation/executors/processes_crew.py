@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -19,26 +16,25 @@ from selectors import EVENT_READ, DefaultSelector
 import msgspec
 import numpy as np
 
+from models.engines import engine_choice
 from simulation.clients import Clients
 from simulation.errors import ExecutorError
 
 from .job import World
-from .packing import Reply, read_reply
+from .packing import Ready, Reply, read_reply
+from .processes_launch import Order, launch
 from .processes_memory import Shared
-from .processes_worker import Order
 
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); \
-from simulation.executors.processes_worker import main; main(sys.argv[2])"
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+END_S = 5.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Worker:
-    """One process, and the pipe to it."""
+    """One process, and the pipe to it. `pid` is 0 until it is ready; a copy is no child of ours."""
 
-    number: int
-    process: subprocess.Popen[bytes]
     link: Connection
+    process: subprocess.Popen[bytes] | None
+    pid: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,9 @@ class Crew:
     """Workers by number, the memory they share with this process, and the clients' folder."""
 
     def __init__(self, world: World) -> None:
+        """Saves the clients, unless they lie in files. Raises EngineError where there is no such engine."""
+        on_torch = engine_choice(world.bundle, world.engine.engine).name == "torch"
+        self._copied = on_torch and world.engine.device == "cpu"
         saved = saved_in(world.clients)
         self._made = saved is None
         self.folder = Path(tempfile.mkdtemp(prefix="device-runtime-")) if saved is None else saved
@@ -63,29 +62,28 @@ class Crew:
         if self._made:
             world.clients.save(self.folder)
 
-    def hire(self, number: int) -> None:
-        """Starts worker `number`, which will say when it is ready."""
-        link, theirs = Pipe()
-        shared = {name: getattr(self, name).fd for name in ("board", "wave", "bases", "results")}
-        order = Order(
+    def hire(self, *numbers: int) -> None:
+        """Starts workers of these numbers, each of which will say when it is ready."""
+        pipes = {number: Pipe() for number in numbers}
+        orders = [self._order(number, theirs.fileno()) for number, (_, theirs) in pipes.items()]
+        started = [orders] if self._copied else [[order] for order in orders]
+        processes = {group[0].number: launch(group) for group in started}
+        for number, (link, theirs) in pipes.items():
+            theirs.close()
+            self._workers[number] = Worker(link, processes.get(number))
+            self._selector.register(link, EVENT_READ, number)
+
+    def _order(self, number: int, link: int) -> Order:
+        world, shared = self._world, ("board", "wave", "bases", "results")
+        return Order(
             number=number,
-            link=theirs.fileno(),
-            bundle=str(self._world.bundle.path.absolute()),
+            link=link,
+            bundle=str(world.bundle.path.absolute()),
             clients=str(self.folder.absolute()),
             made=self._made,
-            engine=self._world.engine,
-            **shared,
+            engine=world.engine,
+            **{name: getattr(self, name).fd for name in shared},
         )
-        with theirs, _no_interrupts():
-            process = subprocess.Popen(
-                [sys.executable, "-c", BOOT, json.dumps(sys.path), msgspec.json.encode(order)],
-                pass_fds=(order.link, *shared.values()),
-                env=os.environ | dict.fromkeys(ONE_THREAD, str(self._world.engine.threads)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
-        self._workers[number] = Worker(number, process, link)
-        self._selector.register(link, EVENT_READ, number)
 
     def wake(self, workers: list[int]) -> None:
         """To look at the board. One that is gone is found out by `listen`."""
@@ -102,6 +100,8 @@ class Crew:
         worker = self._workers.pop(number)
         self._selector.unregister(worker.link)
         worker.link.close()
+        if worker.process is None:
+            return "ended"
         worker.process.terminate()
         code = worker.process.wait()
         if code >= 0:
@@ -112,17 +112,16 @@ class Crew:
     @property
     def pids(self) -> dict[int, int]:
         """Process of each worker."""
-        return {number: worker.process.pid for number, worker in list(self._workers.items())}
+        return {number: worker.pid for number, worker in list(self._workers.items())}
 
     def close(self) -> None:
         """Ends all workers; frees memory and folder. May be called twice."""
         workers = list(self._workers.values())
         self._workers.clear()
         for worker in workers:
-            worker.process.terminate()
-            worker.link.close()
+            _signal(worker, signal.SIGTERM)
         for worker in workers:
-            _wait(worker.process)
+            _wait(worker)
         self._selector.close()
         for shared in (self.board, self.wave, self.bases, self.results):
             shared.close()
@@ -131,7 +130,10 @@ class Crew:
 
     def _hear(self, number: int) -> Heard:
         try:
-            return Heard(number, read_reply(self._workers[number].link.recv_bytes()))
+            reply = read_reply(self._workers[number].link.recv_bytes())
+            if isinstance(reply, Ready):
+                self._workers[number].pid = reply.pid
+            return Heard(number, reply)
         except (EOFError, OSError):
             return Heard(number, None)
         except msgspec.DecodeError as error:
@@ -145,19 +147,29 @@ def saved_in(clients: Clients) -> Path | None:
     return files[0].parent if found and files[0].parent == files[1].parent else None
 
 
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal: one that is started here is deaf to it, this one is not."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _signal(worker: Worker, number: signal.Signals) -> None:
+    """To a worker that is there yet: whoever has ended has closed the pipe."""
+    if worker.process is not None:
+        worker.process.send_signal(number)
+    elif worker.pid and not _ended(worker, 0):
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, number)
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float = 5) -> None:
+def _ended(worker: Worker, seconds: float) -> bool:
+    """Whether it has closed the pipe, or does so within this time."""
     try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        while worker.link.poll(seconds):
+            worker.link.recv_bytes()
+    except (EOFError, OSError):
+        return True
+    return False
+
+
+def _wait(worker: Worker) -> None:
+    """Until it has ended, which it is made to when it takes too long."""
+    if not _ended(worker, END_S):
+        _signal(worker, signal.SIGKILL)
+    worker.link.close()
+    if worker.process is not None:
+        worker.process.wait()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import mmap
+import os
 import shutil
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -13,7 +15,7 @@ import msgspec
 
 from broker.messages import Kind
 from models.bundle import Bundle
-from models.engines import EngineWish, open_model
+from models.engines import open_model
 from models.freed_memory import give_back
 from simulation.clients import Clients
 from strategies import registry
@@ -22,28 +24,11 @@ from strategies.kind import AnyStrategy
 from . import packing
 from .job import Failed, Result, World, train
 from .packing import PackedJob, Ready
+from .processes_launch import Order, divided
 from .processes_memory import Board, Shared
 
 TOUCHED_BYTES = 8 << 20
 """Of mapped samples that are kept in a worker's memory; they stay in the system's page cache."""
-
-
-class Order(msgspec.Struct, frozen=True):
-    """What a worker is started with. File descriptors are inherited; `clients` is what `Clients.save` wrote.
-
-    `made` says that the clients' folder is the parent's own, to be removed when it is gone.
-    """
-
-    number: int
-    link: int
-    board: int
-    wave: int
-    bases: int
-    results: int
-    bundle: str
-    clients: str
-    made: bool
-    engine: EngineWish
 
 
 class BasePlace(msgspec.Struct, frozen=True, array_like=True):
@@ -64,8 +49,11 @@ class Wave(msgspec.Struct, frozen=True, array_like=True):
 
 
 def main(text: str) -> None:
-    """The whole life of a worker; `text` is an Order in JSON."""
-    order = msgspec.json.decode(text, type=Order)
+    """The whole life of a worker; `text` has an Order in JSON, or several: then some are done by copies."""
+    orders = msgspec.json.decode(text, type=tuple[Order, ...])
+    if len(orders) > 1:
+        importlib.import_module("models.torch_engine")
+    order = divided(orders)
     with suppress(EOFError, ConnectionError), Connection(order.link) as link:
         try:
             worker = Worker(order)
@@ -73,7 +61,7 @@ def main(text: str) -> None:
             link.send_bytes(packing.pack(packing.broke(-1, error)))
             return
         give_back()
-        link.send_bytes(packing.pack(Ready()))
+        link.send_bytes(packing.pack(Ready(os.getpid())))
         while True:
             job = worker.take()
             if job is None:

@@ -51,7 +51,7 @@ class RayWorker:
         self._stored = opened.manifest.stored()
         self._strategies: dict[tuple[str, bytes], AnyStrategy] = {}
         self._loaded = 0
-        return packing.pack(Ready())
+        return packing.pack(Ready(os.getpid()))
 
     def do(self, text: bytes, base: Bytes) -> tuple[bytes, Bytes]:
         """An Errand; gives its reply, and the tensors of its result."""
