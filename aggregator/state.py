@@ -111,8 +111,13 @@ class State:
         return self.is_asked(device) and device not in self.answered
 
     def remaining_s(self, now: float) -> float:
-        """Seconds until the deadline of the open round."""
-        return max(0.0, self.closes_s - now) if self.phase == "collect" else 0.0
+        """Seconds that a device which is told of the open round now has for it.
+
+        Until the deadline; in a buffered run, where rounds close by their number, a whole one.
+        """
+        if self.phase != "collect":
+            return 0.0
+        return self.rules.round_deadline_s if self.rules.buffer_size else max(0.0, self.closes_s - now)
 
     def but(self, **changes: Any) -> State:
         """The state with these fields changed: dataclasses.replace in a tenth of its time."""

@@ -46,11 +46,21 @@ class Opening:
     asked: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class Stock:
+    """The devices, and what they fetch: the bundle while they wait to be asked, then each round's base."""
+
+    devices: Devices
+    bases: Bases
+    bundle_bytes: int
+
+
 class Asking:
     """Draws devices with the run's seed; every draw is numbered, so that a run can be repeated."""
 
-    def __init__(self, task: Task, devices: Devices, bases: Bases, seed: int) -> None:
-        self._task, self._devices, self._bases, self._seed = task, devices, bases, seed
+    def __init__(self, task: Task, stock: Stock, seed: int) -> None:
+        self._task, self._seed = task, seed
+        self._devices, self._bases, self._bundle_bytes = stock.devices, stock.bases, stock.bundle_bytes
         self._kinds: tuple[int, tuple[AnyStrategy, ...]] = (0, ())
         self._draws = 0
 
@@ -102,6 +112,7 @@ class Asking:
 
     def _flight(self, device: int, opening: Opening, luck: Luck) -> Flight:
         number, fleet = opening.round, self._devices.fleet
+        lobby_bytes = self._bundle_bytes if self._devices.is_new(device) else 0
         base, known = self._bases.of(number), self._devices.known(device)
         asked = Asked(
             now=opening.now,
@@ -112,9 +123,10 @@ class Asking:
             latency_s=fleet.latency_s(device),
             until=partial(fleet.until, device),
             back=partial(fleet.next, device),
+            lobby_bytes=lobby_bytes,
         )
         line = self._devices.ask(device, asked)
-        if line.bytes_down == asked.down_bytes:
+        if line.bytes_down == lobby_bytes + asked.down_bytes:
             known.checkpoint, known.steps = base.checkpoint, base.steps
         chosen = line.outcome.plan.chosen
         kind, strategy = ("", None) if chosen is None else (chosen.kind, chosen.strategy)

@@ -26,11 +26,11 @@ class Base:
 class Bases:
     """As `aggregator.merging` keeps them: a checkpoint, or only zeroth-order steps since the last one."""
 
-    def __init__(self, weights: Tensors, bundle_bytes: int, weights_bytes: int) -> None:
-        """Round 1 distributes the bundle's own weights."""
+    def __init__(self, weights: Tensors, weights_bytes: int) -> None:
+        """Round 1 distributes the bundle's own weights, which every device has with the bundle."""
         self._kept = {1: Base(1, weights, 1, 0)}
         self._history = [(1, 0)]
-        self._bundle_bytes, self._weights_bytes = bundle_bytes, weights_bytes
+        self._weights_bytes = weights_bytes
 
     def of(self, number: int) -> Base:
         return self._kept[number]
@@ -74,14 +74,12 @@ class Bases:
         self._kept = {number: base for number, base in self._kept.items() if number in wanted}
 
     def to_fetch(self, base: Base, checkpoint: int, steps: int) -> int:
-        """Bytes for a device that holds these steps after this checkpoint (-1: nothing yet).
+        """Bytes for a device that holds these steps after this checkpoint.
 
         The last few steps stand in the offer; a device that lacks more fetches the log of all of them.
         """
         size = 0
         if checkpoint != base.checkpoint:
-            steps = 0
-            size += self._bundle_bytes if checkpoint < 0 else 0
-            size += self._weights_bytes if base.checkpoint > 1 else 0
+            steps, size = 0, self._weights_bytes
         lacking = base.steps - steps
         return size + STEP_BYTES * (lacking if lacking <= TAIL else base.steps)

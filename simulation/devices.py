@@ -22,7 +22,8 @@ NOTHING_LEARNT: Mapping[str, float] = {}
 
 @dataclass
 class Known:
-    """Of one device that was asked before: when it is free, its corrections, which base it holds.
+    """Of one device that was asked before: when it is free, its corrections, which base it holds (at first
+    that of the bundle).
 
     `charge_j` is in its battery at `charged_s`, less what it spends on the work that it was then given.
     """
@@ -31,7 +32,7 @@ class Known:
     corrections: Mapping[str, float] = field(default_factory=lambda: NOTHING_LEARNT)
     charge_j: float = 0.0
     charged_s: float = 0.0
-    checkpoint: int = -1
+    checkpoint: int = 1
     steps: int = 0
 
 
@@ -51,6 +52,10 @@ class Devices:
 
     def names(self) -> list[str]:
         return [self.fleet.name(device) for device in range(len(self.fleet))]
+
+    def is_new(self, device: int) -> bool:
+        """Whether it was never asked before."""
+        return device not in self._known
 
     def known(self, device: int) -> Known:
         """What is known of it; noted from now on."""

@@ -11,10 +11,11 @@ from aggregator.errors import AggregatorError
 from aggregator.feasible import check_kinds
 from models import bundle as bundles
 from models.bundle import Bundle
+from models.engines import EngineWish
 from models.tensors import Tensors
 
 from . import data as data_sets
-from .asking import Asking
+from .asking import Asking, Stock
 from .bases import Bases
 from .checkpoint import Checkpoint
 from .clients import Clients
@@ -60,7 +61,9 @@ def prepare(scenario: Scenario, seed: int) -> Prepared:
     if (top := int(data.train_y.max(initial=0))) >= labels:
         raise ScenarioError(f"the data has label {top}, bundle {bundle.manifest.name} has {labels}")
     parts = data_sets.divide(data, scenario.data, scenario.devices, seed)
-    return Prepared(scenario, seed, World(bundle, Clients.of(data.train_x, data.train_y, parts)), data)
+    clients = Clients.of(data.train_x, data.train_y, parts)
+    world = World(bundle, clients, EngineWish(engine=scenario.engine, device=scenario.place))
+    return Prepared(scenario, seed, world, data)
 
 
 def simulate(
@@ -81,7 +84,7 @@ def simulate(
         raise ScenarioError(str(error)) from None
     watch, keeping = watch or Nobody(), keeping or Keeping()
     resume = keeping.resume
-    bases = Bases(world.bundle.weights(), len(world.bundle.packed()), manifest.weights.bytes)
+    bases = Bases(world.bundle.weights(), manifest.weights.bytes)
     devices = Devices(scenario.fleet.draw(scenario.devices, seed), world.clients, manifest, scenario.slow)
     ledger = Ledger(watch, manifest.graphs["forward"].flops, resume.round if resume else 0)
     evaluate = Evaluator(world.bundle, prepared.data, scenario.eval_every, task.rounds)
@@ -89,7 +92,7 @@ def simulate(
     try:
         tools = Tools(manifest, trains, evaluate, ledger, watch, keeping.keep)
         learning = Learning(task, bases, tools, resume)
-        asking = Asking(task, devices, bases, seed)
+        asking = Asking(task, Stock(devices, bases, len(world.bundle.packed())), seed)
         Director(task, devices.names(), Parts(asking, learning, ledger)).run()
     finally:
         trains.close()

@@ -12,6 +12,7 @@ import msgspec
 
 from aggregator.errors import TaskError
 from aggregator.task import Task
+from models.engines import AUTO, ENGINES
 from profiles import ProfileError, fleets
 from profiles.fleets import FleetSpec
 
@@ -28,10 +29,19 @@ _PATHS = ("path", "test_path", "vectors")
 """Fields of [data] that are relative to the file they stand in."""
 
 
+_ANY_TASK = Task(bundle=DIGITS)
+_NOT_OURS = {
+    "seed": "a simulation is given its seed when it is run",
+    "eval_data": "a simulation evaluates on the test samples of [data]",
+    "min_devices": "the whole fleet is known when a simulation begins",
+}
+
+
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`slow` makes every device so many times slower: a small task then weighs on it like a large one.
 
     Every `eval_every` rounds, and after the last, the model is evaluated on the test samples (0: never).
+    `engine` trains, see models.engines; with engine torch `place` may be cuda.
     Raises ScenarioError for what cannot be meant.
     """
 
@@ -41,6 +51,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     devices: int = 100
     slow: float = 1.0
     eval_every: int = 1
+    engine: str = AUTO
+    place: str = "cpu"
     data: DataSpec = msgspec.field(default_factory=DataSpec)
 
     def __post_init__(self) -> None:
@@ -50,6 +62,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ScenarioError(f"slow is {self.slow}, expected more than 0 and less than a million")
         if self.eval_every < 0:
             raise ScenarioError(f"eval_every is {self.eval_every}, expected 0 or more")
+        if self.engine not in (AUTO, *ENGINES):
+            raise ScenarioError(f"engine is {self.engine!r}, expected one of {AUTO}, {', '.join(ENGINES)}")
+        for name, instead in _NOT_OURS.items():
+            if getattr(self.task, name) != getattr(_ANY_TASK, name):
+                raise ScenarioError(f"task has {name}: {instead}")
         if self.task.min_contributions > self.devices:
             most = f"expected at most {self.devices}, one of each device"
             raise ScenarioError(f"min_contributions is {self.task.min_contributions}, {most}")

@@ -45,6 +45,7 @@ class Asked:
 
     `until` and `back` tell of its availability from a moment on: when it ends, and when the next begins.
     `charge_j` is what its battery holds (inf: it is on mains), `charge_w` what it gains while it works.
+    `lobby_bytes` were fetched while it waited to be asked: they cost energy, and no time of the round.
     """
 
     now: float
@@ -57,6 +58,7 @@ class Asked:
     back: Callable[[float], float] = lambda now: now
     charge_j: float = inf
     charge_w: float = 0.0
+    lobby_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def timeline(profile: DeviceProfile, workload: Workload, asked: Asked) -> Timeli
         course.gaps.append((ends_s, back_s))
     if share < 1.0:
         busy = whole.first(share)
+    waited_s = busy.download_s + busy.upload_s + asked.lobby_bytes / profile.bandwidth.down
     return Timeline(
         outcome,
         lost,
@@ -158,9 +161,9 @@ def timeline(profile: DeviceProfile, workload: Workload, asked: Asked) -> Timeli
         back_s,
         tuple(course.gaps),
         busy,
-        bytes_down=_part(asked.down_bytes, busy.download_s, whole.download_s),
+        bytes_down=asked.lobby_bytes + _part(asked.down_bytes, busy.download_s, whole.download_s),
         bytes_up=_part(bytes_up, busy.upload_s, whole.upload_s),
-        energy_j=(busy.download_s + busy.upload_s) * power.idle_w + busy.compute_s * power.load_w,
+        energy_j=waited_s * power.idle_w + busy.compute_s * power.load_w,
         flops=worker.flops * _ratio(busy.compute_s, whole.compute_s),
     )
 

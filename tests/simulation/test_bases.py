@@ -9,14 +9,7 @@ def weights(value: float) -> dict[str, np.ndarray]:
 
 
 def bases() -> Bases:
-    return Bases(weights(1), bundle_bytes=1000, weights_bytes=600)
-
-
-def test_a_new_device_fetches_the_bundle_and_once_there_are_newer_weights_these_too():
-    kept = bases()
-    assert kept.to_fetch(kept.of(1), -1, 0) == 1000
-    second = kept.advance(1, Merged(weights(2), weights(2), (), replayable=False))
-    assert kept.to_fetch(second, -1, 0) == 1600
+    return Bases(weights(1), weights_bytes=600)
 
 
 def test_a_device_that_holds_the_base_fetches_nothing_and_one_that_does_not_fetches_weights():
@@ -32,7 +25,6 @@ def test_a_round_of_steps_alone_is_fetched_as_steps():
     assert (second.checkpoint, second.steps) == (1, 2)
     assert kept.to_fetch(second, 1, 0) == 2 * STEP_BYTES
     assert kept.to_fetch(second, 1, 2) == 0
-    assert kept.to_fetch(second, -1, 0) == 1000 + 2 * STEP_BYTES
 
 
 def test_who_lacks_more_steps_than_an_offer_holds_fetches_the_log_of_all_of_them():

@@ -77,6 +77,9 @@ def test_a_scenario_is_what_it_was_after_json(tmp_path):
         ('fleet = "uniform"\n[task]\nrounds = 0\n', "rounds is 0"),
         ('fleet = "uniform"\n[data]\nsource = "mnist3d"\n', "mnist3d"),
         ("fleet = [\n", "is not TOML"),
+        ('fleet = "uniform"\nengine = "jax"\n', "engine is 'jax', expected one of auto, onnxruntime"),
+        ('fleet = "uniform"\n[task]\nseed = 3\n', "task has seed: a simulation is given its seed"),
+        ('fleet = "uniform"\n[task]\nmin_devices = 3\n', "task has min_devices: the whole fleet"),
     ],
 )
 def test_what_cannot_be_meant_is_said_in_one_line_with_the_file(tmp_path, text, says):

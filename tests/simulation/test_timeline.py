@@ -185,3 +185,11 @@ def test_what_a_device_has_learnt_changes_what_it_chooses_and_not_how_fast_it_is
     assert line.busy.compute_s == pytest.approx(6.0)
     [timing] = line.outcome.timings
     assert (timing.predicted_s, timing.seconds) == pytest.approx((18.0, 6.0))
+
+
+def test_what_was_fetched_in_the_lobby_costs_bytes_and_energy_and_no_time_of_the_round():
+    """20 kB more at 20 kB/s are a second at idle power."""
+    line = run(asked(lobby_bytes=20_000))
+    assert line.ends_s == run(asked()).ends_s
+    assert line.bytes_down == 60_000
+    assert line.energy_j == pytest.approx(6.0 * 5 + 3.4 * 1)
