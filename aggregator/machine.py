@@ -40,6 +40,8 @@ from .moves import (
 from .state import RETRY_S, SETTLE_S, Rules, Saved, State
 
 Result = tuple[State, tuple[Command, ...]]
+_TIMELESS = (Announced, Worked)
+"""They bring no time about: an announcement at the deadline is in time."""
 
 
 def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
@@ -84,7 +86,7 @@ def step(state: State, event: Event) -> Result:
             state, commands = attendance.answered(state, event.update), (reply,)
         case Worked():
             state, commands = _worked(state, event)
-    if not isinstance(event, Announced | Worked):  # an announcement at the deadline is in time
+    if not isinstance(event, _TIMELESS):
         state, more = _advance(state, event.now)
         commands += more
     if state.due or event.now >= state.retries_s:
