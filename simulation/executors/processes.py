@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from models.freed_memory import give_back
 from models.tensors import Tensors
 from simulation.errors import ExecutorError
 
@@ -125,6 +126,8 @@ class Processes:
             self._crew.wave.write(text, 0)
             self._board.begin(len(jobs), len(text))
         self._going, self._opened = going, 0
+        if going.slot_bytes >= LARGE_BYTES:
+            give_back()  # what merging the last round has left
         return going
 
     def _planned(self, jobs: Sequence[Job]) -> _Running:
