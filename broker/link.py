@@ -26,6 +26,7 @@ from .events import Connected, Disconnected, Event, Received, Will
 from .messages import MESSAGE_LIMIT, MessageError
 from .packets import packet_bytes
 from .patience import Patience
+from .under_way import UnderWay
 from .url import BrokerUrl
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ FAREWELL_S = 2.0
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """`queue_limit` bounds the messages waiting to be sent; `seed` is of the jitter (None: the system's)."""
+    """`queue_limit` bounds the messages waiting to be sent; `seed` is of the jitter (None: the system's).
+
+    `greeting` is sent at each connection, before anything else that is published: who is busy is here again.
+    """
 
     will: Will | None = None
     subscriptions: tuple[str, ...] = ()
@@ -59,6 +63,7 @@ class LinkOptions:
     """Back-off before the first attempt, and at most, each shortened at random by up to a half."""
     queue_limit: int = 4096
     seed: int | None = None
+    greeting: Will | None = None
 
 
 class Link:
@@ -83,6 +88,7 @@ class Link:
         self._patience = Patience(self._options.reconnect_s, self._options.seed)
         self._answer: queue.SimpleQueue[BrokerError | None] = queue.SimpleQueue()
         self._count = threading.Lock()
+        self._under_way = UnderWay()
         self._ready = threading.Event()
         self._was_ready = False
         self._closing = False
@@ -137,7 +143,16 @@ class Link:
             return False
         with self._count:
             self.bytes_up += packet_bytes(topic, payload, 1, self.url.mqtt5)
+            self._under_way.add(topic, sent)
         return True
+
+    def under_way(self, topic: str = "") -> int:
+        """Messages that the broker has not acknowledged yet: on this topic, or on any.
+
+        Those that a lost connection leaves, the next one brings.
+        """
+        with self._count:
+            return self._under_way.count(topic)
 
     def close(self, farewell: Will | None = None) -> None:
         """Say goodbye and leave; a link that is closed has no last will. Waits FAREWELL_S at most."""
@@ -195,9 +210,12 @@ class Link:
                 log.warning("the broker at %s %s", self.url, refusal(self.url, code))
             else:
                 self._answer.put(BrokerRefused(f"the broker at {self.url} {refusal(self.url, code)}"))
-        elif self._options.subscriptions:
+            return
+        if self._options.subscriptions:
             client.subscribe([(topic, 1) for topic in self._options.subscriptions])
-        else:
+        if self._was_ready:  # now, and not when it is subscribed: what waits goes up in between
+            self._greet()
+        if not self._options.subscriptions:
             self._now_ready()
 
     def _on_subscribe(
@@ -217,11 +235,17 @@ class Link:
 
     def _now_ready(self) -> None:
         first, self._was_ready = not self._was_ready, True
+        if first:
+            self._greet()
         self._since_s = time.monotonic()
         self._ready.set()
         self._inbox.put(Connected(first))
         if first:
             self._answer.put(None)
+
+    def _greet(self) -> None:
+        if greeting := self._options.greeting:
+            self.publish(greeting.topic, greeting.payload, greeting.retain)
 
     def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
         self._patience.failed()

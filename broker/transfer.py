@@ -50,6 +50,8 @@ class Pull:
         self._slowest_s = 0.0
         self._outstanding: set[int] = set()
         self._last_s = 0.0
+        self._since_s = 0.0
+        self._silent = False
 
     @property
     def done(self) -> bool:
@@ -62,6 +64,8 @@ class Pull:
             return ()
         missing = self._partial.missing()
         self._outstanding.intersection_update(missing)
+        if not self._outstanding and not self._silent:
+            self._since_s = now
         if self._outstanding and now - self._last_s >= self._wait_s:
             self._fell_silent()
         free = self._window - len(self._outstanding)
@@ -76,7 +80,7 @@ class Pull:
     def expect(self, now: float) -> None:
         """The sender has begun unasked, with the first WINDOW blocks: ask for what does not come."""
         self._outstanding.update(self._partial.missing()[: self._limit])
-        self._last_s = now
+        self._last_s = self._since_s = now
 
     def received(self, index: int, data: bytes, now: float) -> bool:
         """Take one block. Returns whether it was good and new; a bad one is dropped and asked for again.
@@ -92,10 +96,12 @@ class Pull:
             return False
         self._outstanding.discard(index)
         if new:
-            self._slowest_s = max(now - self._last_s, self._slowest_s / 2)
+            self._slowest_s = max(now - self._since_s, self._slowest_s / 2)
             self._wait_s = min(max(self._retry_after_s, 3 * self._slowest_s), MAX_WAIT_S)
             self._window = min(self._limit, self._window + 1)
             self.unanswered = 0
+            self._since_s = now
+            self._silent = False
         self._last_s = now
         return new
 
@@ -104,6 +110,7 @@ class Pull:
         self._outstanding.clear()
         self._wait_s = self._retry_after_s
         self._window = self._limit
+        self._silent = False
         self.refused = False
 
     def finish(self) -> Path:
@@ -112,6 +119,7 @@ class Pull:
 
     def _fell_silent(self) -> None:
         self.unanswered += 1
+        self._silent = True  # what comes next may answer the first request: it counts from that one
         self._outstanding.clear()
         self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)
         self._window = max(1, self._window // 2)

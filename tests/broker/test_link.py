@@ -148,6 +148,62 @@ def test_what_is_published_while_offline_is_sent_at_the_return(house: Any) -> No
     assert reader.expect(Received) == Received("fl/v1/late", b"waited")
 
 
+def test_what_the_broker_has_not_acknowledged_is_under_way(house: Any) -> None:
+    broker = house.broker()
+    port = BrokerUrl.parse(broker.url).port
+    writer = house.peer(broker.url, "writer")
+    writer.link.publish("fl/v1/a", b"x")
+    assert settled(writer.link)
+    broker.stop()
+    writer.expect(Disconnected)
+    for topic in ("fl/v1/a", "fl/v1/b", "fl/v1/a"):
+        writer.link.publish(topic, b"x")
+    assert [writer.link.under_way(topic) for topic in ("", "fl/v1/a", "fl/v1/b", "fl/v1/c")] == [3, 2, 1, 0]
+    house.broker(BrokerOptions(port=port))
+    assert settled(writer.link)
+
+
+def settled(link: Link) -> bool:
+    end = time.monotonic() + 5
+    while link.under_way() and time.monotonic() < end:
+        time.sleep(0.01)
+    return not link.under_way()
+
+
+def test_whoever_is_busy_is_said_to_be_here_again_before_anything_that_waited(bare_broker: Bare) -> None:
+    """Nobody reads the inbox: the greeting is the link's own."""
+    server = bare_broker([ACCEPT_3])
+    options = LinkOptions(greeting=Will("state", b"here"), reconnect_s=FAST_S)
+    link = Link(BrokerUrl.parse(server.url), "pi", queue.SimpleQueue(), options)
+    link.connect(2.0)
+    link.publish("t", b"waited")
+    assert server.wait_for(lambda: b"waited" in server.heard)
+    assert server.heard.index(b"here") < server.heard.index(b"waited")
+    server.heard.clear()
+    server.hang_up()
+    assert server.wait_for(lambda: b"waited" in server.heard)
+    assert server.heard[0] == 0x33  # PUBLISH, QoS 1, retained, and no duplicate of the one before
+    assert server.heard.index(b"here") < server.heard.index(b"waited")
+    link.close()
+
+
+def test_the_greeting_ends_what_the_last_will_began(house: Any) -> None:
+    """The connection before ends with its will, then the link is here again."""
+    url = house.broker().url
+    witness = house.listener(url, "witness", "fl/v1/d/+/up/state")
+    here, gone = Will("fl/v1/d/pi/up/state", b"here"), Will("fl/v1/d/pi/up/state", b"gone")
+    options = LinkOptions(will=gone, greeting=here, subscriptions=("fl/v1/d/pi/dn/#",), reconnect_s=FAST_S)
+    peer = house.peer(url, "pi", options)
+    assert witness.expect(Received).payload == b"here"
+    connection = peer.link._client.socket()
+    assert connection
+    connection.shutdown(socket.SHUT_RDWR)
+    assert witness.expect(Received).payload == b"gone"
+    assert witness.expect(Received).payload == b"here"
+    late = house.listener(url, "late", "fl/v1/d/+/up/state")
+    assert late.expect(Received) == Received("fl/v1/d/pi/up/state", b"here", retain=True)
+
+
 def test_nobody_there_is_said_with_what_to_do() -> None:
     with socket.socket() as taken:  # bound, but nobody listens
         taken.bind(("127.0.0.1", 0))

@@ -106,6 +106,21 @@ def test_a_slow_link_is_not_filled_with_copies(here: Blobs, there: Blobs) -> Non
     assert sent <= 30 + 2 * 8
 
 
+def test_a_block_that_answers_the_first_of_several_requests_took_as_long_as_from_that_one(
+    here: Blobs, there: Blobs
+) -> None:
+    """One block each 33 s, asked for again after 2, 4, 8 and 16 s; then it is known how slow the link is."""
+    blob = there.put(os.urandom(3 * BLOCK))
+    pull = new_pull(here, blob)
+    asked = [now for now in range(33) if pull.wanted(float(now))]
+    assert asked == [0, 2, 6, 14, 30]
+    pull.received(0, there.read_block(blob, 0), 33.0)
+    pull.wanted(33.0)
+    assert [now for now in range(34, 93) if pull.wanted(float(now))] == []  # for MAX_WAIT_S at most
+    pull.received(1, there.read_block(blob, 1), 66.0)
+    assert [now for now in range(66, 99) if pull.wanted(float(now))] == []
+
+
 def test_a_lost_block_is_asked_for_again(here: Blobs, there: Blobs) -> None:
     blob = there.put(os.urandom(3 * BLOCK))
     pull = new_pull(here, blob)
