@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.messages import Contribution, Hello, Metrics, Offer, Plan
 
-from .work import Outcome
+from .work import Decision, Outcome
 
 
 def bare_hello(boot: int) -> Hello:
@@ -12,9 +12,9 @@ def bare_hello(boot: int) -> Hello:
     return Hello(boot=boot, num_examples=0, profile="", memory_bytes=0, engine="")
 
 
-def plan_message(offer: Offer, outcome: Outcome) -> Plan:
+def plan_message(offer: Offer, decision: Decision) -> Plan:
     """What was decided and why; kind "" when the device sits out."""
-    chosen = outcome.plan.chosen
+    chosen = decision.plan.chosen
     cost = chosen.cost if chosen else None
     return Plan(
         task=offer.task,
@@ -23,7 +23,7 @@ def plan_message(offer: Offer, outcome: Outcome) -> Plan:
         seconds=cost.seconds if cost else 0.0,
         memory_bytes=cost.peak_memory_bytes if cost else 0,
         energy_j=cost.energy_j if cost else 0.0,
-        reasons=outcome.reasons,
+        reasons=decision.reasons,
     )
 
 

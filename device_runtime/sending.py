@@ -3,39 +3,58 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
 
 import msgspec
 
 from broker.messages import Contribution, Receipt
 
 from .outbox import Outbox
+from .speaking import Voice
 
 log = logging.getLogger(__name__)
 
 RESEND_S = 10.0
-"""Seconds after which a contribution without receipt is sent again."""
+"""Seconds without receipt, and with nothing on its way to the broker, after which a contribution is sent
+again. They double each time, up to MAX_RESEND_S."""
+MAX_RESEND_S = 60.0
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """When, on this link and to this life of the aggregator; `wait_s`: until it is sent again."""
+
+    first_s: float
+    last_s: float
+    wait_s: float = RESEND_S
 
 
 class Sending:
-    """What waits in the outbox, sent in the name of this life (`boot`) by `publish`."""
+    """What waits in the outbox, sent by `voice` in the name of its life.
 
-    def __init__(self, outbox: Outbox, boot: int, publish: Callable[[Contribution], None]) -> None:
+    A slow link is not filled with copies: while it has anything to carry, no silence is counted.
+    """
+
+    def __init__(self, outbox: Outbox, voice: Voice) -> None:
         self.outbox = outbox
-        self._boot = boot
-        self._publish = publish
-        self._sent_at: dict[int, float] = {}
+        self._voice = voice
+        self._sent: dict[int, _Sent] = {}  # the latest is the last
+        self._busy_s = -inf
 
     def keep(self, message: Contribution) -> Contribution:
         """On disk, with its name in the receipt; `due` sends it. Raises OSError."""
-        message = msgspec.structs.replace(message, boot=self._boot, seq=self.outbox.next_seq)
+        message = msgspec.structs.replace(message, boot=self._voice.boot, seq=self.outbox.next_seq)
         self.outbox.add(message)
         return message
 
     def due(self, now: float) -> None:
-        """Send what was not sent yet, or RESEND_S ago."""
+        """Send what was not sent yet, and again what has waited for its receipt for too long."""
+        if self._voice.under_way():
+            self._busy_s = now
         for message in self.outbox:
-            if now - self._sent_at.get(message.seq, -RESEND_S) >= RESEND_S:
+            sent = self._sent.get(message.seq)
+            if sent is None or now - max(sent.last_s, self._busy_s) >= sent.wait_s:
                 self._send(message, now)
 
     def drop(self, run: str) -> None:
@@ -47,8 +66,13 @@ class Sending:
             self.outbox.drop(message.seq)
 
     def restart(self) -> None:
-        """The link was down: whatever was sent may be lost."""
-        self._sent_at.clear()
+        """The link was down, or the aggregator: what the broker had may be lost, and is due at once.
+
+        What it has not acknowledged, the link brings it by itself.
+        """
+        latest = list(self._sent.items())
+        coming = latest[max(0, len(latest) - self._voice.under_way("contribution")) :]
+        self._sent = {seq: replace(sent, wait_s=RESEND_S) for seq, sent in coming}
 
     def settle(self, receipt: Receipt, now: float) -> tuple[int, float]:
         """The aggregator has decided; a receipt of anything that does not wait is ignored.
@@ -58,15 +82,17 @@ class Sending:
         message = self.outbox.settle(receipt)
         if message is None:
             return 0, 0.0
-        took_s = now - self._sent_at.pop(receipt.seq, now)
+        sent = self._sent.pop(receipt.seq, None)
         level = logging.INFO if receipt.status in ("accepted", "duplicate") else logging.WARNING
         log.log(level, "round %d: %s %s %s", receipt.round, message.kind, receipt.status, receipt.reason)
-        return (message.blob.size if message.blob else 0), took_s
+        return (message.blob.size if message.blob else 0), (now - sent.first_s if sent else 0.0)
 
     def _send(self, message: Contribution, now: float) -> None:
         """One of an earlier life is sent in this one's name."""
-        if message.boot != self._boot:
-            message = msgspec.structs.replace(message, boot=self._boot)
+        if message.boot != self._voice.boot:
+            message = msgspec.structs.replace(message, boot=self._voice.boot)
             self.outbox.add(message)
-        self._publish(message)
-        self._sent_at[message.seq] = now
+        self._voice.contribution(message)
+        before = self._sent.pop(message.seq, None)
+        again = before and _Sent(before.first_s, now, min(2 * before.wait_s, MAX_RESEND_S))
+        self._sent[message.seq] = again or _Sent(now, now)

@@ -19,7 +19,7 @@ from . import data as local_data
 from .link_speed import LinkSpeed
 from .measuring import SpeedCache, cache_key, measure, profile
 from .watching import Pretence, own_memory, rest, watcher
-from .work import Assignment, Equipment, Outcome, corrected, perform
+from .work import Assignment, Equipment, Listener, Outcome, corrected, perform
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +76,10 @@ class DeviceTask:
             engine=self.profile.engine,
         )
 
-    def perform(
-        self, offer: Offer, base: Tensors, deadline: float, progress: Callable[[float], None]
-    ) -> Outcome:
+    def perform(self, offer: Offer, base: Tensors, deadline: float, listener: Listener) -> Outcome:
         """The round's work from this base model; see `work.perform`. Learns from how long it took.
 
-        `progress` is called as `Run.progress` is; what it raises ends the work and goes to the caller.
+        What the listener raises ends the work and goes to the caller.
 
         Raises KindError when no kind of the offer can be done here, TensorError for a base that does not fit.
         """
@@ -90,9 +88,9 @@ class DeviceTask:
         self.watcher.limit_bytes = self.profile.memory.limit_bytes
         here = replace(self._equipment.workload, download_bytes=0)
         outcome = perform(
-            replace(self._equipment, workload=here, progress=progress),
+            replace(self._equipment, workload=here, progress=listener.progress),
             self.profile,
-            Assignment(registry.known(offer.kinds), offer.seed, deadline),
+            Assignment(registry.known(offer.kinds), offer.seed, deadline, listener.decided),
         )
         self.profile = replace(self.profile, corrections=corrected(self.profile, outcome))
         self._rest()

@@ -13,11 +13,33 @@ from models.tensors import check
 from profiles import DeviceProfile, Workload
 from strategies.kind import AnyStrategy, Contribution, LocalData, OutOfTime, Run
 
-from .choose import Candidate, Plan, choose
+from .choose import MARGIN, Candidate, Plan, choose
 from .errors import OutOfMemory
 from .watching import Watcher
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is tried now. `room_bytes`: what fits on the way up before the update, within the plan's time."""
+
+    plan: Plan
+    gave_up: tuple[str, ...]
+    room_bytes: float
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why this and nothing richer, what was given up on the way included."""
+        return (*self.plan.reasons, *self.gave_up)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who is told of the work: `progress` as Run.progress is, `decided` before anything is tried."""
+
+    progress: Callable[[float], None]
+    decided: Callable[[Decision], None]
 
 
 @dataclass(frozen=True)
@@ -27,6 +49,7 @@ class Assignment:
     kinds: tuple[AnyStrategy, ...]
     seed: int
     deadline: float
+    decided: Callable[[Decision], None] = lambda _: None
 
 
 class Worker(Protocol):
@@ -117,8 +140,10 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
     worker.begin()
     while True:
         attempt = worker.clock()
-        plan = choose(profile, kinds, worker.workload, assignment.deadline - attempt)
+        left_s = assignment.deadline - attempt
+        plan = choose(profile, kinds, worker.workload, left_s)
         chosen = plan.chosen
+        assignment.decided(Decision(plan, gave_up, _room_bytes(chosen, profile, left_s)))
         contribution = None
         if chosen is not None:
             try:
@@ -134,6 +159,12 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
         seconds = worker.clock() - began
         energy_j = seconds * profile.power.load_w
         return Outcome(plan, contribution, seconds, energy_j, worker.peak_bytes, gave_up, timings)
+
+
+def _room_bytes(chosen: Candidate | None, profile: DeviceProfile, left_s: float) -> float:
+    """What the link carries in the time that a plan may fill, less the update."""
+    bytes_up = chosen.cost.bytes_up if chosen and chosen.cost else 0
+    return MARGIN * left_s * profile.bandwidth.up - bytes_up
 
 
 def _upload_begins(chosen: Candidate, profile: DeviceProfile, assignment: Assignment) -> float:

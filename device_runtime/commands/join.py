@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
     local_data.check_path(options.data)
     settings = _settings(options, url)
     agent = Agent(settings, boot=secrets.randbits(32), clock=time.monotonic)
-    link = Link(url, settings.name, agent.inbox, LinkOptions(agent.will(), agent.subscriptions()))
+    wishes = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
+    link = Link(url, settings.name, agent.inbox, wishes)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -97,7 +97,7 @@ class Device:
         pretence = Pretence(placed.profile, time=Time(self._time.clock, self._time.sleep))
         settings = Settings(placed.name, placed.data, placed.folder, pretence)
         agent = Agent(settings, int(boot), self._time.clock)
-        who = Who(placed.name, agent.subscriptions(), agent.will())
+        who = Who(placed.name, agent.subscriptions(), agent.will(), agent.greeting())
         ends = Ends(self._heard, self._time.clock)
         self.link = Link(who, placed.line, self._broker, ends, self._log)
         agent.begin(self.link)

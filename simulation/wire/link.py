@@ -40,11 +40,12 @@ class Ends:
 
 @dataclass(frozen=True)
 class Who:
-    """A client as the broker knows it."""
+    """A client as the broker knows it; its link sends `greeting` before anything else, at each connection."""
 
     name: str
     filters: tuple[str, ...] = ()
     will: Will | None = None
+    greeting: Will | None = None
 
 
 class Link:
@@ -105,6 +106,10 @@ class Link:
             self._queue(message)
         return True
 
+    def under_way(self, topic: str = "") -> int:
+        """As `broker.link.Link.under_way`."""
+        return sum(topic in ("", message.topic) for message in self._waiting.values())
+
     def close(self, farewell: Will) -> None:
         """Say this and leave: there is no last will. What waits for its acknowledgement is forgotten."""
         self._waiting.clear()
@@ -148,10 +153,13 @@ class Link:
         self._connections += 1
         self._connection = self._connections
         self._free_s = {"up": self._agenda.now, "down": self._agenda.now}
+        left = list(self._waiting)
+        if self.who.greeting:
+            self._queue(self.who.greeting)
+        for serial in left:
+            self._send(serial)
         self._ends.deliver(Connected(self._connections == 1))
         self._broker.open(self, self._connection)
-        for serial in list(self._waiting):
-            self._send(serial)
 
     def _queue(self, message: Will) -> None:
         if self._gone:

@@ -28,6 +28,9 @@ class Cable:
         self.hall.bench.raw(topic, payload)
         return True
 
+    def under_way(self, topic=""):
+        return 0
+
 
 class Hall:
     """A bench and agents that hear all that its link carries; each agent steps when it is told to."""

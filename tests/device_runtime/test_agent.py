@@ -9,7 +9,7 @@ import pytest
 from broker import topics
 from broker.blobs import BLOCK, block_count, name
 from broker.link import Connected, Received
-from broker.messages import Base, Contribution, Get, Hello, Offer, Plan, Receipt, Step, decode, encode
+from broker.messages import Base, Contribution, Get, Hello, Offer, Plan, Receipt, State, Step, decode, encode
 from broker.topics import parse
 from device_runtime.agent import Agent
 from device_runtime.downloads import Downloads
@@ -36,6 +36,10 @@ class ScriptedLink:
         self.offer = None
         self.receipts = True
         self.sent = []
+        self.waiting = []  # topics of what the broker has not acknowledged
+
+    def under_way(self, topic=""):
+        return sum(topic in ("", one) for one in self.waiting)
 
     def publish(self, topic, payload, retain=False):
         leaf = parse(topic).leaf
@@ -59,10 +63,12 @@ class ScriptedLink:
     def tell(self, leaf, payload):
         self.agent.inbox.put(Received(topics.down("a", leaf), payload))
 
-    def announce(self, offer, retain=False):
+    def announce(self, offer, retain=False, unasked=True):
         """The offer to all, with the base model unasked, as after every round that changed it."""
         self.offer = offer
         self.agent.inbox.put(Received(topics.ROUND, encode(offer), retain))
+        if not unasked:
+            return
         blob = offer.base.checkpoint
         for index in range(block_count(blob)):
             data = self.contents[blob.sha][index * BLOCK : (index + 1) * BLOCK]
@@ -159,7 +165,7 @@ def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, tmp_pat
     stage.link.announce(stage.offer(1, another, run="s"))
     stage.go()
     assert [c.run for c in stage.contributions] == ["r", "s"]
-    assert stage.agent._task.manifest.name == "another"
+    assert stage.agent._duty.task.manifest.name == "another"
 
 
 def test_an_offer_that_waited_while_the_device_was_busy_has_been_running_since_it_came(stage):
@@ -273,10 +279,65 @@ def test_a_contribution_that_cannot_be_kept_is_not_trained_again(stage, monkeypa
     def full_disk(_message):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(stage.agent._outbox, "add", full_disk)
+    monkeypatch.setattr(stage.agent._duty.outbox, "add", full_disk)
     stage.link.announce(stage.offer(1))
     stage.go()
     assert sum("cannot be kept" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_device_that_hears_of_the_lobby_or_the_first_round_asks_at_once(stage, number):
+    """Nothing comes unasked then; the clock stands still, so that no patience can run out."""
+    stage.go()
+    kinds = {} if number else {"kinds": ()}
+    stage.link.announce(stage.offer(number, **kinds), unasked=False)
+    stage.go()
+    assert len(stage.link.of(Get)) == 1
+    assert stage.link.of(Hello)[-1].num_examples == 40
+
+
+def with_new_weights(bundle, changed):
+    weights = {name: values + np.float32(changed) for name, values in bundle.weights().items()}
+    return tensors.encode({k: v.astype(bundle.weights()[k].dtype) for k, v in weights.items()})
+
+
+def test_a_base_that_is_new_to_all_is_not_asked_for_by_those_who_are_ready(stage):
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    body = with_new_weights(stage.bundle, 0.5)
+    stage.contents[name(body).sha] = body
+    asked = len(stage.link.of(Get))
+    stage.link.announce(stage.offer(2, base=Base(checkpoint=name(body), sha=name(body).sha)))
+    stage.go()
+    assert [c.round for c in stage.contributions] == [1, 2]
+    assert len(stage.link.of(Get)) == asked
+
+
+def test_the_plan_is_told_before_the_work_begins(stage):
+    stage.go()
+    told = []
+    pace = stage.agent._go_on
+
+    def note(done):
+        told.append([(plan.round, plan.kind) for plan in stage.link.of(Plan)])
+        pace(done)
+
+    stage.agent._go_on = note
+    stage.link.announce(stage.offer())
+    stage.go()
+    assert told[0] == [(1, "class-means")]
+
+
+def test_presence_is_the_link_s_to_tell(stage):
+    states = []
+    publish = stage.link.publish
+    stage.link.publish = lambda topic, payload, retain=False: (
+        states.append(topic) if parse(topic).leaf == "state" else publish(topic, payload, retain)
+    )
+    stage.go()
+    assert states == []
+    assert decode(stage.agent.greeting().payload, State) == State(boot=1, online=True)
+    assert decode(stage.agent.will().payload, State) == State(boot=1, online=False)
 
 
 def test_a_blob_that_was_not_there_is_asked_for_again_by_a_later_offer(tmp_path):
@@ -321,6 +382,22 @@ def test_an_aggregator_that_restarted_is_sent_what_it_has_not_receipted_at_once(
     stage.link.announce(offer)  # the same round again: it has restarted; no second passes here
     stage.go()
     assert [message.seq for message in stage.contributions] == [1, 1]
+
+
+def test_a_deadline_that_is_extended_does_not_double_what_is_on_its_way(stage):
+    offer = stage.offer()
+    stage.link.receipts = False
+    stage.link.announce(offer)
+    stage.go()
+    stage.link.waiting = [topics.up("a", "contribution")]
+    for _ in range(3):
+        stage.link.announce(offer)
+        stage.go()
+    assert len(stage.contributions) == 1
+    stage.link.waiting = []
+    stage.link.announce(offer)
+    stage.go()
+    assert len(stage.contributions) == 2
 
 
 def test_a_device_told_to_stop_gives_up_what_it_trains_and_sends_nothing(stage):

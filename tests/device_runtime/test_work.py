@@ -129,3 +129,17 @@ def test_a_training_that_diverged_is_not_sent(bundle, digits, clock):
     outcome = perform(equip(bundle, digits, clock), believed(1e12), Assignment(kinds, 1, deadline=60.0))
     assert outcome.contribution.kind == "class-means"
     assert "non-finite" in outcome.gave_up[0]
+
+
+def test_what_is_tried_is_told_before_it_is_with_the_room_that_it_leaves_on_the_way_up(
+    bundle, digits, clock, every_kind
+):
+    decisions = []
+    profile = believed(1e12)
+    equipment = equip(bundle, digits, clock)
+    outcome = perform(equipment, profile, Assignment(every_kind, 1, 60.0, decisions.append))
+    [decision] = decisions
+    assert decision.plan == outcome.plan
+    assert decision.reasons == outcome.reasons
+    bytes_up = outcome.plan.chosen.cost.bytes_up
+    assert decision.room_bytes == pytest.approx(0.9 * 60.0 * profile.bandwidth.up - bytes_up)

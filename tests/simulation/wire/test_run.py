@@ -96,8 +96,10 @@ def test_an_update_arrives_when_operations_and_bytes_say(one_member, bundle, kin
     compute_s = passes[kind] / speed.flops_per_s
     began_s, sent = opened(finished, 1), topics.up("alone", "")
     up_bytes = sum(
-        p.size for p in finished.log if p.up and p.topic.startswith(sent) and began_s < p.at_s <= came_s
-    )
+        p.size
+        for p in finished.log
+        if p.up and p.topic.startswith(sent) and began_s < p.at_s <= came_s and not p.topic.endswith("plan")
+    )  # the plan goes up while the device computes
     assert record.train_time_s == pytest.approx(compute_s, rel=1e-3)
     # the offer comes, the contribution goes; a full update is then asked for (twice), and comes
     ways = 2 + 3 * (kind == "full")
@@ -148,7 +150,7 @@ def test_a_link_that_is_lost_while_an_update_is_on_its_way_delays_it_only(
 
 
 def test_a_link_that_is_lost_while_a_device_computes_changes_nothing(undisturbed, mixed, members):
-    """It says that it is back, and sends what it has twice, when it has computed: it counts once."""
+    """Its link says that it is back; it sends what it has when it has computed, once."""
     came_s, record = counted(undisturbed, "jetson")
     at_s = came_s - MIDDLE * record.train_time_s
     lost = LinkLost(at_s, at_s + 0.1, "jetson")
@@ -205,8 +207,8 @@ def test_the_bytes_of_the_records_are_those_that_went_over_the_wire(undisturbed)
 def test_a_run_that_cannot_end_says_where_it_stands(mixed, members):
     with pytest.raises(SimulationError, match="nothing happens after .* s: round 0, wait, 5 devices online"):
         run_on_wire(mixed, members[:5])
-    with pytest.raises(SimulationError, match=r"not done after 4\.0 s: round 1, collect, 6 devices online"):
-        run_on_wire(mixed, members, Course(until_s=4.0))
+    with pytest.raises(SimulationError, match=r"not done after 2\.0 s: round 1, collect, 6 devices online"):
+        run_on_wire(mixed, members, Course(until_s=2.0))
 
 
 def test_a_fault_or_a_name_that_cannot_be_meant_is_refused(mixed, members):

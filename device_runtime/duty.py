@@ -1,0 +1,157 @@
+"""What a device has to do: fetch what an open round needs, work on it, answer, send until it is receipted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from broker.errors import BlobError
+from broker.messages import INLINE_LIMIT, Blob, Get, Offer, Receipt
+from models import tensors
+from models.errors import BundleError, TensorError
+from strategies.directions import UnknownGenerator
+from strategies.registry import KindError
+from strategies.workload import ENVELOPE_BYTES
+
+from . import reports
+from .downloads import Downloads
+from .errors import StaleBase, UnusableBase
+from .holdings import Holdings
+from .link_speed import LinkSpeed
+from .offers import Open
+from .outbox import Outbox
+from .sending import Sending
+from .speaking import Voice
+from .task import DeviceTask, Settings
+from .work import Decision, Listener, Outcome
+
+log = logging.getLogger(__name__)
+
+LEFT_OUT = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
+"""What is wrong with one round or its bundle, and does not concern the next."""
+
+
+class Duty:
+    """The round in hand (`open`), the task it is of (`task`, once its bundle is here), what was sent."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float], voice: Voice) -> None:
+        self.open: Open | None = None
+        self.task: DeviceTask | None = None
+        self.outbox = Outbox(settings.folder / "outbox")
+        self.sending = Sending(self.outbox, voice)
+        self._settings, self._clock, self._voice = settings, clock, voice
+        self._holdings = Holdings(settings.folder)
+        self._downloads = Downloads(self._holdings.blobs, voice.ask, self._arrived)
+        self._link_speed = LinkSpeed()
+        self._bundle: Blob | None = None
+        self._answered = ("", 0)
+        self._warned = ""
+
+    def due(self, progress: Callable[[float], None]) -> None:
+        """Do what is to be done now, training included; `progress` is told of that as DeviceTask.perform's.
+
+        Raises DataError, ModelError, OutOfMemory for what this device cannot mend by waiting, BlobError
+        for a disk that fails, and what `progress` raises.
+        """
+        now = self._clock()
+        self.sending.due(now)
+        if self.open is not None:
+            try:
+                self._advance(self.open, now, progress)
+            except (BlobError, StaleBase) as error:
+                self.warn(f"round {self.open.offer.round}: {error}")
+            except LEFT_OUT as error:
+                log.warning("round %d left out: %s", self.open.offer.round, error)
+                self.open = None
+
+    def hello(self) -> None:
+        """Who is here, and with what."""
+        boot = self._voice.boot
+        self._voice.hello(self.task.hello(boot) if self.task else reports.bare_hello(boot))
+
+    def restart(self) -> None:
+        """The link was down."""
+        self._downloads.restart()
+        self.sending.restart()
+
+    def expect(self, blob: Blob) -> None:
+        """The first blocks of this come unasked."""
+        self._downloads.expect(blob, self._clock())
+
+    def block(self, sha: bytes, index: int, data: bytes) -> None:
+        """A block came."""
+        self._downloads.received(sha, index, data, self._clock())
+
+    def answer(self, get: Get) -> None:
+        """Blocks are asked for."""
+        self._voice.blocks(self._holdings.blobs, get)
+
+    def settle(self, receipt: Receipt) -> None:
+        """A contribution has its receipt."""
+        self._link_speed.saw_up(*self.sending.settle(receipt, self._clock()))
+
+    def warn(self, text: str) -> None:
+        """Once, however often it comes in a row: what is tried at each tick may fail at each."""
+        if text != self._warned:
+            log.warning("%s", text)
+        self._warned = text
+
+    def _advance(self, current: Open, now: float, progress: Callable[[float], None]) -> None:
+        """Fetch what is missing; when nothing is, get ready (round 0) or work."""
+        if not self._downloads.advance(self._holdings.missing(current.offer), now):
+            self.open = None
+        elif not self._holdings.missing(current.offer):
+            self._work(current, progress)
+
+    def _work(self, current: Open, progress: Callable[[float], None]) -> None:
+        offer = current.offer
+        task = self._task_of(offer)
+        base = self._holdings.base(offer.base, task.manifest)
+        self._holdings.prune(offer, [message.blob for message in self.outbox])
+        if offer.round > 0 and not self._has_answered(offer):
+            listener = Listener(progress, lambda decision: self._decided(offer, decision))
+            self._report(offer, task.perform(offer, base, current.closes, listener))
+        self.open = None
+
+    def _task_of(self, offer: Offer) -> DeviceTask:
+        """The task of the offer's bundle, made when it is not the one at hand. Raises as `due` does."""
+        if self.task is None or self._bundle != offer.bundle:
+            self.task = None  # its memory is free before the next one's is taken
+            bundle = self._holdings.bundle(offer.bundle)
+            self.task = DeviceTask(self._settings, bundle, self._clock, self._link_speed)
+            self._bundle = offer.bundle
+            self.hello()
+        return self.task
+
+    def _has_answered(self, offer: Offer) -> bool:
+        """Whether this round was worked on already, in this life or an earlier one."""
+        return (offer.run, offer.round) == self._answered or self.outbox.answered(offer.run, offer.round)
+
+    def _decided(self, offer: Offer, decision: Decision) -> None:
+        """Tell what is tried now, so that the word travels while the device computes."""
+        self._voice.plan(reports.plan_message(offer, decision), decision.room_bytes)
+
+    def _report(self, offer: Offer, outcome: Outcome) -> None:
+        """Keep and send what was trained."""
+        if outcome.contribution is None:
+            log.warning("round %d: sitting out: %s", offer.round, "; ".join(outcome.reasons))
+            return
+        self._answered = (offer.run, offer.round)
+        body = tensors.encode(outcome.contribution.tensors)
+        try:
+            blob = self._holdings.blobs.put(body) if len(body) > INLINE_LIMIT else None
+            message = reports.contribution_message(offer, outcome, b"" if blob else body)
+            self.sending.keep(msgspec.structs.replace(message, blob=blob))
+        except (BlobError, OSError) as error:
+            log.warning("round %d left out: its contribution cannot be kept: %s", offer.round, error)
+            return
+        if self.task is not None:
+            self.task.watcher.transfer(up=len(body) + ENVELOPE_BYTES)
+        self.sending.due(self._clock())
+
+    def _arrived(self, blob: Blob, seconds: float) -> None:
+        self._link_speed.saw_down(blob.size, seconds)
+        if self.task is not None:
+            self.task.watcher.transfer(down=blob.size)

@@ -1,0 +1,95 @@
+"""What a device says, and through what: its topics, its presence, and of its plans what there is time for."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from broker import topics
+from broker.blobs import Blobs
+from broker.events import Will
+from broker.messages import Contribution, Get, Hello, Message, Plan, State, encode
+from broker.packets import packet_bytes
+from broker.transfer import answer
+
+AND_MORE = "..."
+"""In place of reasons that are left out."""
+
+
+class Wire(Protocol):
+    """The part of `broker.link.Link` that is used here."""
+
+    @property
+    def url(self) -> object:
+        """Whom it is connected to, for people."""
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
+        """Send, now or when the link is back; never waits. False when too much waits already."""
+
+    def under_way(self, topic: str = "") -> int:
+        """Messages that the broker has not acknowledged yet: on this topic, or on any."""
+
+
+class Voice:
+    """One life (`boot`) of the device `name`; it can speak once it has a `link`."""
+
+    def __init__(self, name: str, boot: int) -> None:
+        self.boot = boot
+        self.link: Wire
+        self._name = name
+        self._plan_said: tuple[str, tuple[str, ...]] | None = None
+
+    def presence(self, online: bool) -> Will:
+        """What the link says for us: when it has the broker, and the broker when it has lost us."""
+        return Will(self._topic("state"), encode(State(boot=self.boot, online=online)))
+
+    def under_way(self, leaf: str = "") -> int:
+        """Messages that have not yet reached the broker for sure."""
+        return self.link.under_way(self._topic(leaf) if leaf else "")
+
+    def hello(self, hello: Hello) -> None:
+        """The one who hears it may not have heard the last plan."""
+        self._plan_said = None
+        self._publish("hello", hello)
+
+    def plan(self, plan: Plan, room_bytes: float) -> None:
+        """Tell of a plan that is another than the last, before the update that it is for.
+
+        That one must not be late for it: what does not fit into `room_bytes` of reasons is left out, and
+        the plan where it does not fit at all. Where nothing is trained there is all the room.
+        """
+        said = (plan.kind, tuple(reason.split(" needs")[0] for reason in plan.reasons))
+        if plan.kind and said == self._plan_said:
+            return
+        told: Plan | None = plan
+        while plan.kind and told and packet_bytes(self._topic("plan"), encode(told)) > room_bytes:
+            told = _shorter(told)
+        if told:
+            self._publish("plan", told)
+            self._plan_said = said
+
+    def contribution(self, message: Contribution) -> None:
+        self._publish("contribution", message)
+
+    def ask(self, get: Get) -> None:
+        self._publish("get", get)
+
+    def blocks(self, blobs: Blobs, get: Get) -> None:
+        """Answer with the blocks that are asked for; one that is still on its way is not sent twice."""
+        for index, data in answer(blobs, get):
+            topic = self._topic(topics.block(get.blob.sha, index))
+            if not self.link.under_way(topic):
+                self.link.publish(topic, data)
+
+    def _publish(self, leaf: str, message: Message) -> None:
+        self.link.publish(self._topic(leaf), encode(message))
+
+    def _topic(self, leaf: str) -> str:
+        return topics.up(self._name, leaf)
+
+
+def _shorter(plan: Plan) -> Plan | None:
+    """With one reason less; None when there is none left."""
+    reasons = tuple(reason for reason in plan.reasons if reason != AND_MORE)
+    return msgspec.structs.replace(plan, reasons=(*reasons[:-1], AND_MORE)) if reasons else None
