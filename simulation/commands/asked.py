@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,9 +13,10 @@ from typing import Any
 from profiles import fleets
 from profiles.fleets import FleetSpec
 from simulation import policies, scenario
+from simulation.compare.ahead import bundle_sha256
 from simulation.compare.plan import Comparison, Plan, comparison_in, scenario_in
 from simulation.compare.run_folder import Name, fingerprint
-from simulation.compare.wording import lasting
+from simulation.compare.wording import asking, lasting
 from simulation.errors import ScenarioError
 from simulation.scenario import Scenario
 
@@ -49,7 +51,8 @@ def plan_of(options: argparse.Namespace) -> Plan:
         mine = before
     else:
         mine = scenario.load(options.scenario or PRESET, over)
-    folder = options.run_dir or Path("runs") / f"{mine.name}-{_mark(mine)}"
+    bundle = bundle_sha256(mine.task.bundle)
+    folder = options.run_dir or Path("runs") / f"{mine.name}-{_mark(mine, bundle)}"
     known = comparison_in(folder) or Comparison(policies=_usual(options))
     named = _policies(options.compare) if options.compare else known.policies
     for policy in named:
@@ -59,6 +62,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         seeds=options.seeds or known.seeds,
         target=known.target if options.target is None else options.target,
         command=shlex.join(["device-runtime", *sys.argv[1:]]),
+        bundle=bundle or known.bundle,
     )
     return Plan(mine, comparison, folder)
 
@@ -66,14 +70,13 @@ def plan_of(options: argparse.Namespace) -> Plan:
 def said(plan: Plan, missing: Sequence[Name]) -> str:
     """What is run, in the first lines of the output."""
     mine, task, comparison = plan.scenario, plan.scenario.task, plan.comparison
-    asked = f"{task.devices_per_round} devices" if task.devices_per_round else "every device that is there"
     runs = len(plan.names)
     there = runs - len(missing)
     seeds = f"{comparison.seeds} seed{'s' if comparison.seeds > 1 else ''}"
     return (
-        f"{mine.name}: {mine.devices} devices of fleet {mine.fleet.name}, {mine.data.source} divided by "
+        f"{mine.name}: {mine.devices:,} devices of fleet {mine.fleet.name}, {mine.data.source} divided by "
         f"{mine.data.partition}; {task.rounds} rounds of at most {lasting(task.round_deadline_s)}, "
-        f"{asked} asked in each\n"
+        f"{asking(task)}\n"
         f"{', '.join(comparison.policies)}; {seeds}: {runs} run{'s' if runs > 1 else ''}"
         f"{f', {there} of them finished before' if there else ''}; kept in {plan.folder}/"
     )
@@ -138,6 +141,6 @@ def _policies(text: str) -> tuple[str, ...]:
     return named
 
 
-def _mark(mine: Scenario) -> str:
-    """Six characters that differ between scenarios, for the name of a folder."""
-    return fingerprint(mine, 0)[:6]
+def _mark(mine: Scenario, bundle: str) -> str:
+    """Six characters that differ between scenarios and bundles, for the name of a folder."""
+    return hashlib.sha256(f"{fingerprint(mine, 0)} {bundle}".encode()).hexdigest()[:6]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ from models.commands.factory import settings
 from simulation import scenario
 from simulation.data import DataSet, DataSpec, divide, load
 from simulation.data.sources import SOURCES
-from simulation.data.spec import Partition
+from simulation.data.spec import PARTITIONS
 from simulation.errors import DataSetError, SimulationError
 from simulation.partition.figures import Shape, shape, table
 from simulation.partition.plot import draw
@@ -25,7 +25,6 @@ EXAMPLE = "device-runtime partition --devices 20 --partition dirichlet --alpha 0
 ERRORS = (SimulationError,)
 
 DEVICES = 20
-PARTITIONS = get_args(Partition)
 FLAGS = {"data": "source", "data_path": "path", "partition": "partition", "alpha": "alpha"}
 """Fields of the data that have a flag of their own."""
 
@@ -53,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the table and writes the picture. Raises DataSetError, ScenarioError."""
     spec, devices = asked(options)
+    _picture(options.out)
     data = load(spec, options.seed)
     about = shape(data.train_y, divide(data, spec, devices, options.seed), len(data.labels))
     print(said(data, about))
@@ -125,8 +125,17 @@ def _save_vectors(data: DataSet, spec: DataSpec, out: Path) -> None:
     print(f"float32 {found.shape[0]} x {found.shape[1]} in {out}")
 
 
+def _picture(path: Path) -> None:
+    """Raises DataSetError, before anything is computed, where no PNG can be written."""
+    if path.suffix != ".png":
+        raise DataSetError(f"--out {path}: the picture is a PNG, expected a name that ends in .png")
+    if not path.parent.is_dir():
+        raise DataSetError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
 def _written(path: Path, write: Any) -> None:
     try:
         write(path)
     except OSError as error:
-        raise DataSetError(f"{path} cannot be written: {error.strerror}") from None
+        why = (error.strerror or str(error)).lower()
+        raise DataSetError(f"{path} cannot be written: {why}") from None

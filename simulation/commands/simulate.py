@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from aggregator.errors import AggregatorError
 from device_runtime.commands.options import count, positive
 from simulation import policies
+from simulation.compare.ahead import check
+from simulation.compare.occupied import end_with_parent, interruptible, occupied
 from simulation.compare.performing import How, perform
 from simulation.compare.plan import Comparison, Plan, scenario_in
 from simulation.compare.progress import Bars, Lines, Teller, View
@@ -96,33 +99,60 @@ def run(options: argparse.Namespace) -> int:
     if options.address and options.executor not in (choice.AUTO, "ray"):
         raise ScenarioError("--address is for --executor ray")
     plan = plan_of(options)
-    plan.save()
     out = sys.stderr if options.format == "json" else sys.stdout
-    missing = plan.missing()
-    print(said(plan, missing), file=out, flush=True)
-    if missing:
-        _run(plan, missing, options)
-    from simulation.report.write import write
+    try:
+        plan.check_folder()
+        missing = plan.missing()
+        if missing:
+            check(plan.scenario, missing, _wish(options))
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        with interruptible(), occupied(plan.folder) as held:
+            plan.save()
+            missing = plan.missing()
+            print(said(plan, missing), file=out, flush=True)
+            if missing:
+                _run(plan, missing, options, held)
+            from simulation.report.write import write
 
-    report = write(plan)
-    print(report.json() if options.format == "json" else report.text())
+            report = write(plan)
+    except OSError as error:
+        raise _unwritable(error, plan.folder) from None
+    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(report.json() if options.format == "json" else report.text(wide))
     return 0
 
 
 def _perform(options: argparse.Namespace) -> int:
     """One run in this process, told to the standard output: what the command starts for itself."""
+    end_with_parent()
     policy, _, seed = options.only.rpartition(":")
     mine = scenario_in(options.run_dir)
     if mine is None:
         raise ScenarioError(f"{options.run_dir} holds no scenario")
     name = Name(policy, int(seed))
     plan = Plan(mine, Comparison(policies=(policy,)), options.run_dir)
-    wish = ExecutorWish(options.executor, options.workers, options.address)
-    perform(mine, name, plan.of(name), How(wish, options.probes), Teller(sys.stdout))
+    teller = Teller(sys.stdout)
+    try:
+        perform(mine, name, plan.of(name), How(_wish(options), options.probes), teller)
+    except BrokenPipeError:  # nobody listens any more
+        raise
+    except OSError as error:
+        failed = _unwritable(error, plan.of(name))
+        teller.fail(str(failed))
+        raise failed from None
     return 0
 
 
-def _run(plan: Plan, missing: Sequence[Name], options: argparse.Namespace) -> None:
+def _unwritable(error: OSError, folder: Path) -> SimulationError:
+    """No space left, no permission."""
+    return SimulationError(f"{error.filename or folder}: {(error.strerror or str(error)).lower()}")
+
+
+def _wish(options: argparse.Namespace) -> ExecutorWish:
+    return ExecutorWish(options.executor, options.workers, options.address)
+
+
+def _run(plan: Plan, missing: Sequence[Name], options: argparse.Namespace, held: int) -> None:
     parallel = min(options.parallel or usable_cores(), len(missing))
     workers = options.workers or max(1, usable_cores() // parallel)
     arguments = ["--executor", options.executor, "--workers", str(workers), "--probes", str(options.probes)]
@@ -130,7 +160,7 @@ def _run(plan: Plan, missing: Sequence[Name], options: argparse.Namespace) -> No
         arguments += ["--address", options.address]
     view = _view(missing, plan, options)
     try:
-        run_all(plan, missing, Children(tuple(arguments), parallel, workers), view)
+        run_all(plan, missing, Children(tuple(arguments), parallel, workers, (held,)), view)
     except KeyboardInterrupt:
         done = len(plan.names) - len(plan.missing())
         view.close()

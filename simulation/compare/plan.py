@@ -19,13 +19,15 @@ SCENARIO, COMPARISON, RUNS = "scenario.json", "comparison.json", "runs"
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """comparison.json: every policy is run with seeds 0 to `seeds` - 1; `command` is what was typed last.
 
-    `target` is the accuracy whose time is measured; None: the largest that every run reaches.
+    `target` is the accuracy whose time is measured; None: the largest that every run reaches. `bundle` is
+    the sha256 of what is learnt; empty where it was not there.
     """
 
     policies: tuple[str, ...]
     seeds: int = 1
     target: float | None = None
     command: str = ""
+    bundle: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class Plan:
             if not finished(self.of(name), fingerprint(prints[name.policy], name.seed))
         )
 
-    def save(self) -> None:
-        """Make the folder and say in it what it is. Raises ScenarioError when it is another scenario's."""
+    def check_folder(self) -> None:
+        """Raises ScenarioError when it is of something else: another scenario, or another bundle there."""
         there = scenario_in(self.folder)
         if there is not None and there.json() != self.scenario.json():
             raise ScenarioError(
@@ -67,6 +69,17 @@ class Plan:
             raise ScenarioError(f"{self.folder} is no folder of a simulation: give another --run-dir")
         if self.folder.exists() and not self.folder.is_dir():
             raise ScenarioError(f"{self.folder} is no folder: give another --run-dir")
+        before = comparison_in(self.folder)
+        if before and before.bundle and self.comparison.bundle not in ("", before.bundle):
+            were, are = before.bundle[:8], self.comparison.bundle[:8]
+            raise ScenarioError(
+                f"{self.folder} was made with another {self.scenario.task.bundle} (sha256 {were}.., now "
+                f"{are}..): give another --run-dir, or remove it"
+            )
+
+    def save(self) -> None:
+        """Make the folder and say in it what it is. Raises ScenarioError as `check_folder`, OSError."""
+        self.check_folder()
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / SCENARIO).write_bytes(msgspec.json.format(self.scenario.json()) + b"\n")
         (self.folder / COMPARISON).write_bytes(

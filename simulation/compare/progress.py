@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 EVERY_S = 5.0
 """Seconds between two plain lines."""
+WORKING_EVERY_S = 1.0
+"""Seconds between two signs of life within a round."""
 
 
-class Tick(msgspec.Struct, frozen=True):
+class Tick(msgspec.Struct, frozen=True, tag="round"):
     """A round of a run is over; a line on the standard output of its process. Times are virtual seconds."""
 
     round: int
@@ -32,11 +34,30 @@ class Tick(msgspec.Struct, frozen=True):
     participants: int
 
 
+class Working(msgspec.Struct, frozen=True, tag="working"):
+    """So many updates of this round are trained by now."""
+
+    round: int
+    trained: int
+
+
+class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
+    """Why the run cannot go on, where a log may not be writable."""
+
+    why: str
+
+
+Message = Tick | Working | Trouble
+
+
 class View(Protocol):
     """Told how the runs go."""
 
     def moved(self, name: Name, tick: Tick) -> None:
         """A round more."""
+
+    def working(self, name: Name, now: Working) -> None:
+        """Within a round."""
 
     def ended(self, name: Name, why: str) -> None:
         """A run is finished, or, if `why` is not empty, failed."""
@@ -74,19 +95,24 @@ class Lines:
         self._names, self._rounds, self._out, self._clock = tuple(names), rounds, out, clock
         self._pace = Pace(rounds * len(self._names), clock)
         self._ended = 0
-        self._begun: set[Name] = set()
+        self._at: dict[Name, int] = {}
         self._said = clock()
 
     def moved(self, name: Name, tick: Tick) -> None:
-        if name not in self._begun:
-            self._begun.add(name)
+        if name not in self._at:
             self._pace.spare(tick.round - 1)
+        self._at[name] = tick.round
         self._pace.step()
         if self._clock() - self._said >= EVERY_S and tick.round < self._rounds:
             self._say(f"{name}: round {tick.round} of {self._rounds}, {doing(tick)}")
 
+    def working(self, name: Name, now: Working) -> None:
+        if self._clock() - self._said >= EVERY_S:
+            self._say(f"{name}: {at_work(now)} of {self._rounds}")
+
     def ended(self, name: Name, why: str) -> None:
         self._ended += 1
+        self._pace.spare(self._rounds - self._at.get(name, 0))
         done = f"{self._ended} of {len(self._names)} runs"
         self._say(f"{name}: failed: {why} ({done})" if why else f"{name}: finished ({done})")
 
@@ -127,6 +153,13 @@ class Bars:
         self._progress.update(self._bars[name], completed=tick.round, doing=doing(tick))
         self._progress.advance(self._all)
 
+    def working(self, name: Name, now: Working) -> None:
+        if name not in self._bars:
+            self._bars[name] = self._progress.add_task(str(name), total=self._rounds, doing="")
+            self._progress.advance(self._all, now.round - 1)
+            self._progress.update(self._bars[name], completed=now.round - 1)
+        self._progress.update(self._bars[name], doing=f"round {now.round}: {now.trained} trained")
+
     def ended(self, name: Name, why: str) -> None:
         if name in self._bars:
             self._progress.remove_task(self._bars.pop(name))
@@ -143,19 +176,39 @@ def doing(tick: Tick) -> str:
     return f"{accuracy}{lasting(tick.closed_s)} of virtual time"
 
 
-class Teller:
-    """A watch that writes a `Tick` for each round, for the process that started this one."""
+def at_work(now: Working) -> str:
+    """How far within a round."""
+    return f"{now.trained} update{'s' if now.trained > 1 else ''} trained for round {now.round}"
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+
+class Teller:
+    """A watch that writes a `Tick` for each round, for the process that started this one.
+
+    Within a long round it writes `Working` now and then.
+    """
+
+    def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._clock = out, clock
+        self._round, self._trained, self._told = 1, 0, clock()
 
     def asked(self, ask: Ask) -> None:
         """Too many to be told."""
 
     def trained(self, job: Job, made: Contribution) -> None:
-        """Too many to be told."""
+        self._round = max(self._round, job.base)  # a run that goes on does not begin with round 1
+        self._trained += 1
+        if self._clock() - self._told >= WORKING_EVERY_S:
+            self._tell(Working(self._round, self._trained))
 
     def closed(self, line: RoundLine) -> None:
+        self._round, self._trained = line.round + 1, 0
         accuracy = None if isnan(line.eval_acc) else line.eval_acc
-        tick = Tick(line.round, line.closed_s, accuracy, line.participants)
-        print(msgspec.json.encode(tick).decode(), file=self._out, flush=True)
+        self._tell(Tick(line.round, line.closed_s, accuracy, line.participants))
+
+    def fail(self, why: str) -> None:
+        """The last that is told."""
+        self._tell(Trouble(why))
+
+    def _tell(self, message: Message) -> None:
+        self._told = self._clock()
+        print(msgspec.json.encode(message).decode(), file=self._out, flush=True)

@@ -17,7 +17,7 @@ import msgspec
 from simulation.errors import SimulationError
 
 from .plan import Plan
-from .progress import Tick, View
+from .progress import Message, Tick, Trouble, View, Working
 from .run_folder import LOG, Name
 
 GRACE_S = 5.0
@@ -28,12 +28,14 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 class Children:
     """How runs are started: `arguments` of the command besides what says which run; `parallel` at a time.
 
-    `workers` is for how many threads each may take for its sums.
+    `workers` is for how many threads each may take for its sums; `held` are file descriptors that they
+    inherit.
     """
 
     arguments: tuple[str, ...]
     parallel: int
     workers: int = 1
+    held: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class _Said:
     """What a process said, or, with neither, that it ended."""
 
     name: Name
-    tick: Tick | None = None
+    message: Message | None = None
 
 
 def run_all(plan: Plan, names: Sequence[Name], children: Children, view: View) -> None:
@@ -50,6 +52,7 @@ def run_all(plan: Plan, names: Sequence[Name], children: Children, view: View) -
     When this is interrupted the processes end, and what is finished stays.
     """
     waiting, failed = list(names), []
+    troubles: dict[Name, str] = {}
     at_work: dict[Name, subprocess.Popen[bytes]] = {}
     inbox: queue.SimpleQueue[_Said] = queue.SimpleQueue()
     try:
@@ -58,12 +61,17 @@ def run_all(plan: Plan, names: Sequence[Name], children: Children, view: View) -
                 name = waiting.pop(0)
                 at_work[name] = _start(plan, name, children, inbox)
             said = inbox.get()
-            if said.tick is not None:
-                view.moved(said.name, said.tick)
-                continue
-            why = _verdict(at_work.pop(said.name), plan.of(said.name) / LOG)
-            view.ended(said.name, why)
-            failed += [f"{said.name}: {why}"] if why else []
+            if isinstance(said.message, Tick):
+                view.moved(said.name, said.message)
+            elif isinstance(said.message, Working):
+                view.working(said.name, said.message)
+            elif isinstance(said.message, Trouble):
+                troubles[said.name] = said.message.why
+            else:
+                why = _verdict(at_work.pop(said.name), plan.of(said.name) / LOG)
+                why = troubles.get(said.name) or why
+                view.ended(said.name, why)
+                failed += [f"{said.name}: {why}"] if why else []
     finally:
         _end(list(at_work.values()))
     if failed:
@@ -81,10 +89,11 @@ def _start(
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
             [_command(), "simulate", *only, *children.arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # nobody writes to it: it ends when this process does, and they with it
             stdout=subprocess.PIPE,
             stderr=log,
             env={**os.environ, **threads},
+            pass_fds=children.held,
             start_new_session=True,  # Ctrl-C is for the command, which then ends its processes
         )
     threading.Thread(target=_listen, args=(name, process, inbox), daemon=True).start()
@@ -95,7 +104,7 @@ def _listen(name: Name, process: subprocess.Popen[bytes], inbox: queue.SimpleQue
     if process.stdout is not None:
         for line in process.stdout:
             with suppress(msgspec.MsgspecError):
-                inbox.put(_Said(name, msgspec.json.decode(line, type=Tick)))
+                inbox.put(_Said(name, msgspec.json.decode(line, type=Message)))
     process.wait()
     inbox.put(_Said(name))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import floor, isnan, log10
 
+from aggregator.task import Task
+
 DASH = "–"
 Units = tuple[tuple[str, float], ...]
 """Each with its size, the largest first."""
@@ -18,9 +20,11 @@ def unit_for(amount: float, units: Units) -> tuple[str, float]:
 
 
 def lasting(seconds: float) -> str:
-    """48 s, 12 min, 3.4 h, 2.1 days."""
+    """5 ms, 48 s, 12 min, 3.4 h, 2.1 days."""
     if isnan(seconds):
         return DASH
+    if 0 < seconds < 0.1:
+        return f"{digits(1000 * seconds, 2)} ms"
     unit, size = unit_for(seconds, TIMES)
     return f"{digits(seconds / size, 2)} {unit}"
 
@@ -37,3 +41,16 @@ def digits(value: float, significant: int = 3) -> str:
 def decimals(value: float, significant: int = 3) -> int:
     """Places after the point for so many digits."""
     return max(0, significant - 1 - floor(log10(abs(value)))) if value else 0
+
+
+def asking(task: Task) -> str:
+    """Who is asked, and when a round closes before its deadline."""
+    if not task.buffer_size:
+        asked = (
+            f"{task.devices_per_round:,} devices" if task.devices_per_round else "every device that is there"
+        )
+        return f"{asked} asked in each"
+    at_work = (
+        f"{task.devices_per_round:,} devices" if task.devices_per_round else "all devices that are there"
+    )
+    return f"{at_work} at work, closed by {task.buffer_size:,} updates"

@@ -59,6 +59,8 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
                 file.stem: np.load(file, mmap_mode="r", allow_pickle=False)
                 for file in sorted(path.glob("*.npy"))
             }
+        if not zipfile.is_zipfile(path):
+            raise DataSetError(f"{path} is not a .npz file or a folder of .npy files")
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:

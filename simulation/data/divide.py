@@ -25,7 +25,11 @@ def divide(data: DataSet, spec: DataSpec, devices: int, seed: int) -> list[NDArr
         raise DataSetError(f"{devices} devices, expected 1 or more")
     if samples < devices * spec.min_samples and not spec.reuse:
         least = "one sample" if spec.min_samples == 1 else f"{spec.min_samples} samples"
-        raise DataSetError(f"{devices} devices, but {samples} training samples: each needs {least} at least")
+        more = ", or reuse = true with samples_per_client" if spec.partition in ("iid", "dirichlet") else ""
+        raise DataSetError(
+            f"{devices} devices, but {samples} training samples: each needs {least} at least; "
+            f"fewer devices{more}"
+        )
     rng = np.random.default_rng([seed, DIVISION])
     if spec.partition == "iid":
         return partition.iid(samples, devices, rng, _sizes(spec))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from .sources import SOURCES
 
-Partition = Literal["iid", "dirichlet", "dirichlet-by-class", "shards", "classes", "natural"]
+PARTITIONS = ("iid", "dirichlet", "dirichlet-by-class", "shards", "classes", "natural")
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -18,7 +18,7 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where samples come from and how they are divided; docs/data.md says which field is for what.
 
-    Raises ValueError for an unknown source and for fields that exclude each other.
+    Raises ValueError for an unknown source or partition, and for fields that exclude each other.
     """
 
     source: str = "digits"  # a name in sources.py
@@ -28,7 +28,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_train: Count | None = None  # a random part of the training samples
     max_test: Count | None = None
 
-    partition: Partition = "dirichlet"
+    partition: str = "dirichlet"  # one of PARTITIONS
     alpha: Positive = 0.3  # of dirichlet and dirichlet-by-class
     classes_per_client: Count = 2  # of classes; shards of each client, of shards
     groups_per_client: Annotated[int, msgspec.Meta(ge=0)] = 0  # of natural; 0: all groups are given out
@@ -50,6 +50,8 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ValueError(f"source is {self.source!r}, expected one of {', '.join(SOURCES)}")
+        if self.partition not in PARTITIONS:
+            raise ValueError(f"partition is {self.partition!r}, expected one of {', '.join(PARTITIONS)}")
         mixed = self.partition in ("iid", "dirichlet")
         if self.quantity_sigma and self.quantity_alpha:
             raise ValueError("quantity_sigma and quantity_alpha are both given, expected one of them")

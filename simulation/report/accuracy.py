@@ -91,9 +91,7 @@ def by_class(compared: Compared) -> Picture | None:
 def _curves(on: Any, compared: Compared, axis: Axis, units: Units) -> tuple[str, float]:
     """Draw every policy's, as far as all of its seeds went; the unit of the axis and its size."""
     by_policy = {policy: _known(compared.of(policy), axis) for policy in compared.policies}
-    most = max(
-        (min(curve.at[-1] for curve in curves) for curves in by_policy.values() if curves), default=1.0
-    )
+    most = max((_end(curves) for curves in by_policy.values() if curves), default=1.0)
     unit, size = unit_for(most, units)
     for policy, curves in by_policy.items():
         if curves:
@@ -112,18 +110,37 @@ def _known(runs: Sequence[Ran], axis: Axis) -> list[Curve]:
 
 
 def _curve(on: Any, policy: str, curves: Sequence[Curve], size: float) -> None:
+    """The mean and the band where all seeds are known; where they have no place in common, each by itself."""
     look = stroke(policy)
-    begins, ends = max(curve.at[0] for curve in curves), min(curve.at[-1] for curve in curves)
+    line = {"color": look.colour, "linestyle": look.dashes}
+    if _apart(curves):
+        for place, curve in enumerate(curves):
+            at, values = curve.at / size, 100 * curve.value
+            label = policy if place == 0 else None
+            on.plot(at, values, drawstyle="steps-post", linewidth=1.2, label=label, **line)
+            on.plot(at[-1], values[-1], look.marker, color=look.colour, markersize=5, clip_on=False)
+        return
+    begins, ends = max(curve.at[0] for curve in curves), _end(curves)
     grid = np.unique(np.concatenate([np.linspace(begins, ends, POINTS), *(curve.at for curve in curves)]))
     grid = grid[(grid >= begins) & (grid <= ends)]
     values = 100 * np.array([curve.sampled(grid) for curve in curves])
     at, mean = grid / size, values.mean(0)
-    line = {"color": look.colour, "linestyle": look.dashes, "linewidth": 2}
-    on.plot(at, mean, drawstyle="steps-post", label=policy, **line)
+    on.plot(at, mean, drawstyle="steps-post", linewidth=2, label=policy, **line)
     if len(curves) > 1:
         band = {"color": look.colour, "alpha": 0.16, "linewidth": 0}
         on.fill_between(at, values.min(0), values.max(0), step="post", **band)
     on.plot(at[-1], mean[-1], look.marker, color=look.colour, markersize=5, clip_on=False)
+
+
+def _end(curves: Sequence[Curve]) -> float:
+    """How far a policy is drawn: as far as all of its seeds went."""
+    ends = [float(curve.at[-1]) for curve in curves]
+    return max(ends) if _apart(curves) else min(ends)
+
+
+def _apart(curves: Sequence[Curve]) -> bool:
+    """Whether one seed ended before another was first evaluated."""
+    return bool(max(curve.at[0] for curve in curves) > min(curve.at[-1] for curve in curves))
 
 
 def _marked(on: Any, text: str, *, x: float | None = None, y: float | None = None) -> None:

@@ -55,7 +55,7 @@ def similarity(compared: Compared) -> Picture | None:
         for row, level in enumerate(levels):
             on = axes[row, column]
             drawn = on.pcolormesh(_matrix(line.cka[level]), cmap=MAP, vmin=lowest, vmax=1, edgecolors="face")
-            title = f"{policy}, round {line.round}" if row == 0 else ""
+            title = f"{policy}\nround {line.round}" if row == 0 else ""
             _square(on, title, [str(n + 1) for n in range(len(line.devices))])
             on.set_ylabel(_of_level(level) if column == 0 else "")
     figure.colorbar(drawn, ax=axes, label="linear CKA", shrink=0.8)

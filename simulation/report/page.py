@@ -10,7 +10,7 @@ from math import isnan
 import msgspec
 
 from simulation import policies
-from simulation.compare.wording import lasting
+from simulation.compare.wording import asking, lasting
 
 from . import canvas, table
 from .compared import Compared, Picture
@@ -40,15 +40,10 @@ def _asset(name: str) -> str:
 def _lead(compared: Compared) -> str:
     """What was run and what came of it, in two sentences; then what each policy is."""
     mine, task = compared.plan.scenario, compared.plan.scenario.task
-    asked = (
-        f"{task.devices_per_round} are asked in each"
-        if task.devices_per_round
-        else "all that are there are asked"
-    )
     text = (
         f"{mine.devices:,} devices of fleet {mine.fleet.name} learn {mine.data.source} "
         f"({mine.data.partition} partition) in {task.rounds} rounds of at most "
-        f"{lasting(task.round_deadline_s)}; {asked}."
+        f"{lasting(task.round_deadline_s)}, {asking(task)}."
     )
     known = {
         policy: figures["acc_at_equal_time"].mean

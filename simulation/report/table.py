@@ -19,6 +19,8 @@ from .palette import THEMED, stroke
 PERCENT: Units = (("%", 0.01),)
 PLAIN: Units = (("", 1.0),)
 PER_HOUR: Units = (("%/h", 0.01 / 3600),)
+NOTHING = 0.01
+"""Of the unit that a row has: what is less has a unit of its own."""
 PASSES: Units = (("TF", 1e12), ("GF", 1e9), ("MF", 1e6), ("kF", 1e3), ("F", 1.0))
 
 
@@ -69,15 +71,28 @@ def spent() -> tuple[Measure, ...]:
     )
 
 
-def text(summary: Mapping[str, Summary], at: Terms) -> str:
-    """Measures down, policies across; mean ± standard deviation over the seeds."""
+def text(summary: Mapping[str, Summary], at: Terms, wide: int | None = None) -> str:
+    """Measures down, policies across; mean ± standard deviation over the seeds.
+
+    In several tables of as many policies as fit in `wide` characters each, if they do not fit in one.
+    """
     rows = []
     for measure in (*learnt(at), *spent()):
-        unit = _unit(measure, summary)
-        rows.append((measure.title, *(worded(s[measure.field], unit) for s in summary.values())))
-    return tabulate(
-        rows, ("", *summary), disable_numparse=True, colalign=("left", *("right" for _ in summary))
-    )
+        cells = (worded(summary[p][measure.field], _unit(measure, summary, p)) for p in summary)
+        rows.append((measure.title, *cells))
+    heads = ("", *summary)
+    for count in range(len(summary), 0, -1):
+        parts = [range(first, min(first + count, len(heads))) for first in range(1, len(heads), count)]
+        tables = [_table([[row[n] for n in (0, *part)] for row in (heads, *rows)]) for part in parts]
+        if wide is None or count == 1 or all(len(each.splitlines()[1]) <= wide for each in tables):
+            return "\n\n".join(tables)
+    return ""
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """The first row is the head."""
+    sides = ("left", *("right" for _ in rows[0][1:]))
+    return tabulate(rows[1:], rows[0], disable_numparse=True, colalign=sides)
 
 
 def as_csv(summary: Mapping[str, Summary]) -> str:
@@ -96,7 +111,9 @@ def as_html(summary: Mapping[str, Summary], measures: Sequence[Measure]) -> str:
     """Policies down, measures across, sortable; the best of each measure is marked."""
     rows = []
     for policy, figures in summary.items():
-        cells = "".join(_cell(figures[m.field], _unit(m, summary), _best(m, summary)) for m in measures)
+        cells = "".join(
+            _cell(figures[m.field], _unit(m, summary, policy), _best(m, summary)) for m in measures
+        )
         swatch = f'<span class="swatch" style="background:{_colour(policy)}"></span>'
         rows.append(f'<tr><th scope="row">{swatch}{escape(policy)}</th>{cells}</tr>')
     heads = "".join(_head(measure.title, measure.meaning) for measure in measures)
@@ -117,10 +134,12 @@ def worded(each: Spread, unit: tuple[str, float]) -> str:
     return f"{amount}{'' if name in ('', '%') else ' '}{name}{known}"
 
 
-def _unit(measure: Measure, summary: Mapping[str, Summary]) -> tuple[str, float]:
-    """One for all policies, so that they can be compared at a glance."""
+def _unit(measure: Measure, summary: Mapping[str, Summary], policy: str) -> tuple[str, float]:
+    """One for all policies, so that they can be compared at a glance, but for what is nothing beside it."""
     known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
-    return unit_for(max(known, default=0.0), measure.units)
+    unit = unit_for(max(known, default=0.0), measure.units)
+    own = summary[policy][measure.field].mean
+    return unit_for(own, measure.units) if 0 < own < NOTHING * unit[1] else unit
 
 
 def _head(title: str, meaning: str) -> str:

@@ -36,10 +36,10 @@ class Report:
     page: Path
     plots: tuple[Path, ...]
 
-    def text(self) -> str:
-        """The table, and where the rest lies."""
+    def text(self, wide: int | None = None) -> str:
+        """The table, in parts one below the other where it is wider than this, and where the rest lies."""
         return (
-            f"\n{table.text(self.compared.summary, self.compared.terms)}\n\n"
+            f"\n{table.text(self.compared.summary, self.compared.terms, wide)}\n\n"
             f"report {self.page}\nplots  {self.page.parent / 'plots'}/ ({len(self.plots)} PNG)"
         )
 

@@ -14,6 +14,7 @@ import pytest
 from device_runtime.cli import main
 from simulation.commands import simulate
 from simulation.commands.asked import plan_of
+from simulation.compare.occupied import occupied
 
 COMMAND = Path(sys.executable).with_name("device-runtime")
 FLEET = """
@@ -93,6 +94,27 @@ def test_an_interrupted_comparison_keeps_what_is_finished_and_says_how_to_go_on(
     assert "stopped: 0 of 1 runs are finished; go on with: device-runtime simulate --run-dir here" in said
 
 
+def test_runs_end_with_a_command_that_is_killed_and_what_it_left_is_gone_on_with(small):
+    words = ["small.toml", "--rounds", "3000", "--run-dir", "here", "--executor", "plain"]
+    process = subprocess.Popen(
+        [COMMAND, "simulate", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=small
+    )
+    rounds = small / "here" / "runs" / "choose-0" / "rounds.jsonl"
+    for _ in range(600):
+        if rounds.exists() and rounds.stat().st_size:
+            break
+        time.sleep(0.1)
+    second = run(small, *words)
+    assert second.returncode == 2
+    assert "another simulation is at work in here" in second.stderr
+    process.kill()
+    process.communicate(timeout=60)
+    with occupied(small / "here", patience_s=30):  # no run holds it any more
+        size = rounds.stat().st_size
+        time.sleep(0.3)
+        assert rounds.stat().st_size == size
+
+
 def test_the_presets_and_policies_are_listed_one_line_each(capsys):
     assert main(["simulate", "--list"]) == 0
     shown = capsys.readouterr().out
@@ -137,7 +159,7 @@ def test_a_folder_remembers_its_policies_seeds_and_target(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["nowhere"], "no scenario named 'nowhere': give a file *.toml or one of digits"),
+        (["nowhere"], "no scenario named 'nowhere': give a file *.toml or one of buffered, digits"),
         (["nowhere.toml"], "cannot read nowhere.toml"),
         (
             ["digits", "--compare", "choose,drop"],
@@ -146,8 +168,11 @@ def test_a_folder_remembers_its_policies_seeds_and_target(tmp_path):
         (["digits", "--compare", "kinds="], "names no policy"),
         (["digits", "--compare", "kinds=choose,telepathy"], "no policy named 'telepathy'"),
         (["digits", "--data", "dreams"], "source is 'dreams'"),
-        (["digits", "--data", "cifar10"], "choose-0: "),
-        (["digits", "--bundle", "nothing"], "choose-0: "),
+        (["digits", "--data", "cifar10"], "source cifar10 needs a path"),
+        (["digits", "--bundle", "nothing"], "nothing is neither a bundle"),
+        (["digits", "--partition", "wild"], "partition is 'wild', expected one of iid, dirichlet"),
+        (["digits", "--devices", "5000"], "5000 devices, but 1437 training samples"),
+        (["digits", "--run-dir", "/proc/nowhere"], "/proc/nowhere: no such file or directory"),
         (["digits", "--buffer-size", "-1"], "buffer_size is -1"),
         (["digits", "--executor", "plain", "--address", "ray://here"], "--address is for --executor ray"),
     ],
@@ -158,6 +183,7 @@ def test_what_cannot_be_done_is_said_in_one_line(arguments, message, tmp_path):
     [line] = ended.stderr.splitlines()
     assert line.startswith("device-runtime: ")
     assert message in line
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

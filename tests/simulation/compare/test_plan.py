@@ -75,6 +75,19 @@ def test_a_file_in_the_place_of_the_folder_is_refused(plan):
         plan.save()
 
 
+def test_another_bundle_of_the_same_name_is_refused_and_one_that_is_not_there_is_not(plan):
+    def of(sha256):
+        return Plan(plan.scenario, msgspec.structs.replace(TWO, bundle=sha256), plan.folder)
+
+    of("1" * 64).save()
+    with pytest.raises(
+        ScenarioError, match=r"made with another digits-wrn-10-1 \(sha256 11111111\.\., now 2222"
+    ):
+        of("2" * 64).check_folder()
+    of("").check_folder()
+    of("1" * 64).check_folder()
+
+
 def test_where_nothing_is_nothing_is_found(tmp_path):
     assert scenario_in(tmp_path / "nowhere") is None
     assert comparison_in(tmp_path / "nowhere") is None

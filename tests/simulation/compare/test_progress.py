@@ -6,8 +6,10 @@ from math import isnan, nan
 import msgspec
 import pytest
 
-from simulation.compare.progress import Bars, Lines, Pace, Teller, Tick
+from simulation.compare.progress import Bars, Lines, Message, Pace, Teller, Tick, Working
 from simulation.compare.run_folder import Name
+from simulation.executors.job import Job
+from strategies import registry
 
 CHOOSE, DROP = Name("choose", 0), Name("drop", 0)
 
@@ -41,12 +43,14 @@ def test_a_line_comes_every_few_seconds_and_when_a_run_ends(clock):
     clock.sleep(5)
     view.moved(DROP, tick(1, None))
     view.moved(CHOOSE, tick(2))
+    view.moved(CHOOSE, tick(3))
+    view.moved(CHOOSE, tick(4))
     view.ended(CHOOSE, "")
     view.ended(DROP, "no such data")
     assert out.getvalue().splitlines() == [
         "drop-0: round 1 of 4, 10 s of virtual time; about 18 s left",
-        "choose-0: finished (1 of 2 runs); about 10 s left",
-        "drop-0: failed: no such data (2 of 2 runs); about 10 s left",
+        "choose-0: finished (1 of 2 runs); about 3.6 s left",
+        "drop-0: failed: no such data (2 of 2 runs)",
     ]
 
 
@@ -60,6 +64,7 @@ def test_a_run_that_goes_on_in_round_3_has_less_left(clock):
 
 def test_bars_are_drawn_and_taken_away(capsys):
     view = Bars([CHOOSE, DROP], 4)
+    view.working(CHOOSE, Working(3, 5))
     view.moved(CHOOSE, tick(3))
     view.moved(CHOOSE, tick(4))
     view.ended(CHOOSE, "")
@@ -77,4 +82,27 @@ def test_each_round_is_told_as_one_line_of_json(round_line):
     teller = Teller(out)
     teller.closed(round_line(round=3, closed_s=9.5, eval_acc=nan, participants=7))
     [line] = out.getvalue().splitlines()
-    assert msgspec.json.decode(line, type=Tick) == Tick(3, 9.5, None, 7)
+    assert msgspec.json.decode(line, type=Message) == Tick(3, 9.5, None, 7)
+
+
+def test_a_long_round_gives_signs_of_life(clock, round_line):
+    out = io.StringIO()
+    teller = Teller(out, clock)
+    job = Job(device=0, name="a", strategy=registry.make("full", {}), seed=0, base=3)
+    for _ in range(5):
+        clock.sleep(0.4)
+        teller.trained(job, None)
+    teller.closed(round_line(round=3))
+    clock.sleep(2)
+    teller.trained(job, None)
+    told = [msgspec.json.decode(line, type=Message) for line in out.getvalue().splitlines()]
+    assert [told[0], told[2]] == [Working(3, 3), Working(4, 1)]
+
+
+def test_signs_of_life_within_a_round_are_lines_too(clock):
+    out = io.StringIO()
+    view = Lines([CHOOSE], 4, out, clock)
+    view.working(CHOOSE, Working(1, 3))
+    clock.sleep(6)
+    view.working(CHOOSE, Working(1, 12))
+    assert out.getvalue() == "choose-0: 12 updates trained for round 1 of 4\n"

@@ -13,7 +13,7 @@ from simulation.compare.run_folder import Name
 from simulation.compare.running import Children, run_all
 from simulation.errors import SimulationError
 
-TICK = '{"round":1,"closed_s":3.0,"eval_acc":0.5,"participants":4}'
+TICK = '{"type":"round","round":1,"closed_s":3.0,"eval_acc":0.5,"participants":4}'
 
 
 class Noted:
@@ -24,6 +24,9 @@ class Noted:
 
     def moved(self, name, tick):
         self.told.append((str(name), tick.round))
+
+    def working(self, name, now):
+        self.told.append((str(name), f"{now.trained} trained"))
 
     def ended(self, name, why):
         self.told.append((str(name), why))
@@ -83,6 +86,25 @@ def test_a_killed_one_is_named_with_its_signal(plan, stand_in):
     stand_in("os.kill(os.getpid(), 9)")
     with pytest.raises(SimulationError, match=r"killed by signal 9; .* \(and 3 more\)"):
         run_all(plan, plan.names, Children((), parallel=2), Noted())
+
+
+def test_what_a_run_says_of_itself_comes_before_its_log(plan, stand_in):
+    told = '{"type":"working","round":1,"trained":7}', '{"type":"trouble","why":"no space left on device"}'
+    stand_in(f"print({told[0]!r}); print({told[1]!r}, flush=True); sys.exit('traceback')")
+    view = Noted()
+    with pytest.raises(SimulationError, match=r"^choose-0: no space left on device$"):
+        run_all(plan, plan.names[:1], Children((), parallel=1), view)
+    assert view.told == [("choose-0", "7 trained"), ("choose-0", "no space left on device")]
+
+
+def test_runs_inherit_what_is_held_and_a_pipe_that_tells_of_the_end(plan, stand_in, tmp_path):
+    held, other = os.pipe()
+    stand_in(f"import stat\nsys.exit(not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in ({held}, 0)))")
+    try:
+        run_all(plan, plan.names[:1], Children((), parallel=1, held=(held,)), Noted())
+    finally:
+        os.close(held)
+        os.close(other)
 
 
 def test_an_interruption_ends_the_processes(plan, stand_in, tmp_path):

@@ -3,8 +3,10 @@
 from math import nan
 
 import pytest
+from msgspec.structs import replace
 
-from simulation.compare.wording import BYTES, decimals, digits, lasting, unit_for
+from aggregator.task import Task
+from simulation.compare.wording import BYTES, asking, decimals, digits, lasting, unit_for
 
 
 @pytest.mark.parametrize(
@@ -13,6 +15,8 @@ from simulation.compare.wording import BYTES, decimals, digits, lasting, unit_fo
         (0, "0 s"),
         (3, "3 s"),
         (0.25, "0.25 s"),
+        (0.005, "5 ms"),
+        (0.0432, "43 ms"),
         (48.4, "48 s"),
         (119, "119 s"),
         (125, "2.1 min"),
@@ -42,3 +46,11 @@ def test_a_unit_is_taken_when_there_are_two_of_it():
 def test_decimals_of_nothing_are_none():
     assert decimals(0.0) == 0
     assert decimals(0.0123) == 4
+
+
+def test_who_is_asked_is_said_of_buffered_rounds_too():
+    task = Task(bundle="digits-wrn-10-1")
+    assert asking(task) == "every device that is there asked in each"
+    assert asking(replace(task, devices_per_round=1500)) == "1,500 devices asked in each"
+    buffered = replace(task, devices_per_round=1500, buffer_size=20)
+    assert asking(buffered) == "1,500 devices at work, closed by 20 updates"

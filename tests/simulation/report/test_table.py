@@ -37,6 +37,26 @@ def test_all_policies_of_a_row_have_one_unit():
     assert row.split() == ["bytes", "up", "5.00", "MB", "0.0400", "MB"]
 
 
+def test_what_is_nothing_beside_the_others_has_a_unit_of_its_own():
+    shown = table.text({"a": summary(bytes_up=5e6), "b": summary(bytes_up=9690.0)}, AT)
+    [row] = [line for line in shown.splitlines() if line.startswith("bytes up")]
+    assert row.split() == ["bytes", "up", "5.00", "MB", "9.69", "kB"]
+
+
+def test_a_table_that_is_wider_than_the_terminal_comes_in_parts_of_whole_policies():
+    policies = {f"policy-{n}": summary(final_acc=n / 10) for n in range(5)}
+    whole = table.text(policies, AT)
+    width = len(whole.splitlines()[1])
+    assert table.text(policies, AT, width) == whole
+    parts = table.text(policies, AT, 55).split("\n\n")
+    assert [part.splitlines()[0].split() for part in parts] == [
+        ["policy-0", "policy-1"], ["policy-2", "policy-3"], ["policy-4"],
+    ]  # fmt: skip
+    assert max(len(line) for part in parts for line in part.splitlines()) <= 55
+    assert parts[2].splitlines()[3].split() == ["final", "accuracy", "40.0%"]
+    assert len(table.text(policies, AT, 10).split("\n\n")) == 5
+
+
 def test_the_best_of_a_column_is_marked_and_equals_are_not():
     compared = {
         "a": summary(final_acc=0.9, energy_j=70.0, fairness=0.5),

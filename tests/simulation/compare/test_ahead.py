@@ -1,0 +1,67 @@
+"""What is said before any run is started."""
+
+import numpy as np
+import pytest
+
+from aggregator.errors import TaskError
+from models import bundle as bundles
+from models.bundle import Bundle
+from simulation import scenario
+from simulation.compare.ahead import bundle_sha256, check, fit
+from simulation.compare.run_folder import Name
+from simulation.data import DataSet
+from simulation.errors import DataSetError, ExecutorError, ScenarioError
+from simulation.executors.choice import ExecutorWish
+
+RUNS = (Name("choose", 0), Name("drop", 0))
+DIGITS = Bundle.open(bundles.find("digits-wrn-10-1"))
+
+
+def of(x, labels=10):
+    y = np.zeros(len(x), np.int64)
+    return DataSet(x, y, x, y, tuple(str(label) for label in range(labels)))
+
+
+def test_what_fits_is_passed_with_or_without_the_axis_of_a_single_channel():
+    check(scenario.load("digits", {"devices": 3}), RUNS, ExecutorWish("plain"))
+    fit(of(np.zeros((5, 8, 8), np.uint8)), DIGITS.manifest, "npz")
+
+
+def test_samples_of_another_shape_are_refused_with_both():
+    with pytest.raises(
+        ScenarioError, match=r"^samples of npz are uint8 3x32x32, bundle \S+ takes float32 1x8x8 \("
+    ):
+        fit(of(np.zeros((5, 3, 32, 32), np.uint8)), DIGITS.manifest, "npz")
+
+
+def test_more_classes_than_the_bundle_has_are_refused_even_if_no_sample_is_of_the_last():
+    with pytest.raises(ScenarioError, match=r"npz has 12 classes, bundle \S+ has 10"):
+        fit(of(np.zeros((5, 8, 8), np.uint8), labels=12), DIGITS.manifest, "npz")
+
+
+@pytest.mark.parametrize(
+    "over, wish, error",
+    [
+        ({"devices": 5000}, ExecutorWish(), DataSetError),
+        ({"data": {"source": "cifar10"}}, ExecutorWish(), DataSetError),
+        ({"task": {"bundle": "nothing"}}, ExecutorWish(), bundles.BundleError),
+        ({}, ExecutorWish("magic"), ExecutorError),
+    ],
+)
+def test_what_every_run_would_stumble_over_is_raised(over, wish, error):
+    with pytest.raises(error):
+        check(scenario.load("digits", over), RUNS, wish)
+
+
+def test_a_policy_that_the_bundle_cannot_do_is_refused(monkeypatch):
+    mine = scenario.load("digits", {"devices": 3, "task": {"kinds": [{"name": "full"}]}})
+    manifest = type(DIGITS.manifest)
+    graphs = {name: graph for name, graph in DIGITS.manifest.graphs.items() if name != "train.all"}
+    monkeypatch.setattr(manifest, "graphs", graphs)
+    with pytest.raises(TaskError, match="no device can do what round 1 offers"):
+        check(mine, RUNS, ExecutorWish("plain"))
+
+
+def test_a_bundle_is_known_by_its_content_and_none_by_nothing():
+    assert bundle_sha256("digits-wrn-10-1") == DIGITS.sha256
+    assert bundle_sha256("nowhere/at/all") == ""

@@ -1,0 +1,68 @@
+"""One command at a time in a folder; processes that end with the one that started them."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from simulation.compare.occupied import interruptible, occupied
+from simulation.errors import ScenarioError
+
+CHILD = "from simulation.compare.occupied import end_with_parent as e; e(); print('here', flush=True)\n"
+STAYS = CHILD + "import time; time.sleep(600)"
+
+
+def test_a_folder_is_for_one_command_until_it_is_done(tmp_path):
+    refused = pytest.raises(ScenarioError, match=r"another simulation is at work in .*--run-dir")
+    with occupied(tmp_path), refused, occupied(tmp_path, patience_s=0):
+        pass
+    with occupied(tmp_path, patience_s=0):
+        pass
+
+
+def test_a_process_that_inherits_the_lock_holds_it_until_it_ends(tmp_path):
+    with occupied(tmp_path) as held:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(held,))
+    with pytest.raises(ScenarioError), occupied(tmp_path, patience_s=0):
+        pass
+    child.communicate(b"\n")
+    with occupied(tmp_path, patience_s=0):
+        pass
+
+
+def test_a_process_ends_when_nobody_holds_its_standard_input():
+    child = subprocess.Popen(
+        [sys.executable, "-c", STAYS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "here\n"
+    child.stdin.close()
+    assert child.wait(30) == -signal.SIGTERM
+    child.stdout.close()
+
+
+def test_without_a_pipe_a_process_goes_on():
+    ended = subprocess.run(
+        [sys.executable, "-c", CHILD], stdin=subprocess.DEVNULL, timeout=60, capture_output=True
+    )
+    assert (ended.returncode, ended.stdout) == (0, b"here\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_being_ended_is_an_interruption_and_only_within(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        os.kill(os.getpid(), number)
+        signal.pause()
+    assert signal.getsignal(number) is before
+
+
+def test_what_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

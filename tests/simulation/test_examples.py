@@ -1,0 +1,29 @@
+"""The ready scenarios under examples/."""
+
+from pathlib import Path
+
+import pytest
+
+from simulation import scenario
+
+FOLDER = Path(scenario.__file__).parents[1] / "examples"
+DOCS = FOLDER.parent / "docs" / "simulation.md"
+EXAMPLES = sorted(FOLDER.glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_loads_draws_a_fleet_and_is_named_in_the_docs(path):
+    made = scenario.load(path)
+    assert made.name == path.stem
+    assert len(made.fleet.draw(made.devices, seed=0)) == made.devices
+    assert f"examples/{path.name}" in DOCS.read_text("utf-8")
+    assert f"simulate examples/{path.name}" in path.read_text("utf-8")
+
+
+def test_there_are_some():
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize("name", scenario.preset_names())
+def test_a_preset_is_named_in_the_docs(name):
+    assert f"`{name}`" in DOCS.read_text("utf-8")
