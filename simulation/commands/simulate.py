@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aggregator.errors import AggregatorError
 from device_runtime.commands.options import count, positive
@@ -24,6 +26,9 @@ from simulation.executors.choice import ExecutorWish
 from simulation.executors.cores import usable_cores
 
 from .asked import PRESET, again, plan_of, presets, said
+
+if TYPE_CHECKING:
+    from simulation.report.write import Report
 
 HELP = "Simulate a fleet of devices on virtual time, under one policy or several, and report."
 EXAMPLE = "device-runtime simulate mixed --devices 200 --compare kinds=choose,drop,few-shot --seeds 3"
@@ -90,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Every run that is missing, then the report. Raises SimulationError."""
+    """Every run that is missing, then the report, without policies that failed. Raises SimulationError."""
     if options.list:
         print(presets())
         return 0
@@ -99,27 +104,45 @@ def run(options: argparse.Namespace) -> int:
     if options.address and options.executor not in (choice.AUTO, "ray"):
         raise ScenarioError("--address is for --executor ray")
     plan = plan_of(options)
-    out = sys.stderr if options.format == "json" else sys.stdout
     try:
         plan.check_folder()
-        missing = plan.missing()
-        if missing:
+        if missing := plan.missing():
             check(plan.scenario, missing, _wish(options))
+        _drawable()
         plan.folder.mkdir(parents=True, exist_ok=True)
         with interruptible(), occupied(plan.folder) as held:
-            plan.save()
-            missing = plan.missing()
-            print(said(plan, missing), file=out, flush=True)
-            if missing:
-                _run(plan, missing, options, held)
-            from simulation.report.write import write
-
-            report = write(plan)
+            report, failed = _simulated(plan, options, held)
     except OSError as error:
         raise _unwritable(error, plan.folder) from None
     wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(report.json() if options.format == "json" else report.text(wide))
+    if failed is not None:
+        raise failed
     return 0
+
+
+def _simulated(plan: Plan, options: argparse.Namespace, held: int) -> tuple[Report, SimulationError | None]:
+    """The report, of the policies that could be run, and what the others stumbled over."""
+    from simulation.report.write import write
+
+    plan.save()
+    missing = plan.missing()
+    print(said(plan, missing), file=sys.stderr if options.format == "json" else sys.stdout, flush=True)
+    try:
+        if missing:
+            _run(plan, missing, options, held)
+    except SimulationError as error:
+        rest = plan.finished(str(error))
+        if not rest.comparison.policies:
+            raise
+        return write(rest), error
+    return write(plan), None
+
+
+def _drawable() -> None:
+    """Raises ModuleNotFoundError before anything is run, and not at its end, where no plots can be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("no plots without matplotlib", name="matplotlib")
 
 
 def _perform(options: argparse.Namespace) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -32,11 +33,12 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 @dataclass(frozen=True)
 class Plan:
-    """A comparison in its folder."""
+    """A comparison in its folder. `without`: policies that are left out of its report, and why."""
 
     scenario: Scenario
     comparison: Comparison
     folder: Path
+    without: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[Name, ...]:
@@ -56,6 +58,13 @@ class Plan:
             for name in self.names
             if not finished(self.of(name), fingerprint(prints[name.policy], name.seed))
         )
+
+    def finished(self, why: str) -> Plan:
+        """The same without the policies of which a run is missing, because of `why`."""
+        lacking = {name.policy: why for name in self.missing()}
+        kept = tuple(policy for policy in self.comparison.policies if policy not in lacking)
+        comparison = msgspec.structs.replace(self.comparison, policies=kept)
+        return replace(self, comparison=comparison, without=lacking)
 
     def check_folder(self) -> None:
         """Raises ScenarioError when it is of something else: another scenario, or another bundle there."""

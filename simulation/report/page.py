@@ -56,7 +56,9 @@ def _lead(compared: Compared) -> str:
             f" After {lasting(compared.terms.at_s)} of virtual time {best} has {known[best]:.1%}, "
             f"{100 * (known[best] - known[worst]):.1f} points more than {worst}."
         )
-    meanings = "".join(f"<dt>{escape(p)}</dt><dd>{escape(_meaning(p))}</dd>" for p in compared.policies)
+    told = {policy: _meaning(policy) for policy in compared.policies}
+    told |= {policy: f"left out, as {why}" for policy, why in compared.plan.without.items()}
+    meanings = "".join(f"<dt>{escape(p)}</dt><dd>{escape(what)}</dd>" for p, what in told.items())
     return f'<p class="lead">{escape(text)}</p>\n<dl>{meanings}</dl>'
 
 

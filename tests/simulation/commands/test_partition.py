@@ -49,6 +49,7 @@ def test_vectors_of_a_text_s_vocabulary_are_written(tmp_path, capsys):
         (["--vectors-out", "v.npy"], "--vectors-out is for text"),
         (["nowhere.toml"], "nowhere.toml"),
         (["--out", "no/such/folder/p.png"], "no/such/folder/p.png cannot be written"),
+        (["--out", "p.pdf"], "--out p.pdf: the picture is a PNG"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(tmp_path, monkeypatch, capsys, arguments, said):

@@ -88,6 +88,16 @@ def test_another_bundle_of_the_same_name_is_refused_and_one_that_is_not_there_is
     of("1" * 64).check_folder()
 
 
+def test_policies_of_which_a_run_is_missing_are_left_out_with_the_reason(plan):
+    for seed in (0, 1):
+        finish(plan, Name("choose", seed))
+    finish(plan, Name("drop", 0))
+    rest = plan.finished("drop-1: nobody can")
+    assert rest.comparison.policies == ("choose",)
+    assert rest.without == {"drop": "drop-1: nobody can"}
+    assert rest.missing() == ()
+
+
 def test_where_nothing_is_nothing_is_found(tmp_path):
     assert scenario_in(tmp_path / "nowhere") is None
     assert comparison_in(tmp_path / "nowhere") is None

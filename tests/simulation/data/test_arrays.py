@@ -79,6 +79,9 @@ def test_what_is_no_npz_or_not_there_is_said(tmp_path):
     (tmp_path / "d.npz").write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(DataSetError, match=r"d\.npz is not a \.npz file"):
         load(spec(tmp_path / "d.npz"), 0)
+    (tmp_path / "words.tsv").write_text("good\t1\n")
+    with pytest.raises(DataSetError, match=r"words\.tsv is not a \.npz file or a folder of \.npy files$"):
+        load(spec(tmp_path / "words.tsv"), 0)
     with pytest.raises(DataSetError, match="no such file or folder"):
         load(spec(tmp_path / "other.npz"), 0)
     with pytest.raises(DataSetError, match="source npz needs a path"):

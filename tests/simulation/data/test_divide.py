@@ -53,6 +53,10 @@ def test_samples_per_client_is_a_most_where_sizes_follow_from_the_data(data, par
 def test_more_devices_than_samples_is_an_error(data):
     with pytest.raises(DataSetError, match="1001 devices, but 1000 training samples: each needs one sample"):
         divide(data, DataSpec(), 1001, 0)
+    with pytest.raises(DataSetError, match="fewer devices, or reuse = true with samples_per_client$"):
+        divide(data, DataSpec(), 1001, 0)
+    with pytest.raises(DataSetError, match="fewer devices$"):  # shards are not given twice
+        divide(data, DataSpec(partition="shards"), 1001, 0)
     with pytest.raises(DataSetError, match="101 devices, but 1000 .* each needs 10 samples at least"):
         divide(data, DataSpec(min_samples=10), 101, 0)
     with pytest.raises(DataSetError, match="0 devices, expected 1 or more"):
@@ -77,7 +81,7 @@ def test_many_devices_of_few_samples():
     ("fields", "said"),
     [
         ({"source": "nope"}, "source is 'nope', expected one of digits, npz"),
-        ({"partition": "nope"}, "partition"),
+        ({"partition": "nope"}, "partition is 'nope', expected one of iid, dirichlet, "),
         ({"alpha": 0}, "alpha"),
         ({"colour": 1}, "unknown field `colour`"),
         ({"partition": "shards", "quantity_sigma": 1.0}, "partition shards takes no quantity_sigma"),
