@@ -114,7 +114,10 @@ def activation_bytes(workload: Workload, graph: str, samples: int | None = None)
 
 def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
     """What `work`, an update of this kind, costs on this device; corrected by what was measured before."""
-    compute = sum(one.samples * profile.speed.of(one.graph, one.flops) for one in work.passes)
+    compute = flops = 0.0
+    for one in work.passes:
+        compute += one.samples * profile.speed.of(one.graph, one.flops)
+        flops += one.samples * one.flops
     compute *= profile.corrections.get(kind, 1.0)
     transfer = work.bytes_up / profile.bandwidth.up + work.bytes_down / profile.bandwidth.down
     return Cost(
@@ -124,5 +127,5 @@ def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
         bytes_up=work.bytes_up,
         bytes_down=work.bytes_down,
         energy_j=compute * profile.power.load_w + transfer * profile.power.idle_w,
-        flops=sum(one.samples * one.flops for one in work.passes),
+        flops=flops,
     )

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .fleets import FleetSpec
 
 
+_NOTHING: Mapping[str, float] = {}
+
+
 @dataclass(frozen=True)
 class BatterySpec:
     """Capacity in joules, watts while charging, level at the start and least level for taking part (0 to 1).
@@ -59,11 +62,14 @@ class Fleet:
     def group(self, i: int) -> str:
         return self._names[self.draws.group.item(i)]
 
-    def profile(self, i: int) -> DeviceProfile:
-        """This device's own figures; what does not vary in its group is shared. Named as the board is."""
+    def profile(self, i: int, corrections: Mapping[str, float] = _NOTHING) -> DeviceProfile:
+        """This device's own figures, and the corrections that it has learnt. Named as the board is.
+
+        What does not vary in its group is shared.
+        """
         g = self.draws.group.item(i)
         base, memory, speed, bandwidth = self._shared[g]
-        if memory is not None and speed is not None and bandwidth is not None:
+        if memory is not None and speed is not None and bandwidth is not None and not corrections:
             return base
         if memory is None:
             memory = replace(base.memory, limit_bytes=self.draws.memory.item(i))
@@ -73,7 +79,7 @@ class Fleet:
             link, median = self.draws.link.item(i), base.bandwidth
             bandwidth = Bandwidth(median.up * link, median.down * link, median.source)
         power = base.power
-        return DeviceProfile(base.name, base.cores, memory, speed, bandwidth, power, corrections=_NOTHING)
+        return DeviceProfile(base.name, base.cores, memory, speed, bandwidth, power, corrections=corrections)
 
     def latency_s(self, i: int) -> float:
         """Seconds that every transfer takes beside its bytes."""
@@ -130,7 +136,6 @@ class Fleet:
         return Availability(self.draws.windows)
 
 
-_NOTHING: Mapping[str, float] = {}
 _Shared = tuple[DeviceProfile, Memory | None, Speed | None, Bandwidth | None]
 
 

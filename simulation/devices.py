@@ -89,9 +89,8 @@ class Devices:
 
         What a device has learnt is not on its disk: one whose process dies begins anew.
         """
-        known, profile = self.known(device), self.profile(device)
-        if known.corrections:
-            profile = replace(profile, corrections=known.corrections)
+        known = self.known(device)
+        profile = self.profile(device, known.corrections)
         battery = self.fleet.battery(device)
         if battery is not None:
             known.charge_j, known.charged_s = self._charge(device, battery, asked.now), asked.now
@@ -106,8 +105,8 @@ class Devices:
             known.corrections = corrected(profile, line.outcome)
         return line
 
-    def profile(self, device: int) -> DeviceProfile:
-        profile = self.fleet.profile(device)
+    def profile(self, device: int, corrections: Mapping[str, float] = NOTHING_LEARNT) -> DeviceProfile:
+        profile = self.fleet.profile(device, corrections)
         if self._slow == 1.0:
             return profile
         return replace(

@@ -87,7 +87,8 @@ class Learning:
 
     def _trained(self, flights: list[Flight], now: float) -> Iterator[tuple[Flight, Contribution]]:
         """Those whose update is believed, one by one; the others are noted as refused."""
-        jobs = [self._job(flight) for flight in flights]
+        seeds = {number: self._task.round_seed(number) for number in {flight.round for flight in flights}}
+        jobs = [self._job(flight, seeds[flight.round]) for flight in flights]
         results = self._tools.executor.run(self._bases.weights(), jobs)
         for flight, job, result in zip(flights, jobs, results, strict=True):
             if isinstance(result, Failed):
@@ -100,11 +101,11 @@ class Learning:
             self._tools.watch.trained(job, result)
             yield flight, result
 
-    def _job(self, flight: Flight) -> Job:
+    def _job(self, flight: Flight, seed: int) -> Job:
         strategy = flight.strategy
         if strategy is None:
             raise ValueError(f"{flight.device} sits out round {flight.round}: there is nothing to train")
-        return Job(flight.index, flight.device, strategy, self._task.round_seed(flight.round), flight.round)
+        return Job(flight.index, flight.device, strategy, seed, flight.round)
 
     def _as_of(self, made: Contribution, asked_in: int, number: int) -> Contribution:
         """An update from an earlier base, as a change of this round's."""

@@ -58,6 +58,9 @@ def _add_scaled(total: NDArray[np.float64], value: NDArray[Any], weight: float) 
     """total += weight * value, each product and sum rounded in float64; total: contiguous, made here."""
     if value.shape != total.shape:
         raise ValueError(f"a tensor is {value.shape}, the ones before it were {total.shape}")
+    if value.size <= BLOCK:
+        total += np.multiply(value, weight, dtype=np.float64)
+        return
     scratch = np.empty(min(value.size, BLOCK))
     for sums, values in blocks(total.reshape(-1), value.reshape(-1)):
         product = scratch[: values.size]
