@@ -131,16 +131,18 @@ class Bars:
 
     def __init__(self, names: Sequence[Name], rounds: int) -> None:
         from rich import progress
+        from rich.table import Column
 
+        whole = Column(no_wrap=True, min_width=7)
         self._rounds = rounds
         self._progress: Progress = progress.Progress(
             progress.TextColumn("{task.description}"),
-            progress.BarColumn(bar_width=28),
+            progress.BarColumn(bar_width=14),
             progress.TextColumn("{task.percentage:>3.0f}%"),
-            progress.TimeElapsedColumn(),
+            progress.TimeElapsedColumn(table_column=whole),
             progress.TextColumn("left"),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.fields[doing]}"),
+            progress.TimeRemainingColumn(table_column=whole),
+            progress.TextColumn("{task.fields[doing]}", table_column=Column(no_wrap=True)),
         )
         self._all = self._progress.add_task("[bold]all runs", total=rounds * len(names), doing="")
         self._bars: dict[Name, TaskID] = {}
@@ -150,7 +152,7 @@ class Bars:
         if name not in self._bars:
             self._bars[name] = self._progress.add_task(str(name), total=self._rounds, doing="")
             self._progress.advance(self._all, tick.round - 1)
-        self._progress.update(self._bars[name], completed=tick.round, doing=doing(tick))
+        self._progress.update(self._bars[name], completed=tick.round, doing=_brief(tick))
         self._progress.advance(self._all)
 
     def working(self, name: Name, now: Working) -> None:
@@ -168,6 +170,12 @@ class Bars:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+def _brief(tick: Tick) -> str:
+    """The same, for a terminal of 80 columns."""
+    accuracy = "" if tick.eval_acc is None else f"{tick.eval_acc:.1%} "
+    return f"{accuracy}at {lasting(tick.closed_s)}"
 
 
 def doing(tick: Tick) -> str:

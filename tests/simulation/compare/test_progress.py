@@ -77,6 +77,21 @@ def test_bars_are_drawn_and_taken_away(capsys):
     assert "drop-0: failed: no such data" in shown
 
 
+def test_bars_fit_a_terminal_of_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    name = Name("entropy-subset", 10)
+    view = Bars([name], 1000)
+    view.working(name, Working(1000, 123))
+    view.close()
+    view = Bars([name], 4)
+    view.moved(name, Tick(3, 86400 * 3.2, 0.987, 9))
+    view.close()
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert "round 1000: 123 trained" in shown
+    assert "98.7% at 3.2 days" in shown
+
+
 def test_each_round_is_told_as_one_line_of_json(round_line):
     out = io.StringIO()
     teller = Teller(out)
