@@ -56,8 +56,13 @@ def run(options: argparse.Namespace) -> int:
     wishes = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
     link = Link(url, settings.name, agent.inbox, wishes)
     stop = threading.Event()
+
+    def leave(*_: object) -> None:
+        stop.set()
+        agent.inbox.wake()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, leave)
     link.connect()
     try:
         agent.run(link, stop, until_done=options.until_done)
