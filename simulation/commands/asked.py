@@ -32,6 +32,7 @@ _PLACES = {
     "devices_per_round": ("task", "devices_per_round"),
     "buffer_size": ("task", "buffer_size"),
     "bundle": ("task", "bundle"),
+    "engine": ("engine",),
     "data": ("data", "source"),
     "data_path": ("data", "path"),
     "partition": ("data", "partition"),

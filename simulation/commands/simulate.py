@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aggregator.errors import AggregatorError
 from device_runtime.commands.options import count, positive
+from models.engines import AUTO, ENGINES
 from simulation import policies
 from simulation.compare.ahead import check
 from simulation.compare.occupied import end_with_parent, interruptible, occupied
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="close a round with N updates, whatever their round (FedBuff)",
     )
     add("--bundle", help="what is learnt: a bundle folder or zip, or the name of a shipped bundle")
+    add("--engine", choices=(AUTO, *ENGINES), help="what trains: torch is quicker for convolutions (auto)")
     add("--data", metavar="SOURCE", help="where samples come from: digits, cifar10, npz, ...")
     add("--data-path", metavar="PATH", help="the file or folder of --data, where it needs one")
     add("--partition", help="how samples are divided: iid, dirichlet, shards, classes, natural")
