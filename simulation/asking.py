@@ -38,12 +38,16 @@ class Flight:
 
 @dataclass(frozen=True)
 class Opening:
-    """Round `round` as it stands at `now`: when it closes, and who was asked when, by name."""
+    """Round `round` as it stands at `now`: when it closes, and who was asked when, by name.
+
+    `serial` grows when a round opens or is extended: in between nobody is asked twice.
+    """
 
     round: int
     now: float
     closes_s: float
     asked: Mapping[str, int]
+    serial: int
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Asking:
         self._devices, self._bases, self._bundle_bytes = stock.devices, stock.bases, stock.bundle_bytes
         self._kinds: tuple[int, tuple[AnyStrategy, ...]] = (0, ())
         self._draws = 0
+        self._serials = np.zeros(len(stock.devices), np.int64)
 
     def ask(self, opening: Opening, count: int) -> list[Flight]:
         """Offer the round to `count` devices, or to as many as can be asked."""
@@ -92,7 +97,8 @@ class Asking:
                         found.append(device)
                         if len(found) == count:
                             return found
-        there = np.flatnonzero(self._devices.fleet.present(opening.now))
+        idle = (self._serials != opening.serial) & self._devices.idle(opening.now)
+        there = np.flatnonzero(idle & self._devices.fleet.present(opening.now))
         for device in rng.permutation(there).tolist():
             if len(found) == count:
                 break
@@ -107,6 +113,7 @@ class Asking:
         return opening.asked.get(devices.fleet.name(device)) != opening.round
 
     def _flights(self, devices: list[int], opening: Opening, rng: np.random.Generator) -> list[Flight]:
+        self._serials[devices] = opening.serial
         luck = self._devices.chances(np.array(devices, np.int64), rng)
         return [self._flight(device, opening, drawn) for device, drawn in zip(devices, luck, strict=True)]
 

@@ -22,13 +22,11 @@ NOTHING_LEARNT: Mapping[str, float] = {}
 
 @dataclass
 class Known:
-    """Of one device that was asked before: when it is free, its corrections, which base it holds (at first
-    that of the bundle).
+    """Of one device that was asked before: its corrections, which base it holds (at first the bundle's).
 
     `charge_j` is in its battery at `charged_s`, less what it spends on the work that it was then given.
     """
 
-    free_s: float = 0.0
     corrections: Mapping[str, float] = field(default_factory=lambda: NOTHING_LEARNT)
     charge_j: float = 0.0
     charged_s: float = 0.0
@@ -46,6 +44,7 @@ class Devices:
         self._load = replace(workload(manifest, ()), download_bytes=0)
         self._slow = slow
         self._known: dict[int, Known] = {}
+        self._free_s = np.zeros(len(fleet))
 
     def __len__(self) -> int:
         return len(self.fleet)
@@ -69,14 +68,17 @@ class Devices:
         """Whether it can be asked: available, not at work, with enough in its battery."""
         if not self.fleet.available(device, now):
             return False
-        known = self._known.get(device)
-        if known is not None and known.free_s > now:
+        if self._free_s[device] > now:
             return False
         battery = self.fleet.battery(device)
         if battery is None:
             return True
         charge_j = self._charge(device, battery, now)
         return charge_j > 0 and charge_j >= battery.minimum * battery.capacity_j
+
+    def idle(self, now: float) -> NDArray[np.bool_]:
+        """Which devices are not at work, bool (n,)."""
+        return self._free_s <= now
 
     def chances(self, devices: NDArray[np.int64], rng: np.random.Generator) -> list[Luck]:
         """What is drawn for these devices in one round."""
@@ -96,7 +98,7 @@ class Devices:
             known.charge_j, known.charged_s = self._charge(device, battery, asked.now), asked.now
             asked = replace(asked, charge_j=known.charge_j, charge_w=battery.charge_w)
         line = timeline(profile, self.workload(device), asked)
-        known.free_s = line.back_s
+        self._free_s[device] = line.back_s
         if battery is not None:
             known.charge_j -= line.energy_j
         if line.lost == "crashed":

@@ -50,7 +50,7 @@ class Director:
         self._flights: dict[moves.Update, Flight] = {}
         self._boots: dict[str, int] = {}
         self._patience = Patience(task, len(names))
-        self._seq = 0
+        self._seq = self._serial = 0
         self._looking = False
 
     def run(self) -> None:
@@ -93,6 +93,8 @@ class Director:
                     self._work(command)
 
     def _set_deadline(self) -> None:
+        """A round has opened, or goes on."""
+        self._serial += 1
         closes_s = self._state.closes_s
         self._agenda.at(closes_s, lambda: self._feed(moves.Tick(self._agenda.now)))
 
@@ -120,7 +122,7 @@ class Director:
         """The open round; of a buffered run a device has its own whole deadline, whenever it is asked."""
         now, state = self._agenda.now, self._state
         closes_s = now + self._task.round_deadline_s if self._task.buffer_size else state.closes_s
-        return Opening(state.round, now, closes_s, state.asked)
+        return Opening(state.round, now, closes_s, state.asked, self._serial)
 
     def _await(self, flights: Sequence[Flight]) -> None:
         """Put down when each is heard of, and between which times it is not."""
