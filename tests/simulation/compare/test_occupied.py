@@ -50,14 +50,20 @@ def test_without_a_pipe_a_process_goes_on():
     assert (ended.returncode, ended.stdout) == (0, b"here\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])
+def number(request):
+    """A signal that ends a process, whatever handler was left on it before."""
+    before = signal.signal(request.param, signal.SIG_DFL)
+    yield request.param
+    signal.signal(request.param, before)
+
+
 def test_being_ended_is_an_interruption_and_only_within(number):
-    before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), interruptible():
         os.kill(os.getpid(), number)  # any thread may take it: the handler runs in this one, soon
         for _ in range(1000):
             time.sleep(0.01)
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_what_is_ignored_stays_ignored():
