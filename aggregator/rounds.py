@@ -74,20 +74,7 @@ class Rounds:
 
     @property
     def rules(self) -> Rules:
-        """Kinds that are bound to their own round (zeroth-order scalars) count in no other."""
-        task = self.task
-        return Rules(
-            rounds=task.rounds,
-            round_deadline_s=task.round_deadline_s,
-            min_contributions=task.min_contributions,
-            min_devices=task.min_devices,
-            late=task.late,
-            bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
-            devices_per_round=task.devices_per_round,
-            buffer_size=task.buffer_size,
-            max_staleness=task.max_staleness,
-            staleness_weight=task.staleness_weight,
-        )
+        return Rules.of(self.task)
 
     def open(self, number: int) -> None:
         """Keep that a round is open. The first one distributes the bundle's own weights."""

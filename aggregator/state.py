@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rpds import HashTrieMap, HashTrieSet
 
-from .task import Late
+from .task import Late, Task
 
 Phase = Literal["wait", "collect", "merge", "evaluate", "publish", "done"]
 SETTLE_S = 1.0
@@ -39,6 +39,22 @@ class Rules:
     buffer_size: int = 0
     max_staleness: int = 5
     staleness_weight: float = 0.5
+
+    @classmethod
+    def of(cls, task: Task) -> Rules:
+        """Kinds that are bound to their own round (zeroth-order scalars) count in no other."""
+        return cls(
+            rounds=task.rounds,
+            round_deadline_s=task.round_deadline_s,
+            min_contributions=task.min_contributions,
+            min_devices=task.min_devices,
+            late=task.late,
+            bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
+            devices_per_round=task.devices_per_round,
+            buffer_size=task.buffer_size,
+            max_staleness=task.max_staleness,
+            staleness_weight=task.staleness_weight,
+        )
 
     @property
     def counts_late(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
@@ -42,7 +42,8 @@ class Director:
     def __init__(self, task: Task, names: Sequence[str], parts: Parts) -> None:
         """`names` of all devices of the fleet."""
         self._task = task
-        rules = _rules(task, len(names))
+        asked = min(task.devices_per_round or len(names), len(names))  # always: all, where no cohort is drawn
+        rules = replace(Rules.of(task), devices_per_round=asked, min_devices=1)
         self._parts = parts
         self._agenda = Agenda()
         self._state = _everybody_there(rules, names)
@@ -197,18 +198,3 @@ def _everybody_there(rules: Rules, names: Sequence[str]) -> State:
     """Before the first round, with every device known; whether one can be asked is for the fleet to say."""
     here = Presence(0, online=True)
     return State(rules, devices=HashTrieMap(dict.fromkeys(names, here)), ready=HashTrieSet(names))
-
-
-def _rules(task: Task, devices: int) -> Rules:
-    """As for the service, but that devices are always asked: all of the fleet where no cohort is drawn."""
-    return Rules(
-        rounds=task.rounds,
-        round_deadline_s=task.round_deadline_s,
-        min_contributions=task.min_contributions,
-        late=task.late,
-        bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
-        devices_per_round=min(task.devices_per_round or devices, devices),
-        buffer_size=task.buffer_size,
-        max_staleness=task.max_staleness,
-        staleness_weight=task.staleness_weight,
-    )
