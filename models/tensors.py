@@ -19,16 +19,26 @@ ALIGNMENT = 64  # bytes: one cache line, one AVX-512 register
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, shape and numpy dtype name of one tensor."""
+    """Name, shape and numpy dtype name of one tensor; `variable`: with at most so many rows."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
+    variable: bool = False
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements, at most."""
         return prod(self.shape)
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape is one."""
+        if self.variable and len(shape) == len(self.shape):
+            return shape[0] <= self.shape[0] and shape[1:] == self.shape[1:]
+        return shape == self.shape
+
+    def __str__(self) -> str:
+        return f"at most {self.shape}" if self.variable else f"{self.shape}"
 
 
 def encode(tensors: Tensors) -> bytes:
@@ -81,8 +91,8 @@ def check(tensors: Tensors, expected: Sequence[TensorSpec]) -> None:
 
 
 def _check_one(spec: TensorSpec, value: NDArray[Any]) -> None:
-    if value.shape != spec.shape:
-        raise TensorError(f"{spec.name} is {value.shape}, expected {spec.shape}")
+    if not spec.fits(value.shape):
+        raise TensorError(f"{spec.name} is {value.shape}, expected {spec}")
     if value.dtype != np.dtype(spec.dtype):
         raise TensorError(f"{spec.name} is {value.dtype}, expected {spec.dtype}")
     if value.dtype.kind in "fc" and not np.isfinite(value).all():

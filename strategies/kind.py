@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -17,6 +18,9 @@ from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload
 
 from .tensor_mean import TensorMean
+
+NOTHING: Tensors = MappingProxyType({})
+ALONE: Mapping[str, Tensors] = MappingProxyType({})
 
 
 class OutOfTime(Exception):
@@ -47,13 +51,21 @@ class LocalData:
 
 @dataclass(frozen=True)
 class Run:
-    """One device's work in one round. `seed` is the round's, shared by all; times are in seconds."""
+    """One device's work in one round. `seed` is the round's, shared by all; times are in seconds.
+
+    `memory` is what this kind kept on this device when it last trained in this run; `aside` what the
+    aggregator sent for it beside the base. `noise` gives the randomness of private training, which nobody
+    may repeat: the operating system's, but in a simulation.
+    """
 
     seed: int
     device: str
     clock: Callable[[], float]
     deadline: float
     progress: Callable[[float], None] = field(default=lambda _: None)
+    memory: Tensors = field(default_factory=lambda: NOTHING)
+    aside: Tensors = field(default_factory=lambda: NOTHING)
+    noise: Callable[[], np.random.Generator] = np.random.default_rng
 
     def rng(self) -> np.random.Generator:
         """The device's own randomness: the same for the same round seed and device name."""
@@ -77,36 +89,75 @@ class Run:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a device sends back. `train_loss` is the mean over what it trained on; nan where nothing was."""
+    """What a device sends back. `train_loss` is the mean over what it trained on; nan where nothing was.
+
+    `memory` is not sent: the device keeps it for the next time that it trains this kind, in place of what
+    it kept before (None: that stays).
+    """
 
     kind: str
     tensors: Tensors
     num_examples: int
     train_loss: float
+    memory: Tensors | None = None
+
+
+class ServerTools(Protocol):
+    """What only an aggregator has: the models of the task, on an engine, and its generic data."""
+
+    @property
+    def generic(self) -> LocalData | None:
+        """Prepared samples that are nobody's own (thesis 002, 5.3 and 5.5); None where there are none."""
+
+    def model(self, member: str = "") -> DeviceModel:
+        """The main model, or that member of the family, opened once: load weights before each use.
+
+        Raises ModelError.
+        """
+
+    def manifest(self, member: str = "") -> Manifest:
+        """Of the same. Raises KeyError for a member that the task does not have."""
 
 
 @dataclass(frozen=True)
 class RoundModel:
-    """On the aggregator: the model that was distributed in a round, and the round's seed."""
+    """On the aggregator: the model that was distributed in a round, and the round's seed.
+
+    `family` has the weights of the smaller models that were distributed beside it, by their names; `memory`
+    what this kind kept here after an earlier round. `tools` is None where no kind asks for any (see
+    `NeedsTools`).
+    """
 
     manifest: Manifest
     weights: Tensors
     round: int
     seed: int
+    family: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
+    memory: Tensors = field(default_factory=lambda: NOTHING)
+    tools: ServerTools | None = None
 
 
 @dataclass(frozen=True)
 class Effect:
     """What one kind's contributions of a round do to the model; `merge` joins the effects of all kinds.
 
-    `mean` is averaged per tensor with the other kinds' by weight. `steps` are taken along known
-    directions, beside it. `served` replaces tensors of the *distributed* model to give the served one.
+    `mean` is averaged per tensor with the other kinds' by weight, and what the server optimiser then steps
+    towards. `steps` are taken along known directions, beside it. `assigned` is put into the base as it is.
+    `refine` is called with the base that all of this made, and gives the tensors to put in their place.
+    `served` replaces tensors of the *distributed* model to give the served one. `family` has what becomes of
+    smaller models. `memory` is kept here for the kind's next round, `aside` sent to its devices beside the
+    next base; None: what was there stays.
     """
 
     mean: TensorMean | None = None
     steps: tuple[Step, ...] = ()
     served: Tensors | None = None
     num_examples: float = 0.0
+    assigned: Tensors | None = None
+    refine: Callable[[Tensors], Tensors] | None = None
+    family: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
+    memory: Tensors | None = None
+    aside: Tensors | None = None
 
 
 S = TypeVar("S")
@@ -125,6 +176,13 @@ class Strategy(Protocol[S]):
     @property
     def form(self) -> str:
         """Which of its forms this is, in a word; empty for a kind that has one."""
+
+    @property
+    def member(self) -> str:
+        """The member of the task's family that this form trains; empty for the main model.
+
+        `cost`, `train` and `expected` are given that member's workload, model and manifest.
+        """
 
     def variants(self) -> tuple[Strategy[S], ...]:
         """The forms a device may choose from, the richest first."""
@@ -164,6 +222,10 @@ class Usual:
 
     @property
     def form(self) -> str:
+        return ""
+
+    @property
+    def member(self) -> str:
         return ""
 
     def variants(self: K) -> tuple[K, ...]:
