@@ -45,7 +45,9 @@ def learn(cheap: AnyStrategy | None, full: AnyStrategy, seed: int, rounds: int) 
                 run = Run(distributed.seed, str(name), lambda: 0.0, 1.0)
                 sent = kind.train(model, LocalData(x[part], y[part]), run)
                 states[kind] = kind.fold(states[kind], sent, sent.num_examples)
-        merged = merge(distributed, [kind.finish(state, distributed) for kind, state in states.items()])
+        merged = merge(
+            distributed, {kind.name: kind.finish(state, distributed) for kind, state in states.items()}
+        )
         base = dict(merged.base)
         model.load(merged.served)
         curve.append(accuracy_and_loss(model.logits(prepare(split.test.x)), split.test.y).eval_acc)

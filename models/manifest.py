@@ -261,6 +261,13 @@ class Manifest(Record, frozen=True):
         """Every tensor of the weights file, those that are never trained too."""
         return tuple(parameter.spec for parameter in self.parameters)
 
+    def parts(self) -> tuple[tuple[TensorSpec, ...], ...]:
+        """All tensors, those together that stand at one level and belong to the same tunable sets."""
+        together: dict[tuple[str, tuple[str, ...]], list[TensorSpec]] = {}
+        for parameter in self.parameters:
+            together.setdefault((parameter.level, parameter.sets), []).append(parameter.spec)
+        return tuple(tuple(specs) for specs in together.values())
+
     def num_parameters(self, tunable: str = "all") -> int:
         """Number of trained values."""
         return sum(spec.size for spec in self.specs(tunable))

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from models.tensors import Tensors
 
-from .kind import AnyStrategy, Contribution, RoundModel
-from .merge import Merged, merge
+from .kind import NOTHING, AnyStrategy, Carried, Contribution, Derives, RoundModel
+from .merge import AVERAGE, NOTHING_CARRIED, Merged, Optimizer, merge
 
 
 class Folding:
     """From contributions to the next base. Give them in a fixed order: sums then have the same bits."""
 
-    def __init__(self, kinds: Mapping[str, AnyStrategy], model: RoundModel) -> None:
-        """`kinds` by name, in the order of preference."""
-        self._kinds, self._model = kinds, model
-        self._states = {name: strategy.start(model) for name, strategy in kinds.items()}
+    def __init__(
+        self,
+        kinds: Mapping[str, AnyStrategy],
+        model: RoundModel,
+        carried: Carried = NOTHING_CARRIED,
+        optimizer: Optimizer = AVERAGE,
+    ) -> None:
+        """`kinds` by name, in the order of preference; `carried` came from the round before."""
+        self._kinds, self._model, self._carried, self._optimizer = kinds, model, carried, optimizer
+        self._models = {
+            name: replace(model, family=carried.family, memory=carried.memory.get(name, NOTHING))
+            for name in kinds
+        }
+        self._states = {name: strategy.start(self._models[name]) for name, strategy in kinds.items()}
 
     def add(self, contribution: Contribution, weight: float) -> None:
         """One more, which then may be forgotten; `weight` is more than 0."""
@@ -28,14 +39,36 @@ class Folding:
 
     def merged(self) -> tuple[Merged, str]:
         """What all of them make, and what was odd about it; a model that is not finite is left as it was."""
-        model = self._model
+        model, carried = self._model, self._carried
         with np.errstate(over="ignore", invalid="ignore"):
-            effects = [kind.finish(self._states[name], model) for name, kind in self._kinds.items()]
-            merged = merge(model, effects)
-        if _finite(merged.base) and _finite(merged.served):
-            return merged, ""
-        unchanged = Merged(base=model.weights, served=model.weights, steps=(), replayable=True)
+            effects = {
+                name: kind.finish(self._states[name], self._models[name])
+                for name, kind in self._kinds.items()
+            }
+            merged = merge(model, effects, self._optimizer, carried)
+        if all(_finite(weights) for weights in (merged.base, merged.served, *merged.carried.all())):
+            return self._derived(merged), ""
+        unchanged = Merged(model.weights, model.weights, steps=(), replayable=True, carried=carried)
         return unchanged, "the merged model is not finite: the base stays as it was"
+
+    def _derived(self, merged: Merged) -> Merged:
+        """With the bases of members that are parts of the main model."""
+        bases = derived(self._kinds.values(), merged.base, self._model)
+        if not bases:
+            return merged
+        family = {**merged.carried.family, **bases}
+        return replace(merged, carried=replace(merged.carried, family=family))
+
+
+def derived(kinds: Iterable[AnyStrategy], base: Tensors, model: RoundModel) -> dict[str, Tensors]:
+    """The bases of members that are parts of the main model, by name."""
+    bases: dict[str, Tensors] = {}
+    for kind in kinds:
+        if isinstance(kind, Derives) and model.tools is not None:
+            names = {form.member for form in kind.variants()}
+            manifests = {name: model.tools.manifest(name) for name in ("", *sorted(names))}
+            bases |= kind.derive(base, manifests)
+    return bases
 
 
 def _finite(weights: Tensors) -> bool:

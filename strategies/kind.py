@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,14 +91,16 @@ class Run:
 class Contribution:
     """What a device sends back. `train_loss` is the mean over what it trained on; nan where nothing was.
 
-    `memory` is not sent: the device keeps it for the next time that it trains this kind, in place of what
-    it kept before (None: that stays).
+    `form` is that of the strategy that made it, by which `fold` knows the member of the family. `memory` is
+    not sent: the device keeps it for the next time that it trains this kind, in place of what it kept before
+    (None: that stays).
     """
 
     kind: str
     tensors: Tensors
     num_examples: int
     train_loss: float
+    form: str = ""
     memory: Tensors | None = None
 
 
@@ -124,8 +126,7 @@ class RoundModel:
     """On the aggregator: the model that was distributed in a round, and the round's seed.
 
     `family` has the weights of the smaller models that were distributed beside it, by their names; `memory`
-    what this kind kept here after an earlier round. `tools` is None where no kind asks for any (see
-    `NeedsTools`).
+    what this kind kept here after an earlier round.
     """
 
     manifest: Manifest
@@ -160,6 +161,23 @@ class Effect:
     aside: Tensors | None = None
 
 
+@dataclass(frozen=True)
+class Carried:
+    """What a round hands to the next beside the base model.
+
+    `family` has the base of each smaller model, `memory` what each kind keeps on the aggregator (and the
+    server optimiser, under its own name), `aside` what devices are sent beside the base.
+    """
+
+    family: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
+    memory: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
+    aside: Tensors = field(default_factory=lambda: NOTHING)
+
+    def all(self) -> Iterator[Tensors]:
+        """Every set of tensors in it."""
+        yield from (*self.family.values(), *self.memory.values(), self.aside)
+
+
 S = TypeVar("S")
 
 
@@ -172,6 +190,8 @@ class Strategy(Protocol[S]):
     name: ClassVar[str]
     own_round: ClassVar[bool]
     """Whether a contribution means nothing outside the round that it was made for."""
+    generic: ClassVar[bool]
+    """Whether the aggregator needs a generic set for it."""
 
     @property
     def form(self) -> str:
@@ -181,11 +201,18 @@ class Strategy(Protocol[S]):
     def member(self) -> str:
         """The member of the task's family that this form trains; empty for the main model.
 
-        `cost`, `train` and `expected` are given that member's workload, model and manifest.
+        `cost`, `train` and `expected` are given that member's workload, model and manifest. `form` is its
+        name then.
         """
 
     def variants(self) -> tuple[Strategy[S], ...]:
         """The forms a device may choose from, the richest first."""
+
+    def stopped(self, share: float) -> Strategy[S] | None:
+        """What it is worth when the clock stops it after this share of its work: the form that was done.
+
+        None where nothing of it can be sent.
+        """
 
     def unfit(self, workload: Workload) -> str:
         """Why this kind makes no sense for the device's data; empty when it does."""
@@ -219,6 +246,7 @@ class Usual:
     """What most kinds do: one form, sensible for any data, nothing to doubt, bound to no round."""
 
     own_round: ClassVar[bool] = False
+    generic: ClassVar[bool] = False
 
     @property
     def form(self) -> str:
@@ -231,11 +259,22 @@ class Usual:
     def variants(self: K) -> tuple[K, ...]:
         return (self,)
 
+    def stopped(self: K, share: float) -> K | None:
+        return None
+
     def unfit(self, workload: Workload) -> str:
         return "" if workload.samples else "there is no local data"
 
     def doubt(self, update: Tensors, num_examples: int) -> str:
         return ""
+
+
+@runtime_checkable
+class Derives(Protocol):
+    """A kind whose members are parts of the main model: their bases follow from its base."""
+
+    def derive(self, base: Tensors, manifests: Mapping[str, Manifest]) -> Mapping[str, Tensors]:
+        """The base of each of its members. `manifests` by member, the main model's by ""."""
 
 
 AnyStrategy = Strategy[Any]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -11,53 +12,106 @@ import numpy as np
 from broker.messages import Step
 from models.tensors import Tensors
 
-from .kind import Effect, RoundModel
+from .kind import Carried, Effect, RoundModel
 from .tensor_mean import TensorMean
 from .zeroth_order import replay
 
+NOTHING_CARRIED = Carried()
 STATISTICS = (".running_mean", ".running_var")
 """How names of tensors end that are estimates of a normalisation, not parameters."""
+
+OPTIMIZER = "server-optimizer"
+"""Whose memory the optimiser's moments are, beside those of the kinds."""
+
+
+class Optimizer(Protocol):
+    """How the base follows the mean of the updates; see `server_optimizer`."""
+
+    def step(self, base: Tensors, mean: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
+        """New values of the tensors that `mean` has, and what is kept for the next step."""
+
+
+class Average:
+    """FedAvg: the mean itself."""
+
+    def step(self, base: Tensors, mean: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
+        return mean, memory
+
+
+AVERAGE = Average()
 
 
 @dataclass(frozen=True)
 class Merged:
     """What a round made. `base` is distributed next, `served` is evaluated and deployed.
 
-    When nothing but `steps` changed the base, devices may replay them instead of fetching it.
+    When nothing but `steps` changed the base, devices may replay them instead of fetching it. `carried` goes
+    to the next round.
     """
 
     base: Tensors
     served: Tensors
     steps: tuple[Step, ...]
     replayable: bool
+    carried: Carried = field(default_factory=Carried)
 
 
-def merge(model: RoundModel, effects: Sequence[Effect]) -> Merged:
-    """Join the effects of all kinds, given in the order of preference.
+def merge(
+    model: RoundModel,
+    kinds: Mapping[str, Effect],
+    optimizer: Optimizer = AVERAGE,
+    carried: Carried = NOTHING_CARRIED,
+) -> Merged:
+    """Join the effects of all kinds, by name in the order of preference.
 
     Tensors are averaged over those who trained them, by weight, across kinds; a tensor that nobody trained
-    stays. Zeroth-order steps are then taken beside the mean, scaled by the share of samples behind them
-    among all that move the base (1 when only they came). The served model is the distributed one with the
-    tensors that the most preferred kind says to serve, or else the new base.
+    stays. `optimizer` steps towards that mean. Zeroth-order steps are then taken beside it, scaled by the
+    share of samples behind them among all that move the base (1 when only they came). What is assigned is
+    put in, and each kind's refinement is made of the result, in order. The served model is the distributed
+    one with the tensors that the most preferred kind says to serve, or else the new base.
     """
+    effects = tuple(kinds.values())
     joined = TensorMean()
     for effect in effects:
         if effect.mean is not None:
             joined = joined.join(effect.mean)
+    moved, moments = optimizer.step(model.weights, joined.mean(), carried.memory.get(OPTIMIZER, {}))
     moving = sum(effect.num_examples for effect in effects if effect.mean is not None or effect.steps)
     steps = tuple(
         msgspec.structs.replace(step, share=effect.num_examples / moving)
         for effect in effects
         for step in effect.steps
     )
-    base = replay({**model.weights, **joined.mean()}, steps, model.manifest)
+    base = replay({**model.weights, **moved}, steps, model.manifest)
+    replayable = not joined.sums
+    for effect in effects:
+        if effect.assigned:
+            base, replayable = {**base, **effect.assigned}, False
+    for effect in effects:
+        if effect.refine is not None:
+            base, replayable = {**base, **effect.refine(base)}, False
     served = next((effect.served for effect in effects if effect.served), None)
     return Merged(
         base=base,
         served={**model.weights, **served} if served else base,
         steps=steps,
-        replayable=not joined.sums,
+        replayable=replayable,
+        carried=_carried(carried, kinds, moments),
     )
+
+
+def _carried(before: Carried, kinds: Mapping[str, Effect], moments: Tensors) -> Carried:
+    """What was there stays, where no kind has anything new."""
+    family, memory, aside = dict(before.family), dict(before.memory), dict(before.aside)
+    if moments:
+        memory[OPTIMIZER] = moments
+    for name, effect in kinds.items():
+        family |= effect.family
+        if effect.memory is not None:
+            memory[name] = effect.memory
+        if effect.aside is not None:
+            aside |= effect.aside
+    return Carried(family, memory, aside)
 
 
 def rebased(update: Tensors, made_for: Tensors, now: Tensors, share: float) -> Tensors:

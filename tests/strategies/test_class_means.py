@@ -39,7 +39,7 @@ def test_a_class_that_nobody_has_is_masked_and_keeps_its_row_in_the_base(model, 
     strategy, head = ClassMeans(), model.manifest.head
     without = LocalData(digits.x[digits.y != 4], digits.y[digits.y != 4])
     state = fold_all(strategy, model, [without], round_model, run)
-    merged = merge(round_model, [strategy.finish(state, round_model)])
+    merged = merge(round_model, {"class-means": strategy.finish(state, round_model)})
     assert merged.served[head.bias][4] == np.float32(MASKED)
     np.testing.assert_array_equal(merged.base[head.weight][4], round_model.weights[head.weight][4])
     model.load(merged.served)
@@ -52,7 +52,7 @@ def test_one_round_of_class_means_classifies_far_above_chance(model, digits, rou
     """Even on a random extractor: 240 digits, ten classes, chance is 0.1."""
     strategy = ClassMeans()
     state = fold_all(strategy, model, partitions["unequal"], round_model, run)
-    model.load(merge(round_model, [strategy.finish(state, round_model)]).served)
+    model.load(merge(round_model, {"class-means": strategy.finish(state, round_model)}).served)
     assert accuracy_and_loss(model.logits(digits.x), digits.y).eval_acc > 0.5
 
 
@@ -65,5 +65,5 @@ def test_trained_on_the_means_the_head_joins_the_average_by_samples(model, digit
 
 def test_no_contribution_has_no_effect(round_model):
     effect = ClassMeans().finish(ClassMeans().start(round_model), round_model)
-    merged = merge(round_model, [effect])
+    merged = merge(round_model, {"class-means": effect})
     assert all(np.array_equal(merged.base[name], value) for name, value in round_model.weights.items())

@@ -11,6 +11,11 @@ from strategies.merge import merge
 from strategies.workload import workload
 
 
+def named(*effects):
+    """Of kinds by some names, in this order."""
+    return {str(place): effect for place, effect in enumerate(effects)}
+
+
 def heads(manifest, *values):
     """Few-shot contributions whose classifiers are constant, with 10, 20, ... samples."""
     shape = (len(manifest.labels), manifest.head.features)
@@ -44,7 +49,7 @@ def test_the_served_model_is_the_mean_classifier_on_the_distributed_extractor(ro
         folded(full, round_model, [Contribution("full", moved, 100, 0.0)]),
         folded(FewShot(), round_model, heads(manifest, 1.0, 4.0)),
     ]
-    merged = merge(round_model, effects)
+    merged = merge(round_model, named(*effects))
     for name, distributed in round_model.weights.items():
         np.testing.assert_allclose(merged.base[name], distributed + 1, atol=1e-6)
         if name in (manifest.head.weight, manifest.head.bias):
@@ -54,7 +59,7 @@ def test_the_served_model_is_the_mean_classifier_on_the_distributed_extractor(ro
 
 
 def test_few_shot_alone_leaves_the_base_as_it_was(round_model):
-    merged = merge(round_model, [folded(FewShot(), round_model, heads(round_model.manifest, 1.0))])
+    merged = merge(round_model, named(folded(FewShot(), round_model, heads(round_model.manifest, 1.0))))
     assert all(np.array_equal(merged.base[n], v) for n, v in round_model.weights.items())
 
 
@@ -65,7 +70,7 @@ def test_joined_to_the_base_the_classifiers_are_averaged_by_samples_with_the_oth
         folded(Full(), round_model, [Contribution("full", zero, 70, 0.0)]),
         folded(FewShot(join_base=True), round_model, heads(manifest, 1.0, 4.0)),
     ]
-    merged = merge(round_model, effects)
+    merged = merge(round_model, named(*effects))
     assert np.allclose(merged.base[manifest.head.weight], (70 * 0 + 10 * 1 + 20 * 4) / 100)
     assert merged.served is merged.base
 

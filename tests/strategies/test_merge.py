@@ -9,6 +9,11 @@ from strategies.tensor_mean import TensorMean
 from strategies.zeroth_order import ZerothOrder, replay
 
 
+def named(*effects):
+    """Of kinds by some names, in this order."""
+    return {str(place): effect for place, effect in enumerate(effects)}
+
+
 def effect(value, names, n, round_model):
     tensors = {name: np.full_like(round_model.weights[name], value) for name in names}
     return Effect(mean=TensorMean().add(tensors, n), num_examples=n)
@@ -18,7 +23,7 @@ def test_each_tensor_is_averaged_over_those_who_trained_it(round_model):
     manifest = round_model.manifest
     full = effect(1.0, manifest.names("all"), 60, round_model)
     subset = effect(4.0, manifest.names("mid"), 30, round_model)
-    base = merge(round_model, [full, subset]).base
+    base = merge(round_model, named(full, subset)).base
     for name in manifest.names("all"):
         expected = (60 * 1 + 30 * 4) / 90 if name in manifest.names("mid") else 1.0
         assert np.allclose(base[name], expected), name
@@ -26,7 +31,7 @@ def test_each_tensor_is_averaged_over_those_who_trained_it(round_model):
 
 def test_a_tensor_that_nobody_trained_stays(round_model):
     manifest = round_model.manifest
-    base = merge(round_model, [effect(4.0, manifest.names("head"), 5, round_model)]).base
+    base = merge(round_model, named(effect(4.0, manifest.names("head"), 5, round_model))).base
     untouched = set(manifest.names("all")) - set(manifest.names("head"))
     assert untouched
     assert all(np.array_equal(base[name], round_model.weights[name]) for name in untouched)
@@ -36,10 +41,10 @@ def test_zeroth_order_steps_are_taken_beside_the_mean_by_their_share_of_samples(
     strategy = ZerothOrder(lr=0.5)
     state = type(strategy.start(round_model))(np.array([3.0, -1.0]) * 25, 25.0)
     steps = strategy.finish(state, round_model)
-    alone = merge(round_model, [steps])
+    alone = merge(round_model, named(steps))
     assert (alone.replayable, alone.steps[0].share) == (True, 1.0)
     full = effect(1.0, round_model.manifest.names("all"), 75, round_model)
-    mixed = merge(round_model, [full, steps])
+    mixed = merge(round_model, named(full, steps))
     assert (mixed.replayable, mixed.steps[0].share) == (False, 0.25)
     moved = replay(round_model.weights, alone.steps, round_model.manifest)
     for name, start in round_model.weights.items():
@@ -57,7 +62,7 @@ def test_all_five_kinds_of_one_round_make_one_better_model(model, digits, round_
         state = strategy.fold(strategy.start(round_model), strategy.train(model, data, run(kind)), len(data))
         effects.append(strategy.finish(state, round_model))
     before = accuracy_and_loss(model.logits(digits.x), digits.y)
-    merged = merge(round_model, effects)
+    merged = merge(round_model, named(*effects))
     assert len(merged.steps) == 1
     model.load(merged.served)
     after = accuracy_and_loss(model.logits(digits.x), digits.y)
@@ -67,8 +72,8 @@ def test_all_five_kinds_of_one_round_make_one_better_model(model, digits, round_
 
 def test_merging_does_not_depend_on_how_the_samples_were_divided_between_equal_updates(round_model):
     names = round_model.manifest.names("all")
-    together = merge(round_model, [effect(2.0, names, 10, round_model)]).base
-    apart = merge(round_model, [effect(2.0, names, n, round_model) for n in (3, 7)]).base
+    together = merge(round_model, named(effect(2.0, names, 10, round_model))).base
+    apart = merge(round_model, named(*(effect(2.0, names, n, round_model) for n in (3, 7)))).base
     for name in names:
         np.testing.assert_allclose(together[name], apart[name], atol=1e-7)
 
@@ -76,7 +81,7 @@ def test_merging_does_not_depend_on_how_the_samples_were_divided_between_equal_u
 def test_the_most_preferred_kind_says_what_is_served(round_model):
     name = round_model.manifest.head.bias
     value = np.ones_like(round_model.weights[name])
-    merged = merge(round_model, [Effect(served={name: value}), Effect(served={name: 2 * value})])
+    merged = merge(round_model, named(Effect(served={name: value}), Effect(served={name: 2 * value})))
     assert (merged.served[name] == 1).all()
 
 

@@ -15,6 +15,11 @@ from strategies.zeroth_order import ZerothOrder, replay
 ROUNDS = 4
 
 
+def named(*effects):
+    """Of kinds by some names, in this order."""
+    return {str(place): effect for place, effect in enumerate(effects)}
+
+
 def centralised(model, data, strategy):
     """MeZO on the pooled data, written out on its own: float64 update, all directions in one array."""
     weights = dict(model.weights)
@@ -47,7 +52,7 @@ def federated(model, devices, strategy):
         for name, data in enumerate(devices):
             sent = strategy.train(model, data, Run(100 + number, str(name), lambda: 0.0, 1.0))
             state = strategy.fold(state, sent, len(data))
-        weights = dict(merge(distributed, [strategy.finish(state, distributed)]).base)
+        weights = dict(merge(distributed, named(strategy.finish(state, distributed))).base)
     return weights
 
 
