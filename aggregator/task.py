@@ -93,7 +93,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     max_staleness: int = 5
     staleness_weight: float = 0.5
     seed: int = 0
-    kinds: tuple[KindSettings, ...] = msgspec.field(default_factory=lambda: kinds_named(registry.KINDS))
+    kinds: tuple[KindSettings, ...] = msgspec.field(default_factory=lambda: kinds_named(registry.USUAL))
     max_num_examples: int = 1_000_000
     eval_data: str | None = None
 

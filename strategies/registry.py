@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 KINDS: dict[str, type[AnyStrategy]] = {
     kind.name: kind for kind in (Full, EntropySubset, FewShot, ZerothOrder, ClassMeans)
 }
-"""In the default order of preference: the richest first."""
+"""Every kind, the richest first."""
+
+USUAL = ("full", "entropy-subset", "few-shot", "zeroth-order", "class-means")
+"""What a round offers where nothing is said, in the order of preference."""
 
 
 class KindError(ValueError):

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", type=Path, help="local data; or say how much there is:")
     parser.add_argument("--samples", type=count, default=200, help="samples, spread evenly over the classes")
-    parser.add_argument("--kinds", help="kinds the round accepts, in order (default: all)")
+    parser.add_argument("--kinds", help="kinds the round accepts, in order (default: the usual ones)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     add_engine(parser)
     add_pretence(parser)
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     bundle = Bundle.open(find(options.bundle))
     profile = profile_command.measured(bundle, options)
     load = _workload(options, bundle.manifest)
-    names = options.kinds.split(",") if options.kinds else list(registry.KINDS)
+    names = options.kinds.split(",") if options.kinds else list(registry.USUAL)
     plan = choose(profile, [registry.make(name) for name in names], load, options.deadline)
     rows = [_row(plan, candidate) for candidate in plan.candidates]
     if options.format == "json":

@@ -10,7 +10,7 @@ from strategies.full import Full
 
 def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_base():
     kinds = Task(bundle="b").kinds
-    assert [kind.name for kind in kinds] == list(registry.KINDS)
+    assert [kind.name for kind in kinds] == list(registry.USUAL)
     assert {kind.name: dict(kind.settings) for kind in kinds if kind.settings} == {
         "few-shot": {"join_base": True},
         "class-means": {"head": "trained"},

@@ -29,7 +29,7 @@ def device(flops_per_s=1e9, limit=10**10, up=1e7, down=1e7, corrections=None):
 
 
 def every_kind():
-    return [registry.make(name) for name in registry.KINDS]
+    return [registry.make(name) for name in registry.USUAL]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_costs_follow_from_flops_bandwidth_and_power(load, bundle):
 
 
 def test_faster_boards_never_choose_poorer(load):
-    order = list(registry.KINDS)
+    order = list(registry.USUAL)
     chosen = []
     for name in ("pi-zero-2w", "pi-4", "jetson-nano", "phone-mid", "pi-5", "phone-high"):
         slowed = shipped(name)

@@ -14,7 +14,7 @@ from strategies.workload import workload
 
 @pytest.fixture
 def every_kind():
-    return tuple(registry.make(name) for name in registry.KINDS)
+    return tuple(registry.make(name) for name in registry.USUAL)
 
 
 def equip(bundle, digits, clock, pretence=None):

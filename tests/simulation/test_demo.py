@@ -67,7 +67,7 @@ def test_every_device_has_its_part_those_that_sent_nothing_too():
 
 
 def test_costs_are_medians_of_the_kinds_that_were_sent_in_the_order_given():
-    rows = kind_costs(MIXED_RUN.contributions, registry.KINDS)
+    rows = kind_costs(MIXED_RUN.contributions, registry.USUAL)
     assert [(row.kind, row.count) for row in rows] == [("full", 1), ("zeroth-order", 2)]
     assert (rows[1].bytes_up, rows[1].energy_j) == (200, 3.0)
 
@@ -113,7 +113,7 @@ def test_a_demo_of_nothing_is_refused(wrong, capsys):
 
 
 def test_the_compared_policies_differ_in_the_kinds_offered_and_in_nothing_else():
-    assert [kind.name for kind in MIXED] == list(registry.KINDS)
+    assert [kind.name for kind in MIXED] == list(registry.USUAL)
     assert MIXED[:1] == DROPPED
 
 

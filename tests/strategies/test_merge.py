@@ -55,7 +55,7 @@ def test_all_five_kinds_of_one_round_make_one_better_model(model, digits, round_
     """One device of each kind, on a fifth of the digits each; the merged model beats the distributed one."""
     parts = np.array_split(np.arange(len(digits)), 5)
     effects = []
-    for kind, indices in zip(registry.KINDS, parts, strict=True):
+    for kind, indices in zip(registry.USUAL, parts, strict=True):
         settings = {"few-shot": {"join_base": True}, "class-means": {"head": "trained"}}.get(kind, {})
         strategy = registry.make(kind, settings)
         data = type(digits)(digits.x[indices], digits.y[indices])

@@ -44,7 +44,7 @@ def jobs_of(kind: str, count: int = DEVICES) -> list[Job]:
 
 @pytest.fixture(scope="session")
 def every_kind() -> list[Job]:
-    return [job for kind in registry.KINDS for job in jobs_of(kind)]
+    return [job for kind in registry.USUAL for job in jobs_of(kind)]
 
 
 @pytest.fixture(scope="session")

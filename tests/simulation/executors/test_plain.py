@@ -14,7 +14,7 @@ from strategies.kind import Run
 from .conftest import jobs_of, same
 
 
-@pytest.mark.parametrize("kind", registry.KINDS)
+@pytest.mark.parametrize("kind", registry.USUAL)
 def test_a_job_is_what_a_device_of_that_name_and_data_would_send(kind, world, bases):
     jobs = jobs_of(kind)
     results = [(result, dict(result.tensors)) for result in Plain(world).run(bases, jobs)]
