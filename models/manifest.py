@@ -20,7 +20,10 @@ TUNABLE_SETS = (*LEVELS_OF, "bias", "adapter", "prompt", "prefix", "lora", "spar
 PRECISIONS = ("float32", "int8", "float16")
 """Of the weights of forward graphs: forward, forward.int8 and forward.float16."""
 
-TRAINING = ("train", "moon", "distil", "kl", "attention", "prototype")
+ABOVE = {"above-low": "mid", "above-mid": "up", "above-up": "head"}
+"""Objectives that train on feature maps of a level, and the largest set that is all above it."""
+
+TRAINING = ("train", "moon", "distil", "kl", "attention", "prototype", *ABOVE)
 """Objectives of training graphs; `train` is cross-entropy alone."""
 
 ORT_TRAINING = "ort-training"

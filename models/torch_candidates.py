@@ -3,16 +3,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from .errors import ExportError, one_line
-from .manifest import ORT_TRAINING
+from .manifest import ABOVE, ORT_TRAINING
 from .torch_graph import convert, part, to_onnx
 from .torch_parity import Candidate
 from .torch_subject import Subject, batch_norms, statistics, training
-from .torch_trace import trace_features, trace_forward, trace_losses, trace_training
+from .torch_trace import trace_features, trace_forward, trace_losses, trace_training, trainable_sets
 
 _ADVICE = {
     "modified by an inplace operation": "the module changes in place a value that its gradient needs; "
@@ -46,7 +46,7 @@ def candidates(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:
         yield Candidate(f"features.{level}", onnx)
     yield from _losses(subject, wanted)
     for objective in wanted.objectives:
-        for norms, sets in _alike(subject, wanted).items():
+        for norms, sets in _alike(subject, _with_reached_sets(subject, wanted, objective)).items():
             yield from _training(training(subject, norms), objective, norms, sets)
     if wanted.ort_training:
         from .torch_ort_training import training_graph
@@ -55,6 +55,21 @@ def candidates(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:
             for tunable, names in sets.items():
                 onnx = training_graph(training(subject, norms), names)
                 yield Candidate(f"{ORT_TRAINING}.{tunable}", onnx, names, norms=norms)
+
+
+def _with_reached_sets(subject: Subject, wanted: Wanted, objective: str) -> Wanted:
+    """Without the sets that hold something below the level on whose feature maps the objective trains."""
+    if objective not in ABOVE:
+        return wanted
+    with export_errors(objective):
+        sets = trainable_sets(subject, objective, wanted.sets)
+    if not sets:
+        known = ", ".join(wanted.sets)
+        raise ExportError(
+            f"objective {objective} trains what is above a level, such as tunable set {ABOVE[objective]}; "
+            f"none of {known} is all above it"
+        )
+    return replace(wanted, sets=sets)
 
 
 def _losses(subject: Subject, wanted: Wanted) -> Iterator[Candidate]:

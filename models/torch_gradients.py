@@ -32,11 +32,25 @@ def loss_and_gradients(
     subject: Subject, objective: str, inputs: Inputs, trainable: Sequence[str]
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Loss () and the gradient of each trainable tensor. `autograd.grad` keeps fused backwards whole."""
-    free = {name: inputs.tensors[name].detach().requires_grad_() for name in trainable}
+    loss, found = _gradients(subject, objective, inputs, trainable)
+    grads = tuple(grad for grad in found if grad is not None)
+    if len(grads) < len(found):
+        idle = trainable[found.index(None)]
+        raise ValueError(f"{idle} does not influence the loss; give it requires_grad=False")
+    return loss.detach(), grads
+
+
+def reached(subject: Subject, objective: str, inputs: Inputs, names: Sequence[str]) -> frozenset[str]:
+    """Those of the tensors that influence the loss."""
+    _, grads = _gradients(subject, objective, inputs, names)
+    return frozenset(name for name, grad in zip(names, grads, strict=True) if grad is not None)
+
+
+def _gradients(
+    subject: Subject, objective: str, inputs: Inputs, names: Sequence[str]
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    free = {name: inputs.tensors[name].detach().requires_grad_() for name in names}
     given = Given(subject, inputs.x, inputs.y, inputs.extras, {**inputs.tensors, **free})
     with torch.enable_grad():
         loss = OBJECTIVES[objective].loss(given)
-        grads = torch.autograd.grad(loss, list(free.values()), allow_unused=True)
-    if idle := [name for name, grad in zip(trainable, grads, strict=True) if grad is None]:
-        raise ValueError(f"{idle[0]} does not influence the loss; give it requires_grad=False")
-    return loss.detach(), grads
+        return loss, torch.autograd.grad(loss, list(free.values()), allow_unused=True)

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .errors import ExportError
-from .manifest import Extra
+from .manifest import ABOVE, Extra
 from .torch_subject import Pass, Subject, Tensors, run, stored_tensors
 
 FLOOR = 1e-12  # under a square root, whose slope at 0 is infinite
@@ -100,9 +101,10 @@ def kl(given: Given) -> Tensor:
 def attention(given: Given) -> Tensor:
     """Cross-entropy and attention transfer (thesis 002, 5.3; Zagoruyko and Komodakis 2017, equation 2).
 
-    beta * mean over samples of sum_levels || Q / ||Q||_2 - Q_t / ||Q_t||_2 ||_2, where Q is the sum of
+    Mean over samples of sum_levels beta_level * || Q / ||Q||_2 - Q_t / ||Q_t||_2 ||_2, where Q is the sum of
     squares over the channels at each place, and `teacher.LEVEL` is that of the teacher, (n, places).
-    Levels whose map has no places, a vector for each sample, are left out.
+    Levels whose map has no places, a vector for each sample, are left out; `beta` is in the order of the
+    others.
     """
     passed, extras = run(given.subject, given.x, given.tensors), given.extras
     apart: list[Tensor] = []
@@ -113,7 +115,7 @@ def attention(given: Given) -> Tensor:
         ours = square.sum(2) if value.dim() == 3 else square.sum(1).flatten(1)
         apart.append(_norm(_unit(ours) - _unit(extras[f"teacher.{level}"])))
     hard = functional.cross_entropy(passed.logits, given.y)
-    return hard + extras["beta"] * torch.stack(apart, 1).sum(1).mean()
+    return hard + (torch.stack(apart, 1) * extras["beta"]).sum(1).mean()
 
 
 def prototype(given: Given) -> Tensor:
@@ -127,6 +129,12 @@ def prototype(given: Given) -> Tensor:
     logits = run(given.subject, places, given.tensors, ("up", prototypes)).logits
     own = -(functional.log_softmax(logits, 1) * torch.eye(len(prototypes), device=logits.device)).sum(1)
     return distil(given) + extras["beta"] * (own * extras["present"]).sum()
+
+
+def above(given: Given, level: str) -> Tensor:
+    """Cross-entropy of what is above a level on `maps` in its place (thesis 002, 5.2.2); x gives n alone."""
+    logits = run(given.subject, given.x, given.tensors, (level, given.extras["maps"])).logits
+    return functional.cross_entropy(logits, given.y)
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
@@ -160,7 +168,7 @@ def _attention_extras(sizes: Sizes) -> tuple[Extra, ...]:
     levels = [level for level, shape in sizes.maps.items() if len(shape) > 1]
     _need("attention", sizes, levels[0] if levels else "low")
     maps = (Extra(f"teacher.{level}", (sizes.positions(level),), True) for level in levels)
-    return (*maps, *_scalars("beta"))
+    return (*maps, Extra("beta", (len(levels),), False))
 
 
 def _prototype_extras(sizes: Sizes) -> tuple[Extra, ...]:
@@ -168,6 +176,16 @@ def _prototype_extras(sizes: Sizes) -> tuple[Extra, ...]:
     classes = (sizes.classes,)
     maps = Extra("prototypes", (*classes, *sizes.maps["up"]), False)
     return (_target(sizes), maps, Extra("present", classes, False), *_scalars("beta"))
+
+
+def _above_extras(sizes: Sizes, objective: str, level: str) -> tuple[Extra, ...]:
+    _need(objective, sizes, level)
+    return (Extra("maps", sizes.maps[level], True),)
+
+
+def _above(objective: str) -> Objective:
+    level = objective.partition("-")[2]
+    return Objective(partial(_above_extras, objective=objective, level=level), partial(above, level=level))
 
 
 def _need(objective: str, sizes: Sizes, level: str) -> None:
@@ -182,4 +200,5 @@ OBJECTIVES: dict[str, Objective] = {
     "kl": Objective(lambda sizes: (_target(sizes), *_scalars("temperature", "alpha")), kl),
     "attention": Objective(_attention_extras, attention),
     "prototype": Objective(_prototype_extras, prototype),
+    **{name: _above(name) for name in ABOVE},
 }

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .errors import ExportError
 from .manifest import Extra
-from .torch_gradients import Inputs, loss_and_gradients, losses_of
+from .torch_gradients import Inputs, loss_and_gradients, losses_of, reached
 from .torch_objectives import OBJECTIVES, measure
 from .torch_rules import GRADIENTS_ONLY, RULES
 from .torch_subject import (
@@ -117,6 +117,19 @@ def trace_training(subject: Subject, objective: str, trainable: Sequence[str]) -
 
     names = ("loss", *(f"grad.{name}" for name in trainable), *(f"next.{name}" for name in moved))
     return _trace(subject, compute, Outputs(names, labels=True, gradients=True, extras=extras))
+
+
+def trainable_sets(
+    subject: Subject, objective: str, sets: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Those of the tunable sets, given with their names, of which every tensor influences the objective."""
+    extras = OBJECTIVES[objective].extras(measure(subject))
+    outputs, tensors = Outputs((), labels=True, extras=extras), stored_tensors(subject.module)
+    x, y, given, _ = _arguments(subject.example, outputs, tensors)
+    inputs = Inputs(x, y, {extra.name: value for extra, value in zip(extras, given, strict=True)}, tensors)
+    together = tuple(dict.fromkeys(name for names in sets.values() for name in names))
+    found = reached(subject, objective, inputs, together)
+    return {tunable: names for tunable, names in sets.items() if found.issuperset(names)}
 
 
 def _trace(subject: Subject, compute: Callable[[Inputs], Any], outputs: Outputs) -> Traced:

@@ -214,6 +214,15 @@ def test_feature_maps_of_levels_are_what_the_submodules_give(module, tmp_path, d
         OnnxModel(made).level_features(data[0], "up")
 
 
+def test_graphs_of_what_is_above_a_level_are_for_the_sets_above_it(module, tmp_path):
+    sets = {"all": {}, "mid": {}, "head": {}}
+    spec = replace(SPEC, outputs={"low": "stem", "mid": "pool"}, sets=sets)
+    made = export(module, replace(spec, objectives=("above-mid", "train")), tmp_path / "above")
+    assert {name for name in made.manifest.graphs if name.startswith("above")} == {"above-mid.head"}
+    with pytest.raises(ExportError, match="such as tunable set up; none of all is all above it"):
+        export(module, replace(spec, objectives=("above-mid",), sets={"all": {}}), tmp_path / "none")
+
+
 def test_batch_statistics_that_no_graph_uses_are_not_passed_over_in_silence(module, tmp_path, caplog):
     export(module, replace(SPEC, sets={"head": {}}, batchnorm="training"), tmp_path / "out")
     assert "no graph uses batch statistics" in caplog.text

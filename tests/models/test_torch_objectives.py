@@ -100,7 +100,7 @@ def test_a_student_that_agrees_with_the_teacher_pays_nothing(subject, batch, pas
         0, abs=1e-6
     )
     same = {f"teacher.{level}": (value**2).sum(1).flatten(1) for level, value in passed.maps.items()}
-    assert loss(subject, batch, "attention", **same, beta=1000) == pytest.approx(
+    assert loss(subject, batch, "attention", **same, beta=[1000, 1000]) == pytest.approx(
         hard(passed, batch), abs=2e-3
     )
 
@@ -108,14 +108,14 @@ def test_a_student_that_agrees_with_the_teacher_pays_nothing(subject, batch, pas
 def test_attention_compares_normalised_maps_at_each_level(subject, batch, passed):
     rng = np.random.default_rng(2)
     teacher = {level: rng.random((N, SIDE * SIDE), np.float32) for level in passed.maps}
-    apart = 0.0
+    beta, apart = {"low": 10.0, "up": 3.0}, 0.0
     for level, value in passed.maps.items():
         q = (value.numpy() ** 2).sum(1).reshape(N, -1)
         q, t = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (q, teacher[level]))
-        apart += float(np.linalg.norm(q - t, axis=1).mean())
+        apart += beta[level] * float(np.linalg.norm(q - t, axis=1).mean())
     extras = {f"teacher.{level}": value for level, value in teacher.items()}
-    expected = hard(passed, batch) + 10 * apart
-    assert loss(subject, batch, "attention", **extras, beta=10) == pytest.approx(expected, rel=1e-5)
+    expected = hard(passed, batch) + apart
+    assert loss(subject, batch, "attention", **extras, beta=[10, 3]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_prototypes_of_absent_classes_count_nothing(subject, batch, passed):
@@ -128,7 +128,17 @@ def test_prototypes_of_absent_classes_count_nothing(subject, batch, passed):
     assert loss(subject, batch, "prototype", **extras) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("objective", ["attention", "prototype"])
+def test_what_is_above_a_level_is_trained_on_maps_given_in_its_place(subject, batch):
+    """The convolution `up`, the average and the head, of maps of level low; the images do not count."""
+    maps = np.random.default_rng(4).standard_normal((N, CHANNELS, SIDE, SIDE), np.float32)
+    with torch.no_grad():
+        logits = subject.module.head(subject.module.up(torch.tanh(torch.as_tensor(maps))).mean((2, 3)))
+    expected = float(cross_entropy(logits.numpy(), batch[1].numpy()).mean())
+    for x in (batch[0], torch.zeros_like(batch[0])):
+        assert loss(subject, (x, batch[1]), "above-low", maps=maps) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["attention", "prototype", "above-mid"])
 def test_objectives_on_feature_maps_say_which_level_they_miss(subject, objective):
     sizes = measure(Subject(subject.module, "head", subject.example))
     with pytest.raises(ExportError, match=f"objective {objective} needs the feature map of level"):
