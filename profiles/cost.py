@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from .device import DeviceProfile
@@ -32,7 +32,8 @@ class Workload:
 
     `parameters` counts values and `tensors` tensors of an update of each tunable set; `class_counts` holds
     the local samples of each class; `sample_bytes` is one prepared input; `weights_bytes` is the whole
-    model, `download_bytes` what of it must still be fetched.
+    model, `download_bytes` what of it must still be fetched; `maps` counts the values of a feature map at
+    each level that the bundle gives.
     """
 
     graphs: Mapping[str, GraphWork]
@@ -43,12 +44,18 @@ class Workload:
     feature_width: int
     class_counts: tuple[int, ...]
     sample_bytes: int
+    maps: Mapping[str, int] = field(default_factory=dict)
 
     def graph(self, name: str) -> GraphWork:
         """The work of one graph. Raises MissingGraph."""
         if name not in self.graphs:
             raise MissingGraph(f"needs graph {name}, the bundle has {', '.join(self.graphs)}")
         return self.graphs[name]
+
+    def map_values(self, level: str) -> int:
+        """How many values the feature map of a level has. Raises MissingGraph where the bundle gives none."""
+        self.graph(f"features.{level}")
+        return self.maps[level]
 
     def values(self, tunable: str) -> int:
         """How many values a tunable set trains. Raises MissingGraph where the bundle has no such set."""

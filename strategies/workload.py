@@ -38,6 +38,7 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
         feature_width=manifest.head.features,
         class_counts=class_counts,
         sample_bytes=np.dtype(manifest.input.dtype).itemsize * prod(manifest.input.shape),
+        maps={level: prod(shape) for level, shape in manifest.features.items() if level != "head"},
     )
 
 

@@ -5,7 +5,7 @@ from models.blocks import BLOCK
 from models.bundle import Bundle, shipped
 from models.manifest import InputSpec
 from profiles import GraphWork, Workload
-from profiles.cost import SESSION_BYTES
+from profiles.cost import SESSION_BYTES, MissingGraph
 from strategies.few_shot import FewShot
 from strategies.workload import training_work, workload
 
@@ -49,3 +49,11 @@ def test_a_sample_of_token_ids_takes_eight_bytes_each_and_one_of_values_four(man
 def test_a_head_is_expected_of_a_bundle_that_has_no_set_all(manifest):
     without = msgspec.structs.replace(manifest, sets={"head": {}})
     assert [spec.name for spec in FewShot().expected(without)] == ["head.weight", "head.bias"]
+
+
+def test_the_map_of_a_level_counts_its_values_and_is_missed_where_the_bundle_gives_none(manifest):
+    graphs = {**manifest.graphs, "features.low": manifest.graphs["forward"]}
+    giving = msgspec.structs.replace(manifest, features={"low": (16, 8, 8), "head": (64,)}, graphs=graphs)
+    assert workload(giving, (1,) * 10).map_values("low") == 16 * 8 * 8
+    with pytest.raises(MissingGraph, match=r"needs graph features\.mid"):
+        workload(giving, (1,) * 10).map_values("mid")
