@@ -9,20 +9,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.blocks import BLOCK, blocks
+from models.slices import leading
 from models.tensors import Tensors
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Of a tensor that some gave a part of: the weight of each element beside that of whole tensors, float64.
+
+    `base` has the elements that nobody gave; it is not copied.
+    """
+
+    base: NDArray[Any]
+    weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class TensorMean:
-    """Weighted sums in float64 and the weight of each tensor. Each `add` returns the state to go on with."""
+    """Weighted sums in float64 and the weight of each tensor. Each `add` returns the state to go on with.
+
+    `parts` is of those tensors that somebody gave a part of.
+    """
 
     sums: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Parts] = field(default_factory=dict)
 
     def add(self, tensors: Tensors, weight: float) -> TensorMean:
         """The mean with one more member; the sums are updated in place. Raises ValueError for weight <= 0."""
-        if not weight > 0:
-            raise ValueError(f"a weight must be positive, not {weight}")
+        _check(weight)
         for name, value in tensors.items():
             if name in self.sums:
                 _add_scaled(self.sums[name], value, weight)
@@ -31,6 +46,33 @@ class TensorMean:
                 self.sums[name] = np.multiply(value, weight, out=np.empty(value.shape), dtype=np.float64)
                 self.weights[name] = weight
         return self
+
+    def add_leading(self, tensors: Tensors, weight: float, base: Tensors) -> TensorMean:
+        """As `add`, of tensors that are the leading part, or the whole, of those of `base`.
+
+        Each element is averaged over those who gave it, and is that of `base` where nobody did. Raises
+        ValueError for weight <= 0 or a tensor that is no part of the base's.
+        """
+        _check(weight)
+        for name, value in tensors.items():
+            if value.shape == base[name].shape:
+                self.add({name: value}, weight)
+                continue
+            where = leading(value.shape)
+            if value.ndim != base[name].ndim or base[name][where].shape != value.shape:
+                raise ValueError(f"{name} is {value.shape}, which is no part of {base[name].shape}")
+            total, parts = self._partial(name, base[name])
+            total[where] += np.multiply(value, weight, dtype=np.float64)
+            parts.weights[where] += weight
+        return self
+
+    def _partial(self, name: str, base: NDArray[Any]) -> tuple[NDArray[np.float64], Parts]:
+        """Sums and parts of a tensor, made where there are none."""
+        if name not in self.sums:
+            self.sums[name], self.weights[name] = np.zeros(base.shape), 0.0
+        if name not in self.parts:
+            self.parts[name] = Parts(base, np.zeros(base.shape))
+        return self.sums[name], self.parts[name]
 
     def join(self, other: TensorMean) -> TensorMean:
         """The mean over the members of both."""
@@ -42,6 +84,9 @@ class TensorMean:
             else:
                 joined.sums[name] = total.copy()
                 joined.weights[name] = other.weights[name]
+        for name, parts in (*self.parts.items(), *other.parts.items()):
+            _, both = joined._partial(name, parts.base)
+            both.weights[...] += parts.weights
         return joined
 
     def mean(self) -> dict[str, NDArray[Any]]:
@@ -50,8 +95,28 @@ class TensorMean:
             name: np.divide(
                 total, self.weights[name], out=np.empty(total.shape, np.float32), casting="same_kind"
             )
+            if name not in self.parts
+            else self._mean_by_element(name)
             for name, total in self.sums.items()
         }
+
+    def _mean_by_element(self, name: str) -> NDArray[np.float32]:
+        parts = self.parts[name]
+        weights = parts.weights + self.weights[name]
+        mean = np.array(parts.base, np.float32)
+        return np.divide(self.sums[name], weights, out=mean, where=weights > 0, casting="same_kind")
+
+    @property
+    def most(self) -> float:
+        """The weight behind the element that most of it is behind; 0 where nothing was added."""
+        whole = max(self.weights.values(), default=0.0)
+        both = (self.weights[name] + parts.weights.max(initial=0.0) for name, parts in self.parts.items())
+        return max(whole, *both, 0.0)
+
+
+def _check(weight: float) -> None:
+    if not weight > 0:
+        raise ValueError(f"a weight must be positive, not {weight}")
 
 
 def _add_scaled(total: NDArray[np.float64], value: NDArray[Any], weight: float) -> None:

@@ -11,12 +11,20 @@ MakeNorm = Callable[[int], nn.Module]
 """From a number of channels to a layer."""
 
 
-def norm_of(kind: str) -> MakeNorm:
-    """`group` or `batch`. Raises ValueError for another."""
-    norms: dict[str, MakeNorm] = {
-        "group": lambda channels: nn.GroupNorm(channels // GROUP_SIZE, channels),
-        "batch": nn.BatchNorm2d,
-    }
+def norm_of(kind: str, group_size: int = GROUP_SIZE) -> MakeNorm:
+    """`group`, of `group_size` channels each, or `batch`. Raises ValueError for another.
+
+    The layer for channels that groups do not fill raises ValueError.
+    """
+    if group_size < 1:
+        raise ValueError(f"group_size is {group_size}, expected 1 or more")
+
+    def group(channels: int) -> nn.Module:
+        if channels % group_size:
+            raise ValueError(f"{channels} channels are no multiple of group_size {group_size}")
+        return nn.GroupNorm(channels // group_size, channels)
+
+    norms: dict[str, MakeNorm] = {"group": group, "batch": nn.BatchNorm2d}
     if kind not in norms:
         raise ValueError(f"norm is {kind!r}, expected one of {', '.join(norms)}")
     return norms[kind]

@@ -3,6 +3,8 @@
 
 from torch import Tensor, nn
 
+from .widths import times
+
 KERNEL = 3
 MAPS = (32, 64)  # of the two convolutions
 DENSE = 128
@@ -53,15 +55,16 @@ class Cnn(nn.Module):
     levels = {"conv1": "low", "conv2": "mid", "dense": "up", "head": "head"}  # noqa: RUF012
     level_outputs = {"low": "conv1", "mid": "conv2", "up": "dense"}  # noqa: RUF012
 
-    def __init__(self, in_channels: int, size: int, classes: int) -> None:
+    def __init__(self, in_channels: int, size: int, classes: int, width: float) -> None:
         super().__init__()
+        first, second, dense = (times(channels, width) for channels in (*MAPS, DENSE))
         pooled = (size - 2 * (KERNEL - 1)) // 2
         if pooled < 1:
             raise ValueError(f"size is {size}, expected images of 6x6 or larger")
-        self.conv1 = nn.Sequential(nn.Conv2d(in_channels, MAPS[0], KERNEL), nn.ReLU())
-        self.conv2 = nn.Sequential(nn.Conv2d(*MAPS, KERNEL), nn.MaxPool2d(2), nn.ReLU())
-        self.dense = nn.Sequential(nn.Flatten(), nn.Linear(MAPS[1] * pooled**2, DENSE), nn.ReLU())
-        self.head = nn.Linear(DENSE, classes)
+        self.conv1 = nn.Sequential(nn.Conv2d(in_channels, first, KERNEL), nn.ReLU())
+        self.conv2 = nn.Sequential(nn.Conv2d(first, second, KERNEL), nn.MaxPool2d(2), nn.ReLU())
+        self.dense = nn.Sequential(nn.Flatten(), nn.Linear(second * pooled**2, dense), nn.ReLU())
+        self.head = nn.Linear(dense, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, in_channels, size, size) -> (n, classes)."""
@@ -78,9 +81,10 @@ def mlp(inputs: int = 784, hidden: int = 200, depth: int = 2, classes: int = 10)
     return Mlp(inputs, hidden, depth, classes)
 
 
-def cnn(in_channels: int = 3, size: int = 32, classes: int = 10) -> Cnn:
+def cnn(in_channels: int = 3, size: int = 32, classes: int = 10, width: float = 1) -> Cnn:
     """conv32-conv64-pool-dense128 on square images: as Reddi et al. 2021 on EMNIST, without dropout.
 
-    1,626,442 parameters for 3x32x32. Random weights come from torch's global generator.
+    1,626,442 parameters for 3x32x32. `width` multiplies the channels of all three; a narrower network is the
+    leading part of a wider one. Random weights come from torch's global generator.
     """
-    return Cnn(in_channels, size, classes)
+    return Cnn(in_channels, size, classes, width)

@@ -4,9 +4,11 @@
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .norms import MakeNorm, norm_of
+from .norms import GROUP_SIZE, MakeNorm, norm_of
+from .widths import times
 
 WIDTHS = (16, 32, 64)  # channels of the three groups at width 1
+STEM = 16  # channels of the first convolution, at width 1 and more
 
 
 class Block(nn.Module):
@@ -41,20 +43,20 @@ class WideResNet(nn.Module):
     }
     level_outputs = {"low": "group1", "mid": "group2", "up": "group3"}  # noqa: RUF012
 
-    def __init__(self, depth: int, width: int, in_channels: int, classes: int, norm: str) -> None:
+    def __init__(self, depth: int, width: float, in_channels: int, classes: int, make_norm: MakeNorm) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"depth is {depth}, expected 6 n + 4: 10, 16, 22, 28, 34, 40")
-        make_norm = norm_of(norm)
         blocks = (depth - 4) // 6
-        self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
-        channels = 16
+        channels = times(STEM, min(1, width))
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
         for number, base in enumerate(WIDTHS, start=1):
             group = nn.Sequential()
+            outer = times(base, width)
             for index in range(blocks):
                 stride = 2 if number > 1 and index == 0 else 1
-                group.append(Block(channels, base * width, stride, make_norm))
-                channels = base * width
+                group.append(Block(channels, outer, stride, make_norm))
+                channels = outer
             self.add_module(f"group{number}", group)
         self.norm = make_norm(channels)
         self.head = nn.Linear(channels, classes)
@@ -73,7 +75,19 @@ class WideResNet(nn.Module):
 
 
 def wrn(
-    depth: int = 10, width: int = 1, in_channels: int = 3, classes: int = 10, norm: str = "group"
+    depth: int = 10,
+    width: float = 1,
+    in_channels: int = 3,
+    classes: int = 10,
+    norm: str = "group",
+    group_size: int = GROUP_SIZE,
 ) -> WideResNet:
-    """WRN-depth-width; norm is "group" or "batch". Random weights come from torch's global generator."""
-    return WideResNet(depth, width, in_channels, classes, norm)
+    """WRN-depth-width; norm is "group" or "batch". Random weights come from torch's global generator.
+
+    Below width 1 the first convolution is narrower too, so that every tensor of the network is the leading
+    part of one of WRN-depth-1, and every group of `group_size` channels that group norm normalises is one of
+    that network's. So are any two widths of at most 1 to each other, and any two above 1; at width 1 and
+    below, the first block has no convolution in its shortcut. Groups must fill the narrowest layer: 8
+    channels down to width 0.5, 4 to 0.25, alike in all networks of a family.
+    """
+    return WideResNet(depth, width, in_channels, classes, norm_of(norm, group_size))

@@ -61,3 +61,44 @@ def test_a_tensor_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"a tensor is \(4,\), the ones before it were \(2, 2\)"):
         mean.add({"a": np.ones(4, np.float32)}, 1.0)
     assert not mean.sums["a"].any()
+
+
+def test_each_element_is_averaged_over_those_who_gave_it():
+    base = {"w": np.float32([[10, 20, 30], [40, 50, 60]])}
+    mean = TensorMean().add_leading({"w": np.float32([[1, 2]])}, 1.0, base)
+    mean = mean.add_leading({"w": np.float32([[4], [8]])}, 2.0, base)
+    given = mean.mean()["w"]
+    assert given.tolist() == [[3, 2, 30], [8, 50, 60]]  # (1 + 2 * 4) / 3; 2; nobody; 8; nobody
+    assert given.dtype == np.float32
+    assert mean.most == 3.0
+    assert base["w"][0, 0] == 10
+
+
+def test_whole_tensors_count_in_every_element_whether_they_come_before_or_after_or_are_joined():
+    base = {"w": np.zeros(2, np.float32)}
+    whole, part = {"w": np.float32([2, 6])}, {"w": np.float32([8])}
+    before = TensorMean().add(whole, 2.0).add_leading(part, 1.0, base)
+    after = TensorMean().add_leading(part, 1.0, base).add(whole, 2.0)
+    one, two = TensorMean().add(whole, 2.0), TensorMean().add_leading(part, 1.0, base)
+    for mean in (before, after, one.join(two), two.join(one)):
+        assert mean.mean()["w"].tolist() == [4.0, 6.0]  # (2 * 2 + 8) / 3, 2 * 6 / 2
+        assert mean.most == 3.0
+    assert (two.mean()["w"].tolist(), one.mean()["w"].tolist()) == ([8.0, 0.0], [2.0, 6.0])
+
+
+def test_parts_that_are_the_whole_are_added_as_such_to_the_bit():
+    rng = np.random.default_rng(2)
+    members = [(rng.standard_normal((5, 7)).astype(np.float32), w) for w in (3.0, 0.7, 11.0)]
+    base = {"w": np.zeros((5, 7), np.float32)}
+    whole, parts = TensorMean(), TensorMean()
+    for value, weight in members:
+        whole, parts = whole.add({"w": value}, weight), parts.add_leading({"w": value}, weight, base)
+    assert parts.parts == {}
+    assert parts.mean()["w"].tobytes() == whole.mean()["w"].tobytes()
+
+
+def test_what_is_no_part_of_the_base_is_refused():
+    base = {"w": np.zeros((2, 2), np.float32)}
+    for value in (np.zeros(2), np.zeros((1, 3)), np.zeros((2, 2, 1))):
+        with pytest.raises(ValueError, match=r"w is \(.*\), which is no part of \(2, 2\)"):
+            TensorMean().add_leading({"w": value.astype(np.float32)}, 1.0, base)

@@ -69,3 +69,12 @@ def test_level_mid_leaves_the_first_layer_alone(module, shape, tmp_path):
     assert set(manifest.names("all")) - set(manifest.names("mid")) == {
         name for name in manifest.names("all") if name.rpartition(".")[0] in low
     }
+
+
+def test_width_multiplies_the_channels_of_cnn():
+    half = cnn(1, 9, 4, width=0.5)
+    assert [tuple(p.shape) for p in half.parameters() if p.dim() > 1] == [
+        (16, 1, 3, 3), (32, 16, 3, 3), (64, 32 * 4), (4, 64),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="width is 0.1, which makes 3.2 channels of 32"):
+        cnn(width=0.1)

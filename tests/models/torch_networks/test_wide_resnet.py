@@ -2,6 +2,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from models.torch_networks.norms import norm_of  # noqa: E402
 from models.torch_networks.wide_resnet import wrn  # noqa: E402
 
 
@@ -57,3 +58,39 @@ def test_both_norms_and_nothing_else():
         wrn(norm="layer")
     with pytest.raises(ValueError, match="depth is 12"):
         wrn(12)
+
+
+def test_a_narrower_network_has_fewer_channels_everywhere_and_no_shortcut_more():
+    whole, half = wrn(16), wrn(16, 0.5)
+    shapes = {name: tuple(p.shape) for name, p in half.named_parameters()}
+    assert shapes.keys() == dict(whole.named_parameters()).keys()
+    assert shapes["conv1.weight"] == (8, 3, 3, 3)
+    assert shapes["group2.0.shortcut.weight"] == (16, 8, 1, 1)
+    assert shapes["head.weight"] == (10, 32)
+    assert half.group3[0].norm2.num_groups == 4
+
+
+def test_group_size_makes_room_for_a_quarter_of_the_width():
+    with pytest.raises(ValueError, match="4 channels are no multiple of group_size 8"):
+        wrn(16, 0.25)
+    assert wrn(16, 0.25, group_size=4).norm.num_groups == 4
+    with pytest.raises(ValueError, match=r"width is 0.3, which makes 4.8 channels of 16"):
+        wrn(16, 0.3)
+
+
+def test_groups_of_leading_channels_are_the_leading_groups_of_all_channels():
+    """What makes HeteroFL's static batch norm needless; a layer norm over the channels has no such part."""
+    x, make = torch.randn(4, 32, 5, 5), norm_of("group")
+    assert torch.equal(make(16)(x[:, :16]), make(32)(x)[:, :16])
+    over_all = torch.nn.functional.layer_norm(x, x.shape[1:])[:, :16]
+    assert not torch.allclose(torch.nn.functional.layer_norm(x[:, :16], (16, 5, 5)), over_all, atol=1e-3)
+
+
+def test_the_scale_of_convolutions_changes_nothing_so_that_heterofls_scaler_would_do_nothing():
+    """Every convolution's output, the sum of them too, goes through a norm before anything else."""
+    module, x = wrn(10, 0.5).eval(), torch.randn(4, 3, 8, 8)
+    before = module(x)
+    with torch.no_grad():
+        for convolution in (m for m in module.modules() if isinstance(m, torch.nn.Conv2d)):
+            convolution.weight *= 2
+    torch.testing.assert_close(module(x), before, atol=1e-3, rtol=1e-3)
