@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -14,6 +14,7 @@ from models import tensors
 from models.errors import ModelError
 from models.manifest import Manifest
 from models.tensors import Tensors, TensorSpec
+from strategies.kind import formed
 
 from .errors import UpdateRefused
 from .task import KindSettings, Task
@@ -25,12 +26,14 @@ TENSOR_HEADER_BYTES = 512
 
 @dataclass(frozen=True)
 class Offered:
-    """What a contribution is held against: the task, this life of it, the bundle, the base of the round."""
+    """What a contribution is held against: the task, this life of it, its models by member (the main one's
+    by ""), and the bases of a round, by member too, where a norm is bounded.
+    """
 
     task: Task
     run: str
-    manifest: Manifest
-    base: Tensors
+    manifests: Mapping[str, Manifest]
+    base: Callable[[str], Tensors]
 
 
 def kind_of(message: Contribution, offered: Offered) -> KindSettings:
@@ -55,13 +58,13 @@ def check_address(message: Contribution, offered: Offered) -> None:
 
 def check_message(message: Contribution, offered: Offered) -> None:
     """All that can be said before the content is here. Raises UpdateRefused."""
-    task, kind = offered.task, kind_of(message, offered)
+    task = offered.task
     if not 1 <= message.num_examples <= task.max_num_examples:
         raise UpdateRefused(f"num_examples is {message.num_examples}, expected 1 to {task.max_num_examples}")
     metrics = message.metrics
     if min(metrics.train_time_ms, metrics.energy_mj, metrics.peak_memory_kib) < 0:
         raise UpdateRefused(f"its metrics are negative: {metrics}")
-    _check_size(message, kind.strategy.expected(offered.manifest))
+    _check_size(message, _expected(message, offered))
 
 
 def _check_size(message: Contribution, expected: Sequence[TensorSpec]) -> None:
@@ -82,15 +85,21 @@ def check_content(message: Contribution, content: bytes, offered: Offered) -> Te
     if message.blob and name(content) != message.blob:
         raise UpdateRefused(f"its content is not blob {message.blob.hex[:12]}")
     kind = kind_of(message, offered)
-    strategy = kind.strategy
     try:
         update = tensors.decode(content)
-        tensors.check(update, strategy.expected(offered.manifest))
+        tensors.check(update, _expected(message, offered))
     except ModelError as error:
         raise UpdateRefused(str(error)) from None
-    if why := doubt(update, message.num_examples, kind, offered.base):
+    base = offered.base(formed(kind.strategy, message.form).member)
+    if why := doubt(update, message.num_examples, kind, base):
         raise UpdateRefused(why)
     return update
+
+
+def _expected(message: Contribution, offered: Offered) -> Sequence[TensorSpec]:
+    """Raises UpdateRefused for a kind that is not offered."""
+    form = formed(kind_of(message, offered).strategy, message.form)
+    return form.expected(offered.manifests[form.member])
 
 
 def doubt(update: Tensors, num_examples: int, kind: KindSettings, base: Tensors) -> str:

@@ -175,6 +175,7 @@ class Conductor:
             why=self._why(command.update),
             blob=message.blob,
             body=message.body,
+            form=message.form,
         )
         self.rounds.store.contributions.keep(stored, moved)
         self._tell(Contributed(record_of(stored, moved)))

@@ -28,6 +28,7 @@ class Stored:
     why: str
     blob: Blob | None
     body: bytes = b""
+    form: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Contributions:
         """
         with self._db.commit() as db:
             db.execute(
-                "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     stored.round,
                     stored.device,
@@ -68,6 +69,7 @@ class Contributions:
                     stored.why,
                     msgspec.msgpack.encode(stored.blob) if stored.blob else None,
                     stored.body or None,
+                    stored.form,
                 ),
             )
             _save_traffic(db, stored.into, {stored.device: moved})
@@ -89,6 +91,7 @@ class Contributions:
                 why=row["why"],
                 blob=msgspec.msgpack.decode(row["blob"], type=Blob) if row["blob"] else None,
                 body=row["body"] or b"",
+                form=row["form"],
             )
 
     def content(self, stored: Stored) -> bytes:

@@ -11,19 +11,21 @@ from pathlib import Path
 
 from .errors import RunFolderError
 
-VERSION = 2
+VERSION = 3
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (
     id INTEGER PRIMARY KEY CHECK (id = 1), task BLOB NOT NULL, run TEXT NOT NULL, bundle BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS rounds (
-    round INTEGER PRIMARY KEY, phase TEXT NOT NULL, base BLOB NOT NULL, next_base BLOB, served BLOB,
+    round INTEGER PRIMARY KEY, phase TEXT NOT NULL, base BLOB NOT NULL, carried BLOB NOT NULL,
+    next_base BLOB, next_carried BLOB, served BLOB,
     figures BLOB, record BLOB, note TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE IF NOT EXISTS contributions (
     round INTEGER NOT NULL, device TEXT NOT NULL, kind TEXT NOT NULL, into_round INTEGER NOT NULL,
     num_examples INTEGER NOT NULL, metrics BLOB NOT NULL, why TEXT NOT NULL, blob BLOB, body BLOB,
+    form TEXT NOT NULL,
     UNIQUE (round, device, kind)
 );
 CREATE INDEX IF NOT EXISTS by_round ON contributions (into_round, kind, device, round);

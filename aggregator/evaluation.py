@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
-from pathlib import Path
-
-import numpy as np
 
 from models.bundle import Bundle
 from models.engines import open_model
-from models.errors import ModelError
 from models.softmax import Evaluation, accuracy_and_loss
 from models.tensors import Tensors
 
 from .contributions import Bytes
-from .errors import TaskError
 from .observer import ContributionRecord, RoundRecord
 from .store import Figures
+from .tools import samples
 
 
 class Evaluator:
@@ -26,28 +22,15 @@ class Evaluator:
     def __init__(self, bundle: Bundle, data: str | None) -> None:
         """Reads an .npz with `x` raw and `y`. Raises TaskError, one line, for data that does not fit."""
         self._model = open_model(bundle) if data else None
-        if not data:
-            return
-        try:
-            with np.load(Path(data), allow_pickle=False) as arrays:
-                raw, y = arrays["x"], arrays["y"]
-            self._x, self._y = bundle.manifest.input.prepare(raw), y.astype(np.int64)
-        except (OSError, KeyError, ValueError, EOFError, ModelError) as error:
-            raise TaskError(f"evaluation data {data}: {error}; expected an .npz with x and y") from None
-        labels = len(bundle.manifest.labels)
-        if self._y.shape != (len(self._x),) or not len(self._y):
-            raise TaskError(f"evaluation data {data}: y is {self._y.shape}, expected ({len(self._x)},)")
-        if self._y.min() < 0 or self._y.max() >= labels:
-            raise TaskError(
-                f"evaluation data {data}: labels {self._y.min()} to {self._y.max()}, the bundle has {labels}"
-            )
+        if data:
+            self._data = samples(data, bundle.manifest, "evaluation data")
 
     def evaluate(self, weights: Tensors) -> Evaluation:
         """Accuracy and loss of the bundle with these weights."""
         if self._model is None:
             return Evaluation(nan, nan, 0)
         self._model.load(weights)
-        return accuracy_and_loss(self._model.logits(self._x), self._y)
+        return accuracy_and_loss(self._model.logits(self._data.x), self._data.y)
 
     def figures(self, served: Tensors, base: Tensors) -> Figures:
         """Of a round's two models."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from models.manifest import Manifest
 from profiles import shipped
@@ -15,16 +17,23 @@ from .task import Task
 
 log = logging.getLogger(__name__)
 
+ALONE: Mapping[str, Manifest] = MappingProxyType({})
 ANY_DEVICE = "pi-5"
 """A device to predict for: what a kind needs does not depend on it."""
 
 
-def check_kinds(task: Task, manifest: Manifest) -> None:
-    """Logs each kind of update that no device can do with this bundle.
+def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] = ALONE) -> None:
+    """Logs each kind of update that no device can do with this bundle and family, by name.
 
-    Raises TaskError where round 1 offers no other.
+    Raises TaskError where round 1 offers no other, and for one that needs a generic set, if there is none.
     """
-    lacking = {kind.name: _lacking(kind.strategy, manifest) for kind in task.kinds}
+    for kind in task.kinds:
+        if kind.strategy.generic and task.generic is None:
+            raise TaskError(
+                f"{kind.name} needs samples that are nobody's own: give the task generic = FILE.npz"
+            )
+    manifests = {"": manifest, **family}
+    lacking = {kind.name: _lacking(kind.strategy, manifests) for kind in task.kinds}
     texts = [f"{name} {lack}" for name, lack in lacking.items() if lack]
     if all(lacking[kind.name] for kind in task.offered(1)):
         raise TaskError(f"no device can do what round 1 offers: {'; '.join(texts)}")
@@ -32,10 +41,18 @@ def check_kinds(task: Task, manifest: Manifest) -> None:
         log.warning("no device can do this kind: %s", text)
 
 
-def _lacking(strategy: AnyStrategy, manifest: Manifest) -> str:
-    """What of the bundle is missing for it; empty when nothing is."""
-    try:
-        strategy.cost(workload(manifest, (1,) * len(manifest.labels)), shipped(ANY_DEVICE))
-    except MissingGraph as error:
-        return str(error)
-    return ""
+def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
+    """What of the bundles is missing for all of its forms; empty when one has what it needs."""
+    missing = ""
+    for form in strategy.variants():
+        manifest = manifests.get(form.member)
+        if manifest is None:
+            missing = f"needs a model {form.member!r} in the task's family"
+            continue
+        try:
+            form.cost(workload(manifest, (1,) * len(manifest.labels)), shipped(ANY_DEVICE))
+        except MissingGraph as error:
+            missing = str(error)
+            continue
+        return ""
+    return missing

@@ -8,29 +8,32 @@ it changed of that round's base.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import nan
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from broker.blobs import Blobs
 from broker.errors import BlobError
 from broker.messages import Base, Step
 from models import tensors
 from models.manifest import Manifest
-from models.tensors import Tensors
+from models.tensors import Tensors, encoded_parts
 from strategies.folding import Folding
-from strategies.kind import Contribution, RoundModel
+from strategies.kind import Carried, Contribution, RoundModel, formed
 from strategies.merge import Merged, rebased
 from strategies.zeroth_order import replay
 
 from .contributions import Stored
 from .errors import RunFolderError
-from .store import MergeResult, Store
+from .store import CarriedBlobs, MergeResult, Store
 from .task import KindSettings, Task
+from .tools import Tools
 
 TAIL = 4
 """Steps that stand in the offer itself."""
@@ -40,19 +43,20 @@ BASES_HELD = 4
 """Earlier bases in memory, while late contributions are merged."""
 
 
-def checkpoint(weights: Tensors, models: Blobs) -> Base:
-    """A base that is all checkpoint, kept in `models`. Raises BlobError."""
-    blob = models.put(tensors.encode(weights))
-    return Base(checkpoint=blob, sha=blob.sha)
+def checkpoint(weights: Tensors, models: Blobs, manifest: Manifest) -> Base:
+    """A base that is all checkpoint, kept in `models` in parts. Raises BlobError."""
+    parts = tuple(models.put(part) for part in encoded_parts(weights, manifest.parts()))
+    return Base(checkpoint=parts, sha=hashlib.sha256(tensors.encode(weights)).digest())
 
 
-def base_weights(store: Store, number: int, manifest: Manifest) -> Tensors:
+def base_weights(store: Store, number: int, manifest: Manifest, member: str = "") -> Tensors:
     """The weights that round `number` distributes: its checkpoint, and the steps since.
 
-    Raises RunFolderError when they are not the ones that were distributed.
+    `manifest` is of the member of the family, or of the main model. Raises RunFolderError when they are not
+    the ones that were distributed.
     """
-    base = store.base(number)
-    weights = tensors.decode(store.models.get(base.checkpoint))
+    base = store.carried(number).family[member] if member else store.base(number)
+    weights: Tensors = _joined(store, base)
     if base.steps:
         weights = replay(weights, store.steps(number), manifest)
     if hashlib.sha256(tensors.encode(weights)).digest() != base.sha:
@@ -60,25 +64,61 @@ def base_weights(store: Store, number: int, manifest: Manifest) -> Tensors:
     return weights
 
 
-def merge_round(store: Store, task: Task, manifest: Manifest, number: int) -> MergeResult:
+def merge_round(store: Store, task: Task, tools: Tools, number: int) -> MergeResult:
     """What the contributions of a round make; its blobs are durable, nothing is committed yet."""
+    manifest = tools.manifest()
     weights = base_weights(store, number, manifest)
-    model = RoundModel(manifest, weights, number, task.round_seed(number))
-    folding = Folding({kind.name: kind.strategy for kind in task.kinds}, model)
+    model = RoundModel(manifest, weights, number, task.round_seed(number), tools=tools)
+    kinds = {kind.name: kind.strategy for kind in task.kinds}
+    before = _carried(store, number, tools)
+    folding = Folding(kinds, model, before, task.server)
     lost = _fold(store, task, model, folding)
     merged, odd = folding.merged()
     notes = [f"content of {name} was damaged on disk and is left out" for name in lost]
     note = "; ".join([*notes, odd] if odd else notes)
     served = store.models.put(tensors.encode(merged.served))
-    return MergeResult(next_base(store, number, merged), served, merged.steps, note)
+    base = next_base(store, number, merged, manifest)
+    carried = keep(merged.carried, store, tools)
+    return MergeResult(base, served, carried, merged.steps, note)
 
 
-def next_base(store: Store, number: int, merged: Merged) -> Base:
+def keep(carried: Carried, store: Store, tools: Tools) -> CarriedBlobs:
+    """What goes to the next round, kept as blobs. Raises BlobError."""
+    models = store.models
+    return CarriedBlobs(
+        family={
+            name: checkpoint(weights, models, tools.manifest(name))
+            for name, weights in carried.family.items()
+        },
+        memory={name: models.put(tensors.encode(kept)) for name, kept in carried.memory.items()},
+        aside=models.put(tensors.encode(carried.aside)) if carried.aside else None,
+    )
+
+
+def _carried(store: Store, number: int, tools: Tools) -> Carried:
+    """What round `number` was handed beside its base."""
+    blobs = store.carried(number)
+    return Carried(
+        family={name: base_weights(store, number, tools.manifest(name), name) for name in blobs.family},
+        memory={name: tensors.decode(store.models.get(blob)) for name, blob in blobs.memory.items()},
+        aside=tensors.decode(store.models.get(blobs.aside)) if blobs.aside else {},
+    )
+
+
+def _joined(store: Store, base: Base) -> dict[str, NDArray[Any]]:
+    """All parts of a base's checkpoint."""
+    weights: dict[str, NDArray[Any]] = {}
+    for part in base.checkpoint:
+        weights |= tensors.decode(store.models.get(part))
+    return weights
+
+
+def next_base(store: Store, number: int, merged: Merged, manifest: Manifest) -> Base:
     """The base of the round after `number`: the same checkpoint and more steps, or a new checkpoint."""
     old = store.base(number)
     steps = (*store.steps(number), *merged.steps)
     if not merged.replayable or len(steps) > MAX_STEPS:
-        return checkpoint(merged.base, store.models)
+        return checkpoint(merged.base, store.models, manifest)
     if not merged.steps:
         return old
     return Base(
@@ -102,7 +142,7 @@ def _fold(store: Store, task: Task, model: RoundModel, folding: Folding) -> list
     lost = []
     for stored in store.contributions.of_round(model.round):
         try:
-            update = earlier.rebased(_read(store, stored), stored.round)
+            update = earlier.rebased(_read(store, stored, kinds), stored.round)
         except BlobError:
             lost.append(f"{stored.device} ({stored.kind})")
             continue
@@ -115,21 +155,29 @@ class _Earlier:
 
     def __init__(self, store: Store, task: Task, model: RoundModel) -> None:
         self._model, self._exponent = model, -task.staleness_weight
-        self._base = lru_cache(BASES_HELD)(lambda number: base_weights(store, number, model.manifest))
+        self._members = {kind.name: kind.strategy for kind in task.kinds}
+        self._base = lru_cache(BASES_HELD)(
+            lambda number, member: base_weights(store, number, model.manifest, member)
+        )
 
     def rebased(self, update: Contribution, number: int) -> Contribution:
         """An update made for round `number` as one of the model's. Raises BlobError, RunFolderError."""
-        late = self._model.round - number
+        now = self._model.round
+        late = now - number
         if not late:
             return update
-        moved = rebased(update.tensors, self._base(number), self._model.weights, (1 + late) ** self._exponent)
+        member = formed(self._members[update.kind], update.form).member
+        base = self._base(now, member) if member else self._model.weights
+        moved = rebased(update.tensors, self._base(number, member), base, (1 + late) ** self._exponent)
         return replace(update, tensors=moved)
 
 
-def _read(store: Store, stored: Stored) -> Contribution:
+def _read(store: Store, stored: Stored, kinds: Mapping[str, KindSettings]) -> Contribution:
     content = tensors.decode(store.contributions.content(stored))
+    form = formed(kinds[stored.kind].strategy, stored.form).form
     loss = stored.metrics.train_loss
-    return Contribution(stored.kind, content, stored.num_examples, loss if np.isfinite(loss) else nan)
+    known = loss if np.isfinite(loss) else nan
+    return Contribution(stored.kind, content, stored.num_examples, known, form)
 
 
 def _weight(stored: Stored, kind: KindSettings) -> float:

@@ -35,10 +35,13 @@ class Offering:
             return
         self.everybody(state)
         store, number = self._rounds.store, state.round
-        checkpoint = store.base(number).checkpoint
-        if number > 1 and checkpoint != store.base(number - 1).checkpoint:
-            for device in state.ready:
-                self._out.blocks(device, opening(checkpoint), store.models)
+        if number == 1:
+            return
+        known = store.base(number - 1).checkpoint
+        for part in store.base(number).checkpoint:
+            if part not in known:
+                for device in state.ready:
+                    self._out.blocks(device, opening(part), store.models)
 
     def extended(self, state: State) -> None:
         """The open round has a new deadline."""

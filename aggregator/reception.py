@@ -40,7 +40,7 @@ class Reception:
         self._intake = Intake(rounds.store.updates, desk.ask)
         self._in_hand: dict[Update, Contribution] = {}
         self._bounded = any(kind.max_norm is not None for kind in rounds.task.kinds)
-        self._base = lru_cache(BASES_HELD)(rounds.weights)
+        self._base = lru_cache(BASES_HELD)(rounds.weights)  # by round and member
 
     def check_address(self, message: Contribution) -> None:
         """Raises UpdateRefused for a message to another task, or to another life of this one."""
@@ -121,5 +121,10 @@ class Reception:
 
     def _offered(self, number: int) -> check.Offered:
         """With the base of round `number`, 0 for none; it is read only where a norm is bounded."""
-        base = self._base(number) if self._bounded and number else {}
-        return check.Offered(self._rounds.task, self._rounds.run, self._rounds.manifest, base)
+        bounded = self._bounded and number > 0
+        return check.Offered(
+            self._rounds.task,
+            self._rounds.run,
+            self._rounds.manifests,
+            lambda member: self._base(number, member) if bounded else {},
+        )

@@ -7,12 +7,17 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from broker.blobs import sync_folder
-from broker.messages import Blob, Offer
+from broker.messages import Blob, Member, Offer
 from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
+from models.initial import fresh
 from models.tensors import Tensors
+from strategies.folding import derived
+from strategies.kind import Carried, RoundModel
 
 from . import merging
 from .contributions import Bytes
@@ -21,9 +26,12 @@ from .evaluation import Evaluator, summarise
 from .feasible import check_kinds
 from .observer import RoundClosed
 from .state import Rules
-from .store import Identity, Store
+from .store import CarriedBlobs, Identity, Store
 from .task import Task, decode
+from .tools import Tools, open_family, samples
 
+FRESH = 3
+"""Purpose of the draws of fresh parameters."""
 SERVED = "served.safetensors"
 """In the run folder: the served model of the latest closed round."""
 
@@ -40,12 +48,20 @@ class Rounds:
         self.task = task
         self.bundle = Bundle.open(bundles.find(task.bundle))
         self.manifest = self.bundle.manifest
-        check_kinds(task, self.manifest)
+        family = open_family(task.family, self.manifest)
+        self.manifests = {"": self.manifest, **{name: bundle.manifest for name, bundle in family.items()}}
+        check_kinds(task, self.manifest, {name: bundle.manifest for name, bundle in family.items()})
         self._evaluator = Evaluator(self.bundle, task.eval_data)
+        generic = samples(task.generic, self.manifest, "generic set") if task.generic else None
+        self._tools = Tools({"": self.bundle, **family}, generic)
         self.store = Store(folder)
         try:
-            self._packed = self.store.models.put(self.bundle.packed())
-            self._first_base = merging.checkpoint(self.bundle.weights(), self.store.models)
+            put = self.store.models.put
+            self._packed = put(self.bundle.packed())
+            self._family = {name: put(bundle.packed()) for name, bundle in family.items()}
+            weights, carried = first(task, {"": self.bundle, **family}, self._tools)
+            self._first_base = merging.checkpoint(weights, self.store.models, self.manifest)
+            self._first_carried = merging.keep(carried, self.store, self._tools)
             self.run, self.resumed = self._identify(folder)
         except BaseException:
             self.store.close()
@@ -77,9 +93,11 @@ class Rounds:
         return Rules.of(self.task)
 
     def open(self, number: int) -> None:
-        """Keep that a round is open. The first one distributes the bundle's own weights."""
-        base = self._first_base if number == 1 else self.store.base(number)
-        self.store.open_round(number, base)
+        """Keep that a round is open. The first one distributes the bundles' own weights."""
+        if number == 1:
+            self.store.open_round(number, self._first_base, self._first_carried)
+        else:
+            self.store.open_round(number, self.store.base(number), self.store.carried(number))
 
     def lobby(self, number: int = 0) -> Offer:
         """Round 0: what to get ready with, before there is a round, or while round `number` asks others."""
@@ -93,6 +111,7 @@ class Rounds:
             bundle=self._packed,
             base=self.store.base(number) if number else self._first_base,
             kinds=(),
+            family=self._members(self.store.carried(number) if number else self._first_carried),
         )
 
     def offer(self, number: int, remaining_s: float) -> Offer:
@@ -107,6 +126,15 @@ class Rounds:
             bundle=self._packed,
             base=self.store.base(number),
             kinds=self.task.offer_kinds(number),
+            family=self._members(self.store.carried(number)),
+            aside=self.store.carried(number).aside,
+        )
+
+    def _members(self, carried: CarriedBlobs) -> tuple[Member, ...]:
+        return tuple(
+            Member(name, bundle, carried.family[name])
+            for name, bundle in self._family.items()
+            if name in carried.family
         )
 
     def farewell(self) -> Offer:
@@ -125,13 +153,14 @@ class Rounds:
             done=True,
         )
 
-    def weights(self, number: int) -> Tensors:
+    def weights(self, number: int, member: str = "") -> Tensors:
         """What round `number` distributes."""
-        return merging.base_weights(self.store, number, self.manifest)
+        return merging.base_weights(self.store, number, self.manifests[member], member)
 
     def merge(self, number: int) -> None:
         self.store.begin_merge(number)
-        self.store.merged(number, merging.merge_round(self.store, self.task, self.manifest, number))
+        self.store.merged(number, merging.merge_round(self.store, self.task, self._tools, number))
+        self._tools.unload()
 
     def evaluate(self, number: int) -> None:
         served = tensors.decode(self.store.models.get(self.store.served(number)))
@@ -154,9 +183,14 @@ class Rounds:
         """
         back = self.task.max_staleness - 1 if self.rules.counts_late else 0
         first = max(1, number - max(0, back))
-        bases = (self._first_base, *(self.store.base(n) for n in range(first, number + 2)))
-        blobs = [blob for base in bases for blob in (base.checkpoint, base.log) if blob]
-        self.store.models.prune([self._packed, self.store.served(number), *blobs])
+        kept = range(first, number + 2)
+        bases = (self._first_base, *(self.store.base(n) for n in kept))
+        blobs = [part for base in bases for part in base.checkpoint]
+        blobs += [base.log for base in bases if base.log]
+        for carried in (self._first_carried, *(self.store.carried(n) for n in kept)):
+            blobs += carried.blobs
+        bundled = (self._packed, *self._family.values())
+        self.store.models.prune([*bundled, self.store.served(number), *blobs])
 
     def _deploy(self, served: Blob) -> None:
         folder = self.store.folder
@@ -170,6 +204,24 @@ class Rounds:
             sync_folder(folder)
         except OSError as error:
             raise RunFolderError(f"cannot write {folder / SERVED}: {error.strerror or error}") from None
+
+
+def first(task: Task, models: Mapping[str, Bundle], tools: Tools) -> tuple[Tensors, Carried]:
+    """What round 1 distributes: the bundles' weights, or fresh ones, of the main model and its family."""
+    weights = {member: started(bundle, task, place) for place, (member, bundle) in enumerate(models.items())}
+    main = weights.pop("")
+    model = RoundModel(models[""].manifest, main, 0, task.seed, tools=tools)
+    cut = derived((kind.strategy for kind in task.kinds), main, model)
+    return main, Carried(family={**weights, **cut})
+
+
+def started(bundle: Bundle, task: Task, place: int) -> Tensors:
+    """The weights of one model at the start; `place` makes its draws its own."""
+    weights = bundle.weights()
+    if task.start == "bundle":
+        return weights
+    rng = np.random.default_rng([task.seed, FRESH, place])
+    return {**weights, **fresh(bundle.manifest, weights, rng)}
 
 
 def differences(old: Task, new: Task) -> list[str]:

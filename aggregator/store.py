@@ -47,12 +47,29 @@ class Figures:
     base_eval_acc: float
 
 
+class CarriedBlobs(msgspec.Struct, frozen=True, array_like=True):
+    """What a round hands on beside its base (`strategies.kind.Carried`): bases by member, blobs by kind."""
+
+    family: dict[str, Base] = {}
+    memory: dict[str, Blob] = {}
+    aside: Blob | None = None
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """All that it names."""
+        parts = (part for base in self.family.values() for part in base.checkpoint)
+        return (*parts, *self.memory.values(), *((self.aside,) if self.aside else ()))
+
+
 @dataclass(frozen=True)
 class MergeResult:
-    """What the merge phase keeps: the next round's base, the served model, the steps taken, oddities."""
+    """What the merge phase keeps: the next round's base and what goes with it, the served model, the steps
+    taken, oddities.
+    """
 
     base: Base
     served: Blob
+    carried: CarriedBlobs
     steps: tuple[Step, ...] = ()
     note: str = ""
 
@@ -98,12 +115,12 @@ class Store:
             rows = [(device, number) for device in devices]
             db.executemany("INSERT OR REPLACE INTO asked VALUES (?, ?)", rows)
 
-    def open_round(self, number: int, base: Base) -> None:
+    def open_round(self, number: int, base: Base, carried: CarriedBlobs) -> None:
         """A new round, whose phase is collect."""
         with self._db.commit() as db:
             db.execute(
-                "INSERT OR IGNORE INTO rounds (round, phase, base) VALUES (?, 'collect', ?)",
-                (number, msgspec.msgpack.encode(base)),
+                "INSERT OR IGNORE INTO rounds (round, phase, base, carried) VALUES (?, 'collect', ?, ?)",
+                (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)),
             )
 
     def begin_merge(self, number: int) -> None:
@@ -117,9 +134,11 @@ class Store:
             rows = [(number, i, msgspec.msgpack.encode(step)) for i, step in enumerate(result.steps)]
             db.executemany("INSERT INTO steps VALUES (?, ?, ?)", rows)
             db.execute(
-                "UPDATE rounds SET phase = 'evaluate', next_base = ?, served = ?, note = ? WHERE round = ?",
+                "UPDATE rounds SET phase = 'evaluate', next_base = ?, next_carried = ?, served = ?, note = ? "
+                "WHERE round = ?",
                 (
                     msgspec.msgpack.encode(result.base),
+                    msgspec.msgpack.encode(result.carried),
                     msgspec.msgpack.encode(result.served),
                     result.note,
                     number,
@@ -144,8 +163,11 @@ class Store:
 
     def base(self, number: int) -> Base:
         """The base of a round that was opened, or of the one after the latest merged one."""
-        opened = self._db.rows("SELECT 1 FROM rounds WHERE round = ?", number)
-        return self._read(number, "base", Base) if opened else self._read(number - 1, "next_base", Base)
+        return self._of_round(number, "base", Base)
+
+    def carried(self, number: int) -> CarriedBlobs:
+        """What goes with that base."""
+        return self._of_round(number, "carried", CarriedBlobs)
 
     def served(self, number: int) -> Blob:
         """The served model of a merged round."""
@@ -170,6 +192,11 @@ class Store:
             )
             for row in rows
         )
+
+    def _of_round(self, number: int, column: str, kind: type[T]) -> T:
+        """As the round was opened with it, or else as the one before has made it."""
+        opened = self._db.rows("SELECT 1 FROM rounds WHERE round = ?", number)
+        return self._read(number, column, kind) if opened else self._read(number - 1, f"next_{column}", kind)
 
     def _read(self, number: int, column: str, kind: type[T]) -> T:
         rows = self._db.rows("SELECT * FROM rounds WHERE round = ?", number)

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ import msgspec
 from broker.messages import Kind
 from strategies import registry
 from strategies.kind import AnyStrategy, Settings
+from strategies.server_optimizer import ServerOptimizer
 
 from .errors import TaskError
 
@@ -25,6 +26,7 @@ else:
     import tomli as tomllib
 
 Late = Literal["discard", "count"]
+Start = Literal["bundle", "random"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _BESIDE_OTHERS: dict[str, Settings] = {"few-shot": {"join_base": True}, "class-means": {"head": "trained"}}
@@ -32,7 +34,7 @@ _BESIDE_OTHERS: dict[str, Settings] = {"few-shot": {"join_base": True}, "class-m
 
 
 class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """One kind of update that is offered, from round `from_round` on.
+    """One kind of update that is offered, from round `from_round` to `until_round` (None: to the end).
 
     `weight` multiplies num_examples when updates are averaged. `max_norm` bounds the distance of an update
     from the base, the Euclidean norm over all its tensors; tensors that the base does not have count whole.
@@ -41,6 +43,7 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     name: str
     settings: Settings = {}
     from_round: int = 1
+    until_round: int | None = None
     weight: float = 1.0
     max_norm: float | None = None
 
@@ -51,12 +54,18 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise TaskError(str(error)) from None
         _positive(f"weight of {self.name}", self.weight)
         _at_least(f"from_round of {self.name}", self.from_round, 1)
+        if self.until_round is not None:
+            _at_least(f"until_round of {self.name}", self.until_round, self.from_round)
         if self.max_norm is not None:
             _positive(f"max_norm of {self.name}", self.max_norm)
 
     @cached_property
     def strategy(self) -> AnyStrategy:
         return registry.make(self.name, self.settings)
+
+    def in_round(self, number: int) -> bool:
+        """Whether it is offered in this round."""
+        return self.from_round <= number and (self.until_round is None or number <= self.until_round)
 
 
 def kinds_named(names: Iterable[str]) -> tuple[KindSettings, ...]:
@@ -78,7 +87,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     What comes after its round is refused, or with late="count" or a buffer goes into the open one, if it is
     not more than `max_staleness` rounds late: made tau rounds ago, it moves the model by
     (1 + tau) ** -staleness_weight of what it moved its own round's. `eval_data` is an .npz with `x` (raw
-    inputs) and `y` (labels); `bundle` a path or the name of a shipped bundle.
+    inputs) and `y` (labels), and so is `generic`, samples that are nobody's own, which some kinds need here;
+    `bundle` a path or the name of a shipped bundle, `family` those of smaller models that some kinds train.
+    `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
+    parameters, drawn by `seed`, in place of the bundle's.
     """
 
     bundle: str
@@ -96,6 +108,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     kinds: tuple[KindSettings, ...] = msgspec.field(default_factory=lambda: kinds_named(registry.USUAL))
     max_num_examples: int = 1_000_000
     eval_data: str | None = None
+    family: tuple[str, ...] = ()
+    generic: str | None = None
+    server: ServerOptimizer = msgspec.field(default_factory=ServerOptimizer)
+    start: Start = "bundle"
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -114,8 +130,14 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         names = [kind.name for kind in self.kinds]
         if len(set(names)) != len(names):
             raise TaskError(f"kinds are {', '.join(names)}: each can be offered once")
-        if min((kind.from_round for kind in self.kinds), default=inf) > 1:
-            raise TaskError("round 1 offers no kind of update: give one with from_round = 1")
+        if len(set(self.family)) != len(self.family):
+            raise TaskError(f"family is {', '.join(self.family)}: each can be named once")
+        changes = {1, *(kind.until_round + 1 for kind in self.kinds if kind.until_round is not None)}
+        for number in sorted(change for change in changes if change <= self.rounds):
+            if not self.offered(number):
+                raise TaskError(
+                    f"round {number} offers no kind of update: look at from_round and until_round"
+                )
 
     def _check_enough_are_asked(self, size: int) -> None:
         if size < self.min_contributions:
@@ -126,7 +148,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def offered(self, number: int) -> tuple[KindSettings, ...]:
         """The kinds of round `number`, in order of preference."""
-        return tuple(kind for kind in self.kinds if kind.from_round <= number)
+        return tuple(kind for kind in self.kinds if kind.in_round(number))
 
     def offer_kinds(self, number: int) -> tuple[Kind, ...]:
         """The same as they stand in an offer."""
@@ -177,11 +199,16 @@ def _read(path: Path) -> dict[str, Any]:
         raise TaskError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
     except ValueError as error:
         raise TaskError(f"{path} is not TOML: {error}") from None
-    for name in ("bundle", "eval_data"):
-        value = settings.get(name)
-        if isinstance(value, str) and (path.parent / value).exists():
-            settings[name] = str(path.parent / value)
+    for name in ("bundle", "eval_data", "generic"):
+        settings |= {name: _near(path.parent, settings[name])} if name in settings else {}
+    if isinstance(family := settings.get("family"), list):
+        settings["family"] = [_near(path.parent, member) for member in family]
     return {"name": path.stem, **settings}
+
+
+def _near(folder: Path, value: object) -> object:
+    """The path of what lies in the folder; anything else as it is."""
+    return str(folder / value) if isinstance(value, str) and (folder / value).exists() else value
 
 
 def _at_least(name: str, value: int, least: int) -> None:

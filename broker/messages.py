@@ -12,7 +12,7 @@ import msgspec
 
 from .errors import BrokerError
 
-VERSION = 1
+VERSION = 2
 INLINE_LIMIT = 64 * 1024
 """Bytes. A larger body is not sent inside a message but pulled in blocks."""
 MESSAGE_LIMIT = 256 * 1024
@@ -96,15 +96,25 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 class Base(msgspec.Struct, frozen=True, array_like=True):
     """The base model of a round: a checkpoint, and the zeroth-order steps taken since.
 
-    `steps` counts all the steps since the checkpoint; `tail` holds the last few of them; `log` names the
-    blob with all of them when the tail is not all. `sha` is the hash of the resulting weights.
+    The checkpoint comes in parts, tensors that are trained together (`Manifest.parts`): what has not changed
+    is not fetched again. `steps` counts all the steps since the checkpoint; `tail` holds the last few of
+    them; `log` names the blob with all of them when the tail is not all. `sha` is the hash of the resulting
+    weights.
     """
 
-    checkpoint: Blob
+    checkpoint: tuple[Blob, ...]
     sha: bytes
     steps: int = 0
     tail: tuple[Step, ...] = ()
     log: Blob | None = None
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """A smaller model of the task's family, which some kinds of update train: its name, bundle and base."""
+
+    name: str
+    bundle: Blob
+    base: Base
 
 
 class Offer(Message, frozen=True, array_like=True, kw_only=True):
@@ -114,6 +124,7 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
     `run` names one life of the task on the aggregator. `remaining_s` is counted from the moment of sending:
     clocks of devices need not agree with anyone's. A retained copy is therefore only a sign that there is
     a task; the device says hello and is told what remains. `kinds` stand in the order of preference.
+    `aside` has tensors that some kinds take beside the base, a blob of safetensors.
     """
 
     task: str
@@ -126,6 +137,8 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
     base: Base
     kinds: tuple[Kind, ...]
     done: bool = False
+    family: tuple[Member, ...] = ()
+    aside: Blob | None = None
 
 
 class Plan(Message, frozen=True, array_like=True, kw_only=True):
@@ -152,7 +165,8 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True):
 class Contribution(Message, frozen=True, array_like=True, kw_only=True):
     """`up/contribution`. (task, round, device, kind) counts once, however often it is sent.
 
-    `boot` and `seq` name this sending in the receipt. Exactly one of `body` (safetensors, at most
+    `boot` and `seq` name this sending in the receipt; `form` says which of the kind's forms it is, where there
+    are several. Exactly one of `body` (safetensors, at most
     INLINE_LIMIT) and `blob` (the aggregator then pulls it) is given.
     """
 
@@ -166,6 +180,7 @@ class Contribution(Message, frozen=True, array_like=True, kw_only=True):
     metrics: Metrics
     body: bytes = b""
     blob: Blob | None = None
+    form: str = ""
 
 
 Status = Literal["accepted", "duplicate", "late", "refused"]

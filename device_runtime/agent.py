@@ -40,7 +40,7 @@ class Agent:
         self._duty = Duty(settings, clock, self._voice)
         self._stop = threading.Event()
         self._heard = ("", 0)
-        self._base: Blob | None = None
+        self._base: tuple[Blob, ...] = ()
 
     def will(self) -> Will:
         """What the broker says for us when we vanish, and what we say when we leave."""
@@ -132,8 +132,10 @@ class Agent:
             if again:
                 self._duty.hello()
                 self._duty.sending.restart()
-            elif offer.round > 1 and checkpoint != self._base:
-                self._duty.expect(checkpoint)
+            elif offer.round > 1:
+                for part in checkpoint:
+                    if part not in self._base:
+                        self._duty.expect(part)
         self._take(heard)
 
     def _take(self, taken: Open) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from profiles import Cost, DeviceProfile, Verdict, Workload, classify
 from profiles.cost import MissingGraph
@@ -14,8 +14,14 @@ from strategies.kind import AnyStrategy
 MARGIN = 0.9
 """The share of the time left that a plan may fill: predictions are not exact."""
 
+MAIN = ""
+"""The main model among `loads`."""
+
 USUAL = Full()
 """What stragglers are judged on in a round that asks for no full updates."""
+
+
+Loads = Mapping[str, Workload]
 
 
 @dataclass(frozen=True)
@@ -48,46 +54,55 @@ class Plan:
     candidates: tuple[Candidate, ...]
     straggler: Verdict
 
+    def ended_as(self, form: AnyStrategy) -> Plan:
+        """The same where the clock left only this form of what was chosen."""
+        return replace(self, chosen=None if self.chosen is None else replace(self.chosen, strategy=form))
+
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why nothing richer was chosen: one short sentence for each kind passed over."""
         passed: list[str] = []
         for candidate in self.candidates:
-            if candidate is self.chosen:
+            if not candidate.misfits:
                 break
             passed.append(f"{candidate.label} {'; '.join(candidate.misfits)}")
         return tuple(passed)
 
 
-def choose(
-    profile: DeviceProfile, kinds: Sequence[AnyStrategy], workload: Workload, remaining_s: float
-) -> Plan:
+def choose(profile: DeviceProfile, kinds: Sequence[AnyStrategy], loads: Loads, remaining_s: float) -> Plan:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
 
-    Of a kind with several forms, the richest that fits.
+    Of a kind with several forms, the richest that fits. `loads` has what the task takes with each model that
+    can be had here, by member; the main one's is judged for the straggler, where it is among them.
     """
     usable_s = MARGIN * remaining_s
-    candidates = tuple(_candidates(profile, kinds, workload, usable_s))
+    candidates = tuple(_candidates(profile, kinds, loads, usable_s))
     chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
-    return Plan(chosen, candidates, _verdict(profile, candidates, workload, usable_s))
+    return Plan(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
 
 
 def _verdict(
-    profile: DeviceProfile, candidates: Sequence[Candidate], workload: Workload, usable_s: float
+    profile: DeviceProfile, candidates: Sequence[Candidate], loads: Loads, usable_s: float
 ) -> Verdict:
     """On a full update with the round's settings, or the usual ones where the round has none."""
     cost = next((one.cost for one in candidates if isinstance(one.strategy, Full)), None)
+    if MAIN not in loads:
+        return Verdict(True, ("the main model was not fetched",))
     try:
-        return classify(cost or USUAL.cost(workload, profile), profile.memory, usable_s)
+        return classify(cost or USUAL.cost(loads[MAIN], profile), profile.memory, usable_s)
     except MissingGraph as error:
         return Verdict(True, (str(error),))
 
 
 def _candidates(
-    profile: DeviceProfile, kinds: Iterable[AnyStrategy], workload: Workload, usable_s: float
+    profile: DeviceProfile, kinds: Iterable[AnyStrategy], loads: Loads, usable_s: float
 ) -> Iterable[Candidate]:
     for kind in kinds:
         for form in kind.variants():
+            workload = loads.get(form.member)
+            if workload is None:
+                yield Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
+                continue
             if unfit := form.unfit(workload):
                 yield Candidate(form, None, (unfit,))
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -24,7 +25,7 @@ from .offers import Open
 from .outbox import Outbox
 from .sending import Sending
 from .speaking import Voice
-from .task import DeviceTask, Settings
+from .task import DeviceTask, Given, Settings
 from .work import Decision, Listener, Outcome
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Duty:
         self._holdings = Holdings(settings.folder)
         self._downloads = Downloads(self._holdings.blobs, voice.ask, self._arrived)
         self._link_speed = LinkSpeed()
-        self._bundle: Blob | None = None
+        self._bundles: dict[str, Blob] = {}
         self._answered = ("", 0)
         self._warned = ""
 
@@ -99,29 +100,48 @@ class Duty:
         self._warned = text
 
     def _advance(self, current: Open, now: float, progress: Callable[[float], None]) -> None:
-        """Fetch what is missing; when nothing is, get ready (round 0) or work."""
-        if not self._downloads.advance(self._holdings.missing(current.offer), now):
+        """Fetch what is missing; when nothing is, get ready (round 0) or work.
+
+        Of a family, only the base of the model that the device would train as things stand.
+        """
+        offer = current.offer
+        bundles = self._holdings.missing_bundles(offer)
+        missing = bundles or self._missing(current, now)
+        if not self._downloads.advance(missing, now):
             self.open = None
-        elif not self._holdings.missing(current.offer):
+        elif not missing:
             self._work(current, progress)
+
+    def _missing(self, current: Open, now: float) -> tuple[Blob, ...]:
+        """Of the base, once the bundles are here. Raises as `due` does."""
+        offer = current.offer
+        task = self._task_of(offer)
+        if current.member is None:
+            current = self.open = replace(current, member=task.member(offer, current.closes - now))
+        base = current.base
+        self._holdings.take_parts(task.bundle(current.member or ""), base)
+        return self._holdings.missing(base, offer.aside)
 
     def _work(self, current: Open, progress: Callable[[float], None]) -> None:
         offer = current.offer
-        task = self._task_of(offer)
-        base = self._holdings.base(offer.base, task.manifest)
+        task, member = self._task_of(offer), current.member or ""
+        weights = self._holdings.base(current.base, task.bundle(member).manifest)
+        aside = self._holdings.aside(offer.aside)
         self._holdings.prune(offer, [message.blob for message in self.outbox])
         if offer.round > 0 and not self._has_answered(offer):
             listener = Listener(progress, lambda decision: self._decided(offer, decision))
-            self._report(offer, task.perform(offer, base, current.closes, listener))
+            given = Given(offer, member, weights, aside)
+            self._report(offer, task.perform(given, current.closes, listener))
         self.open = None
 
     def _task_of(self, offer: Offer) -> DeviceTask:
-        """The task of the offer's bundle, made when it is not the one at hand. Raises as `due` does."""
-        if self.task is None or self._bundle != offer.bundle:
+        """The task of the offer's bundles, made when it is not the one at hand. Raises as `due` does."""
+        blobs = {"": offer.bundle, **{member.name: member.bundle for member in offer.family}}
+        if self.task is None or self._bundles != blobs:
             self.task = None  # its memory is free before the next one's is taken
-            bundle = self._holdings.bundle(offer.bundle)
-            self.task = DeviceTask(self._settings, bundle, self._clock, self._link_speed)
-            self._bundle = offer.bundle
+            models = {member: self._holdings.bundle(blob) for member, blob in blobs.items()}
+            self.task = DeviceTask(self._settings, models, self._clock, self._link_speed)
+            self._bundles = blobs
             self.hello()
         return self.task
 
@@ -144,6 +164,8 @@ class Duty:
             blob = self._holdings.blobs.put(body) if len(body) > INLINE_LIMIT else None
             message = reports.contribution_message(offer, outcome, b"" if blob else body)
             self.sending.keep(msgspec.structs.replace(message, blob=blob))
+            if self.task is not None:
+                self.task.keep(offer.run, outcome.contribution)
         except (BlobError, OSError) as error:
             log.warning("round %d left out: its contribution cannot be kept: %s", offer.round, error)
             return

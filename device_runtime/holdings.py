@@ -8,10 +8,12 @@ import shutil
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from numpy.typing import NDArray
 
-from broker.blobs import Blobs
+from broker.blobs import Blobs, name
 from broker.errors import BlobError
 from broker.messages import Base, Blob, Offer, Step
 from models import bundle as bundles
@@ -33,20 +35,36 @@ class Holdings:
     def __init__(self, folder: Path) -> None:
         self.blobs = Blobs(folder / "blobs")
         self._bundles = folder / "bundles"
-        self._checkpoint = b""
+        self._checkpoint: tuple[Blob, ...] = ()
         self._taken = 0
         self._weights: Tensors = {}
 
-    def missing(self, offer: Offer) -> tuple[Blob, ...]:
-        """What must be fetched before this offer can be worked on."""
-        needed = [] if self._has_bundle(offer.bundle) else [offer.bundle]
-        base = offer.base
+    def missing_bundles(self, offer: Offer) -> tuple[Blob, ...]:
+        """What must be fetched before it can be decided how to work on this offer."""
+        bundles = (offer.bundle, *(member.bundle for member in offer.family))
+        lacking = [bundle for bundle in bundles if not self._has_bundle(bundle)]
+        return tuple(blob for blob in lacking if not self.blobs.has(blob))
+
+    def missing(self, base: Base, aside: Blob | None = None) -> tuple[Blob, ...]:
+        """What must be fetched before this base can be worked on, and what comes beside it."""
+        needed = [] if aside is None else [aside]
         taken = self._standing(base)
         if taken is None:
-            needed.append(base.checkpoint)
+            needed.extend(base.checkpoint)
         if base.log is not None and base.steps - (taken or 0) > len(base.tail):
             needed.append(base.log)
         return tuple(blob for blob in needed if not self.blobs.has(blob))
+
+    def take_parts(self, bundle: Bundle, base: Base) -> None:
+        """What of a base is as it is in the bundle need not be fetched. Raises BlobError, BundleError."""
+        if not all(self.blobs.has(part) for part in base.checkpoint):
+            for part in tensors.encoded_parts(bundle.weights(), bundle.manifest.parts()):
+                if name(part) in base.checkpoint:
+                    self.blobs.put(part)
+
+    def aside(self, blob: Blob | None) -> Tensors:
+        """What came beside the base. Raises BlobError, TensorError."""
+        return tensors.decode(self.blobs.get(blob)) if blob is not None else {}
 
     def bundle(self, blob: Blob) -> Bundle:
         """The bundle of this hash, unpacked once.
@@ -70,22 +88,24 @@ class Holdings:
         """
         standing = self._standing(base)
         if standing is None:
-            weights: Tensors = tensors.decode(self.blobs.get(base.checkpoint))
+            weights: Tensors = self._joined(base)
             tensors.check(weights, manifest.stored())
         else:
             weights = self._weights
         steps = self._steps(base, base.steps - (standing or 0))
         weights = replay(weights, steps, manifest)
         if hashlib.sha256(tensors.encode(weights)).digest() != base.sha:
-            self._checkpoint = b""
+            self._checkpoint = ()
             wrong = f"base model after {base.steps} steps is not the aggregator's"
             raise UnusableBase(wrong) if standing is None else StaleBase(f"{wrong}: beginning anew")
-        self._checkpoint, self._taken, self._weights = base.checkpoint.sha, base.steps, weights
+        self._checkpoint, self._taken, self._weights = base.checkpoint, base.steps, weights
         return weights
 
     def prune(self, offer: Offer, waiting: Iterable[Blob | None]) -> None:
         """Drop all blobs but those of this offer and those that wait to be sent."""
-        kept = (offer.bundle, offer.base.checkpoint, offer.base.log, *waiting)
+        bases = (offer.base, *(member.base for member in offer.family))
+        parts = (part for base in bases for part in (*base.checkpoint, base.log))
+        kept = (offer.bundle, *(member.bundle for member in offer.family), *parts, offer.aside, *waiting)
         try:
             self.blobs.prune([blob for blob in kept if blob is not None])
         except BlobError as error:
@@ -101,19 +121,26 @@ class Holdings:
     def _shipped(self) -> dict[str, Bundle]:
         """Bundles that came with the package, by their hashes: opened once, and only where one is missing."""
         sound = {}
-        for name in bundles.shipped_names():
+        for shipped in bundles.shipped_names():
             try:
-                bundle = Bundle.open(bundles.shipped(name))
+                bundle = Bundle.open(bundles.shipped(shipped))
                 sound[bundle.sha256] = bundle
             except ModelError as error:
-                log.warning("shipped bundle %s: %s", name, error)
+                log.warning("shipped bundle %s: %s", shipped, error)
         return sound
 
     def _standing(self, base: Base) -> int | None:
         """Steps taken on this checkpoint; None where the device must begin at it (anew)."""
-        if base.checkpoint.sha != self._checkpoint or self._taken > base.steps:
+        if base.checkpoint != self._checkpoint or self._taken > base.steps:
             return None
         return self._taken
+
+    def _joined(self, base: Base) -> dict[str, NDArray[Any]]:
+        """All parts of the checkpoint. Raises BlobError, TensorError."""
+        weights: dict[str, NDArray[Any]] = {}
+        for part in base.checkpoint:
+            weights |= tensors.decode(self.blobs.get(part))
+        return weights
 
     def _steps(self, base: Base, count: int) -> tuple[Step, ...]:
         """The last `count` steps of the base, from the tail where it reaches back far enough."""

@@ -5,15 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from broker.messages import MessageError, Offer
+from broker.messages import Base, MessageError, Offer
 
 
 @dataclass(frozen=True)
 class Open:
-    """A round that is open, and when it closes on the device's own clock, in seconds."""
+    """A round that is open, and when it closes on the device's own clock, in seconds.
+
+    `member` of the family is the one whose base is fetched for it, "" the main model; None: not decided yet.
+    """
 
     offer: Offer
     closes: float
+    member: str | None = None
+
+    @property
+    def base(self) -> Base:
+        """What is worked on."""
+        return next((one.base for one in self.offer.family if one.name == self.member), self.offer.base)
 
 
 def opened(offer: Offer, came: float) -> Open:

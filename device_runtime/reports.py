@@ -50,4 +50,5 @@ def contribution_message(offer: Offer, outcome: Outcome, body: bytes) -> Contrib
             peak_memory_kib=outcome.peak_memory_bytes // 1024,
         ),
         body=body,
+        form=made.form,
     )

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from broker.messages import Hello, Offer
 from models.bundle import Bundle
+from models.engine import DeviceModel
 from models.engines import EngineWish, engine_choice, open_model
 from models.tensors import Tensors
 from profiles import DeviceProfile, Speed
 from strategies import registry
+from strategies.kind import Contribution
 from strategies.workload import workload
 
 from . import data as local_data
+from .choose import MAIN, choose
 from .link_speed import LinkSpeed
 from .measuring import SpeedCache, cache_key, measure, profile
+from .memories import Memories
 from .watching import Pretence, own_memory, rest, watcher
 from .work import Assignment, Equipment, Listener, Outcome, corrected, perform
 
@@ -36,18 +41,43 @@ class Settings:
     engine: EngineWish = field(default_factory=EngineWish)
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a round gives a device: the offer, the base of this member of the family (or of the main model,
+    ""), and what came beside it.
+    """
+
+    offer: Offer
+    member: str
+    base: Tensors
+    aside: Tensors
+
+
 class DeviceTask:
-    """Made once the bundle is here: loads the data, opens the engine, measures or remembers its speed."""
+    """Made once the bundles are here: loads the data, opens the engine, measures or remembers its speed.
+
+    Smaller models of a family are taken to be as fast, operation for operation, as the main one.
+    """
 
     def __init__(
-        self, settings: Settings, bundle: Bundle, clock: Callable[[], float], link: LinkSpeed
+        self,
+        settings: Settings,
+        bundles: Mapping[str, Bundle],
+        clock: Callable[[], float],
+        link: LinkSpeed,
     ) -> None:
-        """`link` goes on being told of what is seen. Raises DataError, ModelError, OutOfMemory."""
+        """`bundles` by member, the main one by ""; `link` goes on being told of what is seen.
+
+        Raises DataError, ModelError, OutOfMemory.
+        """
         self.settings = settings
+        bundle = bundles[MAIN]
         self.manifest = bundle.manifest
+        self._bundles = bundles
         data = local_data.load(settings.data, bundle.manifest)
         self.watcher = watcher(settings.pretence, settings.memory_bytes)
         self.model = open_model(bundle, settings.engine, watch=self.watcher)
+        self._memories = Memories(settings.folder / "memory")
         self._engine = f"{engine_choice(bundle, settings.engine.engine)}"
         self._virtual = settings.pretence if settings.pretence and settings.pretence.time else None
         self._speed = speed = self._virtual.profile.speed if self._virtual else self._measured(bundle, clock)
@@ -55,9 +85,8 @@ class DeviceTask:
         self._rest()
         self.profile = self._as_it_is_now()
         counts = data.class_counts(len(bundle.manifest.labels))
-        self._equipment = Equipment(
-            settings.name, self.model, data, workload(bundle.manifest, counts), self.watcher, clock
-        )
+        loads = {member: workload(one.manifest, counts) for member, one in bundles.items()}
+        self._equipment = Equipment(settings.name, {MAIN: self.model}, data, loads, self.watcher, clock)
         log.info(
             "%d samples of %d classes; %.2f ms a forward pass (%s)",
             len(data),
@@ -76,25 +105,63 @@ class DeviceTask:
             engine=self.profile.engine,
         )
 
-    def perform(self, offer: Offer, base: Tensors, deadline: float, listener: Listener) -> Outcome:
+    def bundle(self, member: str) -> Bundle:
+        """Of this member of the family, or the main one's. Raises KeyError."""
+        return self._bundles[member]
+
+    def member(self, offer: Offer, remaining_s: float) -> str:
+        """Which model the device would train as things stand; the main one where it would sit out.
+
+        Raises KindError when no kind of the offer can be done here.
+        """
+        if len(self._bundles) == 1 or not offer.kinds:
+            return MAIN
+        kinds = registry.known(offer.kinds)
+        plan = choose(self._profile_now(), kinds, self._equipment.loads, remaining_s)
+        return MAIN if plan.chosen is None else plan.chosen.strategy.member
+
+    def keep(self, run: str, made: Contribution) -> None:
+        """What the device keeps of an update for the next of its kind. Raises OSError."""
+        if made.memory is not None:
+            self._memories.put(run, made.kind, made.memory)
+
+    def perform(self, given: Given, deadline: float, listener: Listener) -> Outcome:
         """The round's work from this base model; see `work.perform`. Learns from how long it took.
 
         What the listener raises ends the work and goes to the caller.
 
         Raises KindError when no kind of the offer can be done here, TensorError for a base that does not fit.
         """
-        self.model.load(base)
-        self.profile = replace(self._as_it_is_now(), corrections=self.profile.corrections)
+        offer, member = given.offer, given.member
+        model = self.model if member == MAIN else self._opened(member)
+        model.load(given.base)
+        self.profile = self._profile_now()
         self.watcher.limit_bytes = self.profile.memory.limit_bytes
-        here = replace(self._equipment.workload, download_bytes=0)
+        equipment = replace(
+            self._equipment,
+            models={member: model},
+            loads={member: replace(self._equipment.loads[member], download_bytes=0)},
+            progress=listener.progress,
+            memory=partial(self._memories.get, offer.run),
+            aside=given.aside,
+        )
         outcome = perform(
-            replace(self._equipment, workload=here, progress=listener.progress),
+            equipment,
             self.profile,
             Assignment(registry.known(offer.kinds), offer.seed, deadline, listener.decided),
         )
+        model.unload()
         self.profile = replace(self.profile, corrections=corrected(self.profile, outcome))
         self._rest()
         return outcome
+
+    def _opened(self, member: str) -> DeviceModel:
+        """A smaller model, on the engine that the main one has; it is let go of after the round."""
+        return open_model(self._bundles[member], self.settings.engine, watch=self.watcher)
+
+    def _profile_now(self) -> DeviceProfile:
+        """With what was learnt in earlier rounds."""
+        return replace(self._as_it_is_now(), corrections=self.profile.corrections)
 
     def _measured(self, bundle: Bundle, clock: Callable[[], float]) -> Speed:
         speeds = SpeedCache(self.settings.folder / "speed.json")

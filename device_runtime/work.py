@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from models.engine import DeviceModel
 from models.errors import ModelError
-from models.tensors import check
-from profiles import DeviceProfile, Workload
-from strategies.kind import AnyStrategy, Contribution, LocalData, OutOfTime, Run
+from models.tensors import Tensors, check
+from profiles import DeviceProfile
+from strategies.kind import NOTHING, AnyStrategy, Contribution, LocalData, OutOfTime, Run
 
-from .choose import MARGIN, Candidate, Plan, choose
+from .choose import MARGIN, Candidate, Loads, Plan, choose
 from .errors import OutOfMemory
 from .watching import Watcher
 
@@ -56,8 +56,8 @@ class Worker(Protocol):
     """Who does an assignment: a device with its equipment, or a simulated one on a virtual clock."""
 
     @property
-    def workload(self) -> Workload:
-        """What the task takes with the data that is here."""
+    def loads(self) -> Loads:
+        """What the task takes with the data and the models that are here; by member, the main one's by ""."""
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -70,21 +70,29 @@ class Worker(Protocol):
     def begin(self) -> None:
         """A new piece of work."""
 
-    def train(self, chosen: Candidate, seed: int, deadline: float) -> Contribution:
-        """Raises OutOfTime, OutOfMemory; EngineError, BundleError; TensorError for one that diverged."""
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
+        """The form that it was in the end (see `Strategy.stopped`), and what came of it.
+
+        Raises OutOfTime, OutOfMemory; EngineError, BundleError; TensorError for one that diverged.
+        """
 
 
 @dataclass(frozen=True)
 class Equipment:
-    """What the device has to work with; see `Worker`."""
+    """What the device has to work with; see `Worker`. `models` by member, the main one by "".
+
+    `memory` gives what a kind kept here, `aside` is what came beside the base.
+    """
 
     name: str
-    model: DeviceModel
+    models: Mapping[str, DeviceModel]
     data: LocalData
-    workload: Workload
+    loads: Loads
     watcher: Watcher
     clock: Callable[[], float]
     progress: Callable[[float], None] = lambda _: None
+    memory: Callable[[str], Tensors] = lambda _: NOTHING
+    aside: Tensors = field(default_factory=lambda: NOTHING)
 
     @property
     def peak_bytes(self) -> int:
@@ -93,11 +101,13 @@ class Equipment:
     def begin(self) -> None:
         self.watcher.start()
 
-    def train(self, chosen: Candidate, seed: int, deadline: float) -> Contribution:
-        run = Run(seed, self.name, self.clock, deadline, self.progress)
-        trained = chosen.strategy.train(self.model, self.data, run)
-        check(trained.tensors, chosen.strategy.expected(self.model.manifest))
-        return trained
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
+        strategy = chosen.strategy
+        model, memory = self.models[strategy.member], self.memory(strategy.name)
+        run = Run(seed, self.name, self.clock, deadline, self.progress, memory, self.aside)
+        trained = strategy.train(model, self.data, run)
+        check(trained.tensors, strategy.expected(model.manifest))
+        return strategy, replace(trained, form=trained.form or strategy.form)
 
 
 @dataclass(frozen=True)
@@ -141,14 +151,16 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
     while True:
         attempt = worker.clock()
         left_s = assignment.deadline - attempt
-        plan = choose(profile, kinds, worker.workload, left_s)
+        plan = choose(profile, kinds, worker.loads, left_s)
         chosen = plan.chosen
         assignment.decided(Decision(plan, gave_up, _room_bytes(chosen, profile, left_s)))
         contribution = None
         if chosen is not None:
             try:
                 must_end = _upload_begins(chosen, profile, assignment)
-                contribution = worker.train(chosen, assignment.seed, must_end)
+                done, contribution = worker.train(chosen, assignment.seed, must_end)
+                if done != chosen.strategy:
+                    plan = plan.ended_as(done)
                 timings += _timing(chosen, worker.clock() - attempt)
             except (OutOfTime, OutOfMemory, ModelError) as error:
                 gave_up = (*gave_up, f"{chosen.label} given up: {error}")

@@ -1,6 +1,6 @@
 """Named tensors: their bytes (safetensors), the check before they are believed, one flat buffer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -51,6 +51,12 @@ def encode(tensors: Tensors) -> bytes:
         return bytes(safetensors.numpy.save(plain))
     except Exception as error:
         raise TensorError(f"tensors cannot be encoded: {one_line(error)}") from error
+
+
+def encoded_parts(tensors: Tensors, parts: Iterable[Sequence[TensorSpec]]) -> Iterator[bytes]:
+    """The tensors of each part as safetensors."""
+    for part in parts:
+        yield encode({spec.name: tensors[spec.name] for spec in part})
 
 
 def decode(data: bytes) -> dict[str, NDArray[Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, isnan, nan
 
-from device_runtime.choose import Candidate
+from device_runtime.choose import MAIN, Candidate
 from device_runtime.work import Assignment, Outcome, perform
 from profiles import DeviceProfile, Power, Workload
 from strategies.kind import AnyStrategy, Contribution, OutOfTime, Run
@@ -90,7 +90,7 @@ class VirtualWorker:
     """
 
     def __init__(self, believed: DeviceProfile, workload: Workload, now: float, slowdown: float) -> None:
-        self.workload = workload
+        self.loads = {MAIN: workload}
         self.peak_bytes = 0
         self.now = now
         self.flops = 0.0
@@ -106,9 +106,10 @@ class VirtualWorker:
     def begin(self) -> None:
         self.peak_bytes = self._believed.memory.resident_bytes
 
-    def train(self, chosen: Candidate, seed: int, deadline: float) -> Contribution:
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
         """Raises OutOfTime when a device would find out that the deadline will be missed."""
-        cost = chosen.cost or chosen.strategy.cost(self.workload, self._believed)
+        workload = self.loads[chosen.strategy.member]
+        cost = chosen.cost or chosen.strategy.cost(workload, self._believed)
         self.peak_bytes = max(self.peak_bytes, cost.peak_memory_bytes)
         predicted_s = cost.compute_s / self._believed.corrections.get(chosen.kind, 1.0)
         began, seconds = self.now, predicted_s * self._slowdown
@@ -123,7 +124,7 @@ class VirtualWorker:
                     raise
         self.now = began + seconds
         self.flops += cost.flops
-        return Contribution(chosen.kind, {}, self.workload.samples, nan)
+        return chosen.strategy, Contribution(chosen.kind, {}, workload.samples, nan)
 
 
 def timeline(profile: DeviceProfile, workload: Workload, asked: Asked) -> Timeline:

@@ -146,8 +146,9 @@ class Effect:
     towards. `steps` are taken along known directions, beside it. `assigned` is put into the base as it is.
     `refine` is called with the base that all of this made, and gives the tensors to put in their place.
     `served` replaces tensors of the *distributed* model to give the served one. `family` has what becomes of
-    smaller models. `memory` is kept here for the kind's next round, `aside` sent to its devices beside the
-    next base; None: what was there stays.
+    smaller models, `teach` makes that of the next base, when nothing changes it any more. `memory` is kept
+    here for the kind's next round, `aside` sent to its devices beside the next base; None: what was there
+    stays.
     """
 
     mean: TensorMean | None = None
@@ -157,6 +158,7 @@ class Effect:
     assigned: Tensors | None = None
     refine: Callable[[Tensors], Tensors] | None = None
     family: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
+    teach: Callable[[Tensors], Mapping[str, Tensors]] | None = None
     memory: Tensors | None = None
     aside: Tensors | None = None
 
@@ -239,6 +241,7 @@ class Strategy(Protocol[S]):
         """What the folded contributions do to the model."""
 
 
+AnyStrategy = Strategy[Any]
 K = TypeVar("K")
 
 
@@ -269,6 +272,12 @@ class Usual:
         return ""
 
 
+def formed(strategy: AnyStrategy, form: str) -> AnyStrategy:
+    """The form of a kind that a contribution says it is; the first for one that is not among them."""
+    forms = strategy.variants()
+    return next((one for one in forms if one.form == form), forms[0])
+
+
 @runtime_checkable
 class Derives(Protocol):
     """A kind whose members are parts of the main model: their bases follow from its base."""
@@ -277,5 +286,4 @@ class Derives(Protocol):
         """The base of each of its members. `manifests` by member, the main model's by ""."""
 
 
-AnyStrategy = Strategy[Any]
 Settings = Mapping[str, Any]

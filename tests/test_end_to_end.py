@@ -206,7 +206,7 @@ class ScriptedAggregator:
         from broker.blobs import name
 
         self.contents = {name(packed).sha: packed, name(weights).sha: weights}
-        self.base = Base(checkpoint=name(weights), sha=name(weights).sha)
+        self.base = Base(checkpoint=(name(weights),), sha=name(weights).sha)
         self.bundle = name(packed)
 
     def offer(self, number, kinds):

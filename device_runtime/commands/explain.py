@@ -10,7 +10,7 @@ import msgspec
 from tabulate import tabulate
 
 from device_runtime import data as local_data
-from device_runtime.choose import Candidate, Plan, choose
+from device_runtime.choose import MAIN, Candidate, Plan, choose
 from models.bundle import Bundle, find
 from models.manifest import Manifest
 from profiles import Cost, Workload
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     profile = profile_command.measured(bundle, options)
     load = _workload(options, bundle.manifest)
     names = options.kinds.split(",") if options.kinds else list(registry.USUAL)
-    plan = choose(profile, [registry.make(name) for name in names], load, options.deadline)
+    plan = choose(profile, [registry.make(name) for name in names], {MAIN: load}, options.deadline)
     rows = [_row(plan, candidate) for candidate in plan.candidates]
     if options.format == "json":
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())

@@ -42,7 +42,7 @@ EXAMPLES: tuple[Message, ...] = (
         deadline_s=60.0,
         remaining_s=41.5,
         bundle=BLOB,
-        base=Base(checkpoint=BLOB, sha=bytes(32), steps=1, tail=(STEP,), log=BLOB),
+        base=Base(checkpoint=(BLOB,), sha=bytes(32), steps=1, tail=(STEP,), log=BLOB),
         kinds=(Kind(name="full", settings=pack({"epochs": 2})),),
     ),
     Plan(

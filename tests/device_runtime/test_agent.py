@@ -69,7 +69,7 @@ class ScriptedLink:
         self.agent.inbox.put(Received(topics.ROUND, encode(offer), retain))
         if not unasked:
             return
-        blob = offer.base.checkpoint
+        (blob,) = offer.base.checkpoint
         for index in range(block_count(blob)):
             data = self.contents[blob.sha][index * BLOCK : (index + 1) * BLOCK]
             self.tell(topics.block(blob.sha, index), data)
@@ -105,7 +105,7 @@ class Stage:
         given = {
             "task": "t", "run": "r", "round": number, "seed": 5, "deadline_s": ROUND_S,
             "remaining_s": ROUND_S, "bundle": name(packed),
-            "base": Base(checkpoint=name(weights), sha=name(weights).sha),
+            "base": Base(checkpoint=(name(weights),), sha=name(weights).sha),
             "kinds": (registry.write(ClassMeans()),),
         }  # fmt: skip
         return Offer(**{**given, **changes})
@@ -307,7 +307,7 @@ def test_a_base_that_is_new_to_all_is_not_asked_for_by_those_who_are_ready(stage
     body = with_new_weights(stage.bundle, 0.5)
     stage.contents[name(body).sha] = body
     asked = len(stage.link.of(Get))
-    stage.link.announce(stage.offer(2, base=Base(checkpoint=name(body), sha=name(body).sha)))
+    stage.link.announce(stage.offer(2, base=Base(checkpoint=(name(body),), sha=name(body).sha)))
     stage.go()
     assert [c.round for c in stage.contributions] == [1, 2]
     assert len(stage.link.of(Get)) == asked

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from device_runtime.choose import MARGIN, choose
+from device_runtime.choose import MAIN, MARGIN, choose
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, shipped
 from strategies import registry
 from strategies.full import Full
@@ -43,27 +43,27 @@ def every_kind():
     ],
 )
 def test_the_richest_kind_that_fits_is_chosen(load, flops_per_s, expected):
-    plan = choose(device(flops_per_s), every_kind(), load, remaining_s=3.0)
+    plan = choose(device(flops_per_s), every_kind(), {MAIN: load}, remaining_s=3.0)
     assert plan.chosen.label == expected
     assert plan.straggler.straggler == (expected != "full")
 
 
 def test_nothing_fits_a_device_that_cannot_run_one_pass(load):
-    plan = choose(device(1e7), every_kind(), load, remaining_s=3.0)
+    plan = choose(device(1e7), every_kind(), {MAIN: load}, remaining_s=3.0)
     assert plan.chosen is None
     assert len(plan.reasons) == len(plan.candidates)
 
 
 def test_a_narrow_uplink_leaves_the_two_scalars(load):
     """2.9 kB of classifier take 9.6 s at 300 B/s; 190 bytes take 0.6 s."""
-    plan = choose(device(1e9, up=300.0), every_kind(), load, remaining_s=3.0)
+    plan = choose(device(1e9, up=300.0), every_kind(), {MAIN: load}, remaining_s=3.0)
     assert plan.chosen.kind == "zeroth-order"
     assert plan.reasons[0].endswith("(link)")
 
 
 def test_memory_alone_makes_a_straggler(load):
     full = Full().cost(load, device(1e12))
-    plan = choose(device(1e12, limit=full.peak_memory_bytes - 1), every_kind(), load, remaining_s=60.0)
+    plan = choose(device(1e12, limit=full.peak_memory_bytes - 1), every_kind(), {MAIN: load}, remaining_s=60.0)
     assert plan.straggler.straggler
     assert plan.candidates[0].misfits == (
         f"needs {full.peak_memory_bytes / 1e6:.0f} MB of {(full.peak_memory_bytes - 1) / 1e6:.0f} MB",
@@ -75,24 +75,24 @@ def test_one_device_is_a_straggler_for_one_task_and_not_for_another(bundle):
     few = workload(bundle.manifest, (1,) * 10)
     many = workload(bundle.manifest, (100,) * 10)
     fast_enough = device(3e8)
-    assert not choose(fast_enough, every_kind(), few, 3.0).straggler.straggler
-    assert choose(fast_enough, every_kind(), many, 3.0).straggler.straggler
+    assert not choose(fast_enough, every_kind(), {MAIN: few}, 3.0).straggler.straggler
+    assert choose(fast_enough, every_kind(), {MAIN: many}, 3.0).straggler.straggler
 
 
 def test_a_plan_fills_at_most_the_margin_of_the_time_left(load):
     seconds = Full().cost(load, device()).seconds
-    assert choose(device(), [Full()], load, 1.001 * seconds / MARGIN).chosen
-    assert choose(device(), [Full()], load, 0.999 * seconds / MARGIN).chosen is None
+    assert choose(device(), [Full()], {MAIN: load}, 1.001 * seconds / MARGIN).chosen
+    assert choose(device(), [Full()], {MAIN: load}, 0.999 * seconds / MARGIN).chosen is None
 
 
 def test_the_offer_s_order_is_the_preference(load):
     backwards = list(reversed(every_kind()))
-    assert choose(device(1e12), backwards, load, 3.0).chosen.kind == "class-means"
+    assert choose(device(1e12), backwards, {MAIN: load}, 3.0).chosen.kind == "class-means"
 
 
 def test_a_measured_correction_moves_the_choice(load):
     slower_than_thought = device(1e12, corrections={"full": 1e4})
-    assert choose(slower_than_thought, every_kind(), load, 3.0).chosen.kind == "entropy-subset"
+    assert choose(slower_than_thought, every_kind(), {MAIN: load}, 3.0).chosen.kind == "entropy-subset"
 
 
 def test_costs_follow_from_flops_bandwidth_and_power(load, bundle):
@@ -110,7 +110,7 @@ def test_faster_boards_never_choose_poorer(load):
     chosen = []
     for name in ("pi-zero-2w", "pi-4", "jetson-nano", "phone-mid", "pi-5", "phone-high"):
         slowed = shipped(name)
-        plan = choose(slowed, every_kind(), load, remaining_s=0.4)
+        plan = choose(slowed, every_kind(), {MAIN: load}, remaining_s=0.4)
         chosen.append(order.index(plan.chosen.kind))
     assert chosen == sorted(chosen, reverse=True)
     assert len(set(chosen)) > 2
@@ -118,7 +118,7 @@ def test_faster_boards_never_choose_poorer(load):
 
 def test_a_bundle_without_training_graphs_leaves_the_kinds_that_need_none(load):
     inference = replace(load, graphs={"forward": load.graphs["forward"]})
-    plan = choose(device(1e12), every_kind(), inference, remaining_s=60.0)
+    plan = choose(device(1e12), every_kind(), {MAIN: inference}, remaining_s=60.0)
     assert plan.chosen.kind == "few-shot"
     assert plan.reasons[0] == "full needs graph train.all, the bundle has forward"
     assert plan.straggler.straggler

@@ -32,7 +32,7 @@ class Aggregator:
         encoded = msgspec.msgpack.encode(log)
         return (
             Base(
-                checkpoint=name(self.checkpoint),
+                checkpoint=(name(self.checkpoint),),
                 sha=hashlib.sha256(encode(weights)).digest(),
                 steps=steps,
                 tail=log[-tail:] if steps else (),
@@ -64,7 +64,7 @@ def aggregator(bundle, holdings):
 
 def missing(holdings, offer, blobs):
     names = {name(data): what for what, data in blobs.items()}
-    return [names[blob] for blob in holdings.missing(offer)]
+    return [names[blob] for blob in (*holdings.missing_bundles(offer), *holdings.missing(offer.base))]
 
 
 def take(holdings, aggregator, steps):
@@ -129,7 +129,7 @@ def test_a_log_that_is_not_one_makes_the_base_unusable(holdings, aggregator):
 
 def test_a_bundle_that_was_damaged_on_disk_is_removed_and_fetched_anew(holdings, aggregator, tmp_path):
     offer, _, _ = aggregator.offer(0)
-    holdings.missing(offer)
+    holdings.missing_bundles(offer)
     folder = tmp_path / "bundles" / offer.bundle.hex
     (folder / "manifest.json").write_bytes(b"{")
     with pytest.raises(BlobError, match="was damaged here, and is removed"):
@@ -142,7 +142,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_difference(holdings, 
     weights.pop("conv1.weight")
     data = encode(weights)
     holdings.blobs.put(data)
-    base = Base(checkpoint=name(data), sha=name(data).sha)
+    base = Base(checkpoint=(name(data),), sha=name(data).sha)
     with pytest.raises(TensorError, match="conv1.weight missing"):
         holdings.base(base, aggregator.bundle.manifest)
 
@@ -158,6 +158,7 @@ def test_blobs_that_no_round_needs_are_dropped_but_not_what_waits_to_be_sent(hol
 
 def test_a_bundle_is_unpacked_once_and_verified_when_opened(holdings, aggregator):
     offer, _, _ = aggregator.offer(0)
-    assert holdings.missing(offer)[0] == offer.base.checkpoint
+    assert holdings.missing_bundles(offer) == ()
+    assert holdings.missing(offer.base) == offer.base.checkpoint
     opened = holdings.bundle(offer.bundle)
     assert opened.sha256 == aggregator.bundle.sha256

@@ -1,5 +1,6 @@
 import pytest
 
+from device_runtime.choose import MAIN
 from device_runtime.errors import OutOfMemory
 from device_runtime.watching import Pretence, Time, Watcher
 from device_runtime.work import Assignment, Equipment, cheaper, corrected, perform
@@ -21,9 +22,9 @@ def equip(bundle, digits, clock, pretence=None):
     watcher = Watcher(10**12, pretence, time=Time(clock, clock.sleep))
     return Equipment(
         "dev",
-        OnnxModel(bundle, watch=watcher),
+        {MAIN: OnnxModel(bundle, watch=watcher)},
         digits,
-        workload(bundle.manifest, digits.class_counts(10)),
+        {MAIN: workload(bundle.manifest, digits.class_counts(10))},
         watcher,
         clock,
     )

@@ -1,0 +1,80 @@
+"""What kinds of update may use on the aggregator: the models of a task, and samples that are nobody's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from models import bundle as bundles
+from models.bundle import Bundle
+from models.engine import DeviceModel
+from models.engines import EngineWish, open_model
+from models.errors import ModelError
+from models.manifest import Manifest
+from strategies.kind import LocalData
+
+from .errors import TaskError
+
+
+class Tools:
+    """See `strategies.kind.ServerTools`."""
+
+    def __init__(
+        self, models: Mapping[str, Bundle], generic: LocalData | None = None, engine: EngineWish | None = None
+    ) -> None:
+        """`models` by member, the main one by ""."""
+        self.generic = generic
+        self._bundles, self._engine = models, engine or EngineWish()
+        self._opened: dict[str, DeviceModel] = {}
+
+    def model(self, member: str = "") -> DeviceModel:
+        """Opened once; load weights before each use. Raises KeyError, ModelError."""
+        if member not in self._opened:
+            self._opened[member] = open_model(self._bundles[member], self._engine)
+        return self._opened[member]
+
+    def manifest(self, member: str = "") -> Manifest:
+        """Raises KeyError."""
+        return self._bundles[member].manifest
+
+    def unload(self) -> None:
+        """Give back the memory of all sessions, until the next use."""
+        for model in self._opened.values():
+            model.unload()
+
+
+def open_family(paths: tuple[str, ...], main: Manifest) -> dict[str, Bundle]:
+    """The smaller models of a task, by the names in their manifests.
+
+    Raises ModelError, and TaskError for two of one name, or one that does not learn the same from the same.
+    """
+    family: dict[str, Bundle] = {}
+    for path in paths:
+        bundle = Bundle.open(bundles.find(path))
+        member = bundle.manifest
+        if member.name in family or member.name == main.name:
+            raise TaskError(
+                f"two models of the family are called {member.name!r}: export one by another name"
+            )
+        if (member.input, member.labels) != (main.input, main.labels):
+            raise TaskError(f"{member.name} has other inputs or labels than {main.name}")
+        family[member.name] = bundle
+    return family
+
+
+def samples(path: str, manifest: Manifest, what: str) -> LocalData:
+    """Samples from an .npz with `x` raw and `y`. Raises TaskError, one line, for what does not fit."""
+    try:
+        with np.load(Path(path), allow_pickle=False) as arrays:
+            raw, y = arrays["x"], arrays["y"]
+        data = LocalData(manifest.input.prepare(raw), y.astype(np.int64))
+    except (OSError, KeyError, ValueError, EOFError, ModelError) as error:
+        raise TaskError(f"{what} {path}: {error}; expected an .npz with x and y") from None
+    labels = len(manifest.labels)
+    if data.y.shape != (len(data.x),) or not len(data.y):
+        raise TaskError(f"{what} {path}: y is {data.y.shape}, expected ({len(data.x)},)")
+    if data.y.min() < 0 or data.y.max() >= labels:
+        raise TaskError(f"{what} {path}: labels {data.y.min()} to {data.y.max()}, the bundle has {labels}")
+    return data
