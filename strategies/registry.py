@@ -16,12 +16,13 @@ from .entropy_subset import EntropySubset
 from .few_shot import FewShot
 from .full import Full
 from .kind import AnyStrategy, Settings
+from .width_slice import WidthSlice
 from .zeroth_order import ZerothOrder
 
 log = logging.getLogger(__name__)
 
 KINDS: dict[str, type[AnyStrategy]] = {
-    kind.name: kind for kind in (Full, EntropySubset, FewShot, ZerothOrder, ClassMeans)
+    kind.name: kind for kind in (Full, WidthSlice, EntropySubset, FewShot, ZerothOrder, ClassMeans)
 }
 """Every kind, the richest first."""
 

@@ -109,9 +109,10 @@ class TensorMean:
     @property
     def most(self) -> float:
         """The weight behind the element that most of it is behind; 0 where nothing was added."""
-        whole = max(self.weights.values(), default=0.0)
-        both = (self.weights[name] + parts.weights.max(initial=0.0) for name, parts in self.parts.items())
-        return max(whole, *both, 0.0)
+        weights = dict(self.weights)
+        for name, parts in self.parts.items():
+            weights[name] += float(parts.weights.max(initial=0.0))
+        return max(weights.values(), default=0.0)
 
 
 def _check(weight: float) -> None:

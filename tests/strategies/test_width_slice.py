@@ -1,0 +1,184 @@
+"""HeteroFL's narrower parts: cut out, trained, and averaged into their elements of the main model."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from models.bundle import Bundle
+from models.errors import TensorError
+from models.onnx_engine import OnnxModel
+from models.softmax import accuracy_and_loss
+from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from strategies import registry
+from strategies.full import Full
+from strategies.kind import Contribution, Derives, RoundModel
+from strategies.merge import merge
+from strategies.width_slice import WidthSlice
+from strategies.workload import workload
+
+MEMBERS = ("half", "quarter")
+
+
+@pytest.fixture(scope="module")
+def family(bundle, tmp_path_factory) -> dict[str, Bundle]:
+    """The shipped WRN-10-1 and its half."""
+    torch = pytest.importorskip("torch")
+    from models.torch_export import ExportSpec, export
+    from models.torch_networks import build
+
+    torch.manual_seed(5)
+    module = build("wrn", {"width": 0.5, "in_channels": 1})
+    spec = ExportSpec("half", bundle.manifest.input, bundle.manifest.labels, sets={"all": {}})
+    return {"": bundle, "half": export(module, spec, tmp_path_factory.mktemp("half") / "bundle")}
+
+
+@pytest.fixture
+def manifests(family):
+    """With a quarter, of which there is nothing but its tensors' shapes."""
+    half = family["half"].manifest
+    wide = {spec.name: spec.shape for spec in family[""].manifest.stored()}
+    smaller = [
+        msgspec.structs.replace(p, shape=tuple(-(-n * n // wide[p.name][i]) for i, n in enumerate(p.shape)))
+        for p in half.parameters
+    ]
+    quarter = msgspec.structs.replace(half, name="quarter", parameters=tuple(smaller))
+    return {"": family[""].manifest, "half": half, "quarter": quarter}
+
+
+@pytest.fixture
+def distributed(family) -> RoundModel:
+    return RoundModel(family[""].manifest, family[""].weights(), round=1, seed=7)
+
+
+def folded(strategy, model, *contributions):
+    state = strategy.start(model)
+    for sent in contributions:
+        state = strategy.fold(state, sent, sent.num_examples)
+    return strategy.finish(state, model)
+
+
+def test_members_are_forms_the_richest_first():
+    forms = WidthSlice(members=("", *MEMBERS)).variants()
+    assert [(form.member, form.form) for form in forms] == [
+        ("", ""),
+        ("half", "half"),
+        ("quarter", "quarter"),
+    ]
+    assert all(form.variants() == (form,) for form in (*forms, WidthSlice()))
+    assert WidthSlice().member == ""
+    made = registry.make("width-slice", {"members": ["half"], "mu": 0.1})
+    assert made == WidthSlice(members=("half",), mu=0.1)
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [({"members": ("a", "a")}, "members are a, a: each can be named once"), ({"epochs": 0}, "epochs is 0")],
+)
+def test_settings_are_checked(settings, said):
+    with pytest.raises(ValueError, match=said):
+        WidthSlice(**settings)
+
+
+def test_the_base_of_a_member_is_the_leading_part_of_the_main_base(manifests, distributed):
+    strategy = WidthSlice(members=("", *MEMBERS))
+    assert isinstance(strategy, Derives)
+    bases = strategy.derive(distributed.weights, manifests)
+    assert bases.keys() == {"half", "quarter"}
+    for name, channels in (("half", 8), ("quarter", 4)):
+        first = bases[name]["conv1.weight"]
+        assert np.array_equal(first, distributed.weights["conv1.weight"][:channels])
+        assert bases[name].keys() == {spec.name for spec in manifests[name].stored()}
+    assert bases["half"]["head.weight"].shape == (10, 32)
+
+
+def test_a_member_that_is_no_part_of_the_main_model_is_refused(manifests, distributed):
+    swapped = {"": manifests["half"], "half": manifests[""]}
+    with pytest.raises(TensorError, match="digits-wrn-10-1 is no narrower half"):
+        WidthSlice(members=("half",)).derive(distributed.weights, swapped)
+
+
+def test_a_member_that_was_trained_changes_its_part_and_nothing_else(
+    family, manifests, distributed, digits, run
+):
+    strategy = WidthSlice(members=("half",), epochs=1)
+    model = OnnxModel(family["half"])
+    model.load(strategy.derive(distributed.weights, manifests)["half"])
+    sent = strategy.train(model, digits, run())
+    assert (sent.form, sent.num_examples) == ("half", 240)
+    base = merge(distributed, {"width-slice": folded(strategy, distributed, sent)}).base
+    for name, value in distributed.weights.items():
+        part = tuple(slice(size) for size in sent.tensors[name].shape)
+        assert np.array_equal(base[name][part], sent.tensors[name]), name
+        untouched = np.ones(value.shape, bool)
+        untouched[part] = False
+        assert np.array_equal(base[name][untouched], value[untouched]), name
+    assert not np.array_equal(base["conv1.weight"], distributed.weights["conv1.weight"])
+    cut = strategy.derive(base, manifests)["half"]
+    assert all(np.array_equal(cut[name], sent.tensors[name]) for name in sent.tensors)
+
+
+def test_full_updates_of_the_round_count_in_every_element(manifests, distributed):
+    """60 samples of the whole at 1, 30 of the half at 4, 10 of the quarter at 11."""
+
+    def constant(kind, manifest, value, n, form=""):
+        tensors = {spec.name: np.full(spec.shape, value, np.float32) for spec in manifest.specs("all")}
+        return Contribution(kind, tensors, n, 0.0, form)
+
+    parts = [
+        constant("width-slice", manifests["half"], 4.0, 30, "half"),
+        constant("width-slice", manifests["quarter"], 11.0, 10, "quarter"),
+    ]
+    effects = {
+        "full": folded(Full(), distributed, constant("full", manifests[""], 1.0, 60)),
+        "width-slice": folded(WidthSlice(members=MEMBERS), distributed, *parts),
+    }
+    assert effects["width-slice"].num_examples == 40
+    stem = merge(distributed, effects).base["conv1.weight"]
+    np.testing.assert_allclose(stem[:4], (60 * 1 + 30 * 4 + 10 * 11) / 100, rtol=1e-6)
+    np.testing.assert_allclose(stem[4:8], (60 * 1 + 30 * 4) / 90, rtol=1e-6)
+    np.testing.assert_array_equal(stem[8:], 1.0)
+
+
+def test_with_every_device_at_full_width_it_is_fedavg_bit_for_bit(model, round_model, partitions, run):
+    settings = {"epochs": 1, "lr": 0.05, "mu": 0.1}
+    kinds = [Full(**settings), WidthSlice(members=("",), **settings)]
+    bases = []
+    for kind in kinds:
+        sent = [kind.train(model, data, run(str(i))) for i, data in enumerate(partitions["unequal"])]
+        bases.append(merge(round_model, {kind.name: folded(kind, round_model, *sent)}).base)
+    for name, value in bases[0].items():
+        assert value.tobytes() == bases[1][name].tobytes(), name
+
+
+def test_a_round_without_updates_leaves_the_base(distributed):
+    base = merge(distributed, {"width-slice": folded(WidthSlice(members=MEMBERS), distributed)}).base
+    assert all(np.array_equal(base[name], value) for name, value in distributed.weights.items())
+
+
+def test_a_narrower_member_costs_less_of_everything(family, digits):
+    profile = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 2))
+    loads = [workload(family[name].manifest, digits.class_counts(10)) for name in ("", "half")]
+    whole, half = (WidthSlice(members=("half",)).cost(load, profile) for load in loads)
+    assert half.flops < 0.4 * whole.flops
+    assert half.bytes_up < 0.4 * whole.bytes_up
+    assert half.peak_memory_bytes < whole.peak_memory_bytes
+
+
+def test_a_round_in_which_nobody_can_train_the_whole_still_lowers_its_loss(
+    family, manifests, distributed, digits, run
+):
+    strategy = WidthSlice(members=("half",), epochs=2, batch=16)
+    whole, half = OnnxModel(family[""]), OnnxModel(family["half"])
+    before = accuracy_and_loss(whole.logits(digits.x), digits.y)
+    now = distributed
+    for number in range(2):
+        half.load(strategy.derive(now.weights, manifests)["half"])
+        sent = [strategy.train(half, digits, run(device, number)) for device in ("pi-1", "pi-2")]
+        merged = merge(now, {"width-slice": folded(strategy, now, *sent)})
+        now = replace(now, weights=merged.base)
+    whole.load(now.weights)
+    after = accuracy_and_loss(whole.logits(digits.x), digits.y)
+    assert after.eval_loss < before.eval_loss
+    assert after.eval_acc > before.eval_acc
