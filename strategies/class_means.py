@@ -48,13 +48,15 @@ class ClassMeans(Usual):
     """One forward pass; per class, the sum of the features and the count. Exact for any partition.
 
     `head="normalised-means"` is FedNCM: rows l_c / ||l_c||, bias 0 (section 3.1.2), served on the distributed
-    extractor and made the base's classifier (where FedNCM+FT starts). `head="trained"` (ours, for rounds in
-    which only some devices send class means) trains the distributed classifier on the means, one sample a
-    class, and averages it with the other kinds' by the samples behind it.
+    extractor and set as the base's classifier, past any average and server optimiser (where FedNCM+FT
+    starts). `head="nearest-mean"` sets the same, and serves the class whose mean is nearest to the features:
+    rows l_c, bias -||l_c||^2 / 2. `head="trained"` (ours, for rounds in which only some devices send class
+    means) trains the distributed classifier on the means, one sample a class, and averages it with the other
+    kinds' by the samples behind it.
     """
 
     name: ClassVar[str] = "class-means"
-    head: Literal["normalised-means", "trained"] = "normalised-means"
+    head: Literal["normalised-means", "nearest-mean", "trained"] = "normalised-means"
     steps: int = 20
     lr: float = 0.1
 
@@ -117,21 +119,22 @@ class ClassMeans(Usual):
         return self._nearest_mean(state, model, examples)
 
     def _nearest_mean(self, state: ClassSums, model: RoundModel, examples: float) -> Effect:
-        """The served classifier masks absent classes; the base keeps its own rows for them, to train on."""
-        names = model.manifest.head
-        weight = np.zeros_like(model.weights[names.weight])
-        means = state.means()
-        norms = np.linalg.norm(means, axis=1, keepdims=True)
-        weight[state.present] = means / np.maximum(norms, np.float32(1e-12))
-        base = {names.weight: model.weights[names.weight].copy()}
-        base[names.weight][state.present] = weight[state.present]
-        served = {names.weight: weight}
-        if names.bias is not None:
-            bias = np.full_like(model.weights[names.bias], MASKED)
-            bias[state.present] = 0
-            served[names.bias] = bias
-            base[names.bias] = np.where(bias == 0, bias, model.weights[names.bias])
-        return Effect(TensorMean().add(base, examples), served=served, num_examples=examples)
+        """The served classifier masks absent classes; the base keeps its own rows for them, to train on.
+
+        Without a bias nothing is masked: absent classes have logit 0, and what is served are unit rows.
+        """
+        names, present, means = model.manifest.head, state.present, state.means()
+        own = {name: model.weights[name].copy() for name in (names.weight, names.bias) if name is not None}
+        masked = {name: np.full_like(own[name], 0 if name == names.weight else MASKED) for name in own}
+        unit = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.float32(1e-12))
+        heads = [(own, unit, np.float32(0)), (masked, unit, np.float32(0))]
+        if self.head == "nearest-mean" and names.bias is not None:
+            heads[1] = (masked, means, -np.square(means).sum(axis=1) / 2)
+        for head, rows, bias in heads:
+            head[names.weight][present] = rows
+            if names.bias is not None:
+                head[names.bias][present] = bias
+        return Effect(assigned=own, served=masked, num_examples=examples)
 
 
 def class_sums(features: NDArray[np.float32], y: NDArray[np.int64], labels: int) -> ClassSums:

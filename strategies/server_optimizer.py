@@ -16,9 +16,7 @@ from models.blocks import BLOCK, blocks
 from models.tensors import Tensors, Vector
 
 from . import ranges
-
-STATISTICS = (".running_mean", ".running_var")
-"""How names of tensors end that are estimates of a normalisation, not parameters."""
+from .merge import STATISTICS
 
 Name = Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
 

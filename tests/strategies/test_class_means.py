@@ -1,3 +1,6 @@
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -5,6 +8,7 @@ from models.softmax import accuracy_and_loss
 from strategies.class_means import MASKED, ClassMeans
 from strategies.kind import LocalData
 from strategies.merge import merge
+from strategies.server_optimizer import ServerOptimizer
 
 
 def fold_all(strategy, model, devices, round_model, run):
@@ -35,6 +39,45 @@ def test_the_served_head_has_normalised_means_as_rows_and_bias_zero(model, digit
     assert not effect.served[head.bias].any()
 
 
+def test_the_normalised_means_become_the_base_s_classifier_whatever_the_server_optimiser(
+    model, digits, round_model, run
+):
+    """FedNCM+FT with FedAdam starts from the means themselves; nothing of them is in its moments."""
+    strategy, head = ClassMeans(), model.manifest.head
+    effect = strategy.finish(fold_all(strategy, model, [digits], round_model, run), round_model)
+    merged = merge(round_model, {"class-means": effect}, ServerOptimizer("fedadam"))
+    np.testing.assert_array_equal(merged.base[head.weight], effect.served[head.weight])
+    np.testing.assert_allclose(np.linalg.norm(merged.base[head.weight], axis=1), 1, rtol=1e-6)
+    assert not merged.base[head.bias].any()
+    assert merged.carried.memory == {}
+    assert not merged.replayable
+    others = round_model.weights.keys() - {head.weight, head.bias}
+    assert all(np.array_equal(merged.base[name], round_model.weights[name]) for name in others)
+
+
+def test_the_class_whose_mean_is_nearest_is_served_on_demand(model, digits, round_model, run):
+    """The served head says what comparing distances says; the base begins from normalised rows as ever."""
+    strategy, head = ClassMeans(head="nearest-mean"), model.manifest.head
+    without = LocalData(digits.x[digits.y != 4], digits.y[digits.y != 4])
+    state = fold_all(strategy, model, [without], round_model, run)
+    merged = merge(round_model, {"class-means": strategy.finish(state, round_model)})
+    features = model.features(digits.x)
+    distances = np.linalg.norm(features[:, None] - state.means()[None], axis=2)
+    model.load(merged.served)
+    np.testing.assert_array_equal(model.logits(digits.x).argmax(1), state.present[distances.argmin(1)])
+    np.testing.assert_allclose(np.linalg.norm(merged.base[head.weight][state.present], axis=1), 1, rtol=1e-6)
+
+
+def test_a_head_without_a_bias_gets_the_rows_alone(model, digits, round_model, run):
+    manifest = round_model.manifest
+    bare = msgspec.structs.replace(manifest, head=msgspec.structs.replace(manifest.head, bias=None))
+    strategy, weight = ClassMeans(head="nearest-mean"), manifest.head.weight
+    state = fold_all(strategy, model, [digits], round_model, run)
+    effect = strategy.finish(state, replace(round_model, manifest=bare))
+    assert effect.served.keys() == effect.assigned.keys() == {weight}
+    np.testing.assert_allclose(np.linalg.norm(effect.served[weight], axis=1), 1, rtol=1e-6)
+
+
 def test_a_class_that_nobody_has_is_masked_and_keeps_its_row_in_the_base(model, digits, round_model, run):
     strategy, head = ClassMeans(), model.manifest.head
     without = LocalData(digits.x[digits.y != 4], digits.y[digits.y != 4])
@@ -42,6 +85,7 @@ def test_a_class_that_nobody_has_is_masked_and_keeps_its_row_in_the_base(model, 
     merged = merge(round_model, {"class-means": strategy.finish(state, round_model)})
     assert merged.served[head.bias][4] == np.float32(MASKED)
     np.testing.assert_array_equal(merged.base[head.weight][4], round_model.weights[head.weight][4])
+    assert merged.base[head.bias][4] == round_model.weights[head.bias][4]
     model.load(merged.served)
     logits = model.logits(digits.x)
     assert np.isfinite(logits).all()
