@@ -172,6 +172,11 @@ class Bench:
         topic = topics.down(device, "receipt")
         return [messages.decode(p, Receipt) for t, p in self.link.sent if t == topic]
 
+    def weights(self, base):
+        """All parts of a base's checkpoint."""
+        parts = (tensors.decode(self.store.models.get(part)) for part in base.checkpoint)
+        return {name: value for part in parts for name, value in part.items()}
+
     @property
     def offer(self):
         return messages.decode(self.link.retained[topics.ROUND], Offer)

@@ -31,7 +31,7 @@ def message(name, content, examples=10, **changes):
 
 def offered(manifest, *kinds, base=None):
     chosen = tuple(k if isinstance(k, KindSettings) else KindSettings(name=k) for k in kinds)
-    return Offered(Task(bundle="b", kinds=chosen), "r1", manifest, base or {})
+    return Offered(Task(bundle="b", kinds=chosen), "r1", {"": manifest}, lambda _: base or {})
 
 
 def refusal(function, *arguments):

@@ -128,8 +128,8 @@ def test_an_oversized_payload_is_refused_before_it_is_parsed() -> None:
 
 
 def test_another_version_is_refused_by_name() -> None:
-    with pytest.raises(MessageError, match="State of protocol version 2; this side speaks 1"):
-        decode(encode(State(v=2, boot=1, online=True)), State)
+    with pytest.raises(MessageError, match="State of protocol version 3; this side speaks 2"):
+        decode(encode(State(v=3, boot=1, online=True)), State)
 
 
 @pytest.mark.parametrize(("sha", "size"), [(b"short", 1), (bytes(32), -1), (bytes(32), 2**40)])

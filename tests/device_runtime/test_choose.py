@@ -63,7 +63,9 @@ def test_a_narrow_uplink_leaves_the_two_scalars(load):
 
 def test_memory_alone_makes_a_straggler(load):
     full = Full().cost(load, device(1e12))
-    plan = choose(device(1e12, limit=full.peak_memory_bytes - 1), every_kind(), {MAIN: load}, remaining_s=60.0)
+    plan = choose(
+        device(1e12, limit=full.peak_memory_bytes - 1), every_kind(), {MAIN: load}, remaining_s=60.0
+    )
     assert plan.straggler.straggler
     assert plan.candidates[0].misfits == (
         f"needs {full.peak_memory_bytes / 1e6:.0f} MB of {(full.peak_memory_bytes - 1) / 1e6:.0f} MB",
