@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import isfinite, nan, sqrt
 
 import numpy as np
 
@@ -77,16 +77,15 @@ class PrivateGradients:
         self._scratch = scratch_for(self.grads.vector)
 
     def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
-        """Mean loss over the samples, 0 of none; none give noise alone. The loss itself is not private."""
+        """Leaves noise alone in `grads` where there are no samples. Gives nan: the loss is not protected."""
         self.grads.vector.fill(0)
-        total = 0.0
         for i in range(len(x)):
             one = slice(i, i + 1)
             given = {name: value[one] if name in self._rows else value for name, value in extras.items()}
-            total += self._trainer.loss_and_grads(x[one], y[one], given)
+            self._trainer.loss_and_grads(x[one], y[one], given)
             self._add_clipped(self._trainer.grads.vector)
         self._add_noise()
-        return total / max(len(x), 1)
+        return nan
 
     def _add_clipped(self, sample: Vector) -> None:
         """A sample whose gradient has no finite norm adds nothing: anything else of it would show."""
