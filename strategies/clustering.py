@@ -75,16 +75,21 @@ def kmeans(x: Points, clusters: int, rng: np.random.Generator) -> Clusters:
 def seeds(x: Points, clusters: int, rng: np.random.Generator) -> Points:
     """Points of x, each drawn with a chance in proportion to its square distance from those before.
 
-    Fewer than `clusters` where no other points are left.
+    Of 2 + log(clusters) that are drawn, the one that leaves the least distance, as section 5 of the paper
+    advises. Fewer than `clusters` where no other points are left.
     """
+    tries = 2 + int(np.log(clusters))
     chosen = [x[rng.integers(len(x))]]
     least = TINY * float(np.square(x).sum(axis=1).mean())
     apart = _squares(x, chosen[0])
     while len(chosen) < clusters and apart.max() > least:
         reach = np.cumsum(apart)
-        place = int(np.searchsorted(reach, rng.random() * reach[-1], side="right"))
-        chosen.append(x[min(place, len(x) - 1)])
-        apart = np.minimum(apart, _squares(x, chosen[-1]))
+        drawn = np.searchsorted(reach, rng.random(tries) * reach[-1], side="right")
+        drawn = np.minimum(drawn, len(x) - 1)
+        left = [np.minimum(apart, _squares(x, x[place])) for place in drawn]
+        best = int(np.argmin([distances.sum() for distances in left]))
+        chosen.append(x[drawn[best]])
+        apart = left[best]
     return np.stack(chosen)
 
 
