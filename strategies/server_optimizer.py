@@ -23,7 +23,7 @@ Name = Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
 USUAL_LR: Mapping[Name, float] = {
     "fedavg": 1.0,
     "fedavgm": 1.0,
-    "fedadagrad": 0.1,
+    "fedadagrad": 0.03,
     "fedadam": 0.01,
     "fedyogi": 0.01,
 }

@@ -190,7 +190,7 @@ def test_a_mean_or_a_moment_of_another_shape_is_refused():
 
 
 def test_the_rate_is_the_usual_one_of_its_name_unless_it_is_given():
-    assert [ServerOptimizer(name).rate for name in NAMES] == [1, 1, 0.1, 0.01, 0.01]
+    assert [ServerOptimizer(name).rate for name in NAMES] == [1, 1, 0.03, 0.01, 0.01]
     assert ServerOptimizer("fedadam", lr=0.001).rate == 0.001
 
 
