@@ -14,12 +14,13 @@ from models.head import SoftmaxHead
 from models.manifest import Manifest
 from models.optimizer import Sgd
 from models.tensors import TensorSpec
-from profiles import Cost, DeviceProfile, Pass, Workload, predict
+from profiles import Cost, DeviceProfile, Pass, Work, Workload, predict
 
 from . import ranges
 from .head_training import HeadTraining
 from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
+from .tensor_update import FEW_SHOT
 from .workload import forward_work, head_specs
 
 
@@ -38,7 +39,8 @@ class FewShot(Usual):
     The served model is {theta_fs, phi^t}: the plain mean of the classifiers (equation 4.2) on the extractor
     that was *distributed*; theta_fs never becomes the base. With `join_base` the classifiers are averaged
     into the base as well, by samples, beside those of other kinds, and the served model is the base (ours:
-    for rounds in which only some devices send few-shot updates).
+    for rounds in which only some devices send few-shot updates). With `send_mean` theta_fs is sent to the
+    devices with the next base, for the term of FSCProx (`TensorUpdate.mu_head`).
     Defaults: table 4.1 (SGD lr 0.01, momentum 0.9, weight decay 1e-3, batch 4, E_fs = 10, shots = 10).
     """
 
@@ -50,6 +52,7 @@ class FewShot(Usual):
     weight_decay: float = 1e-3
     batch: int = 4
     join_base: bool = False
+    send_mean: bool = False
 
     def __post_init__(self) -> None:
         ranges.counts(shots=self.shots, epochs=self.epochs, batch=self.batch)
@@ -62,12 +65,15 @@ class FewShot(Usual):
         return "" if present > 1 else f"a classifier needs 2 classes to tell apart, here is {present}"
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        return predict(profile, self.work(workload), self.name)
+
+    def work(self, workload: Workload) -> Work:
         """Features once, for every sample; then forward and backward (twice as much) through the head."""
         values = (workload.feature_width + 1) * workload.labels
         work = forward_work(workload, workload.samples, values)
         drawn = self.epochs * sum(min(self.shots, count) for count in workload.class_counts)
         steps = Pass("head", 3 * drawn, workload.head_flops)
-        return predict(profile, replace(work, passes=(*work.passes, steps)), self.name)
+        return replace(work, passes=(*work.passes, steps))
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         began = run.clock()
@@ -116,7 +122,9 @@ class FewShot(Usual):
         )
 
     def finish(self, state: HeadMeans, model: RoundModel) -> Effect:
-        examples = max(state.by_samples.weights.values(), default=0.0)
+        examples = state.by_samples.most
+        learnt = state.plain.mean()
+        aside = {FEW_SHOT + name: value for name, value in learnt.items()} if self.send_mean else None
         if self.join_base:
-            return Effect(mean=state.by_samples, num_examples=examples)
-        return Effect(served=state.plain.mean(), num_examples=examples)
+            return Effect(mean=state.by_samples, num_examples=examples, aside=aside or None)
+        return Effect(served=learnt, num_examples=examples, aside=aside or None)

@@ -13,9 +13,9 @@ from models.clipping import Privacy, PrivateGradients, clip
 from models.engine import NO_EXTRAS, DeviceModel, Gradients
 from models.optimizer import Optimizer
 from models.proximal import Proximal
-from models.tensors import Tensors
+from models.tensors import Tensors, Vector
 
-from .kind import LocalData, Run
+from .kind import LocalData, OutOfTime, Run
 
 Indices = NDArray[np.int64]
 
@@ -29,6 +29,8 @@ class Epochs:
     an epoch, each of which holds any sample with probability batch / n.
     proximal: anchors are tensors of the tunable set.
     extras: the objective's inputs for the samples at these indices, beside x and y.
+    least: where 1 or more, training ends after the last whole epoch when the clock says that not all can be
+    done in time, if so many are; 0: it is all or nothing.
     """
 
     optimizer: Optimizer
@@ -41,27 +43,33 @@ class Epochs:
     proximal: tuple[Proximal, ...] = ()
     clip_norm: float = 0.0
     privacy: Privacy | None = None
+    least: int = 0
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The tunable set after training with the statistics it moved, and the last epoch's mean loss."""
+    """The tunable set after training with the statistics it moved, the last epoch's mean loss, and how many
+    epochs were done.
+    """
 
     tensors: Tensors
     loss: float
+    epochs: int
 
 
 def train(model: DeviceModel, data: LocalData, plan: Epochs, run: Run) -> Trained:
     """Train from the distributed weights. Raises OutOfTime by the device's own clock, and TensorError for a
     proximal term that does not fit.
 
-    Memory beside the engine's: what the optimiser holds. The tensors given back are the trainer's own.
+    Memory beside the engine's: what the optimiser holds, and a copy of the set where it may end early. The
+    tensors given back are the trainer's own.
     """
     trainer = _trainer(model, plan)
     params, grads = trainer.params, trainer.grads
     pulls = [term.start(params) for term in plan.proximal]
     steps = plan.optimizer.start(params.vector)
-    rng, began, loss = run.rng(), run.clock(), 0.0
+    goal = _Goal(plan, run, trainer)
+    rng, loss = run.rng(), 0.0
     for epoch in range(plan.epochs):
         total, seen = 0.0, 0
         for batch, done in _batches(plan, rng):
@@ -72,16 +80,59 @@ def train(model: DeviceModel, data: LocalData, plan: Epochs, run: Run) -> Traine
             if plan.clip_norm:
                 clip(grads.vector, plan.clip_norm)
             steps.step(params.vector, grads.vector)
-            run.pace(began, (epoch + done) / plan.epochs)
+            if goal.reached(epoch + done) and done < 1:
+                goal.restore()
+                return Trained({**params.views, **trainer.statistics.views}, loss, epoch)
         loss = total / max(seen, 1)
-    return Trained({**params.views, **trainer.statistics.views}, loss)
+        if goal.epochs == epoch + 1:
+            break
+        goal.keep(epoch + 1)
+    return Trained({**params.views, **trainer.statistics.views}, loss, goal.epochs)
+
+
+class _Goal:
+    """How many epochs one run has time for, and its parameters after the last whole one, while they may be
+    what is sent.
+    """
+
+    def __init__(self, plan: Epochs, run: Run, trainer: Gradients) -> None:
+        self.epochs = plan.epochs
+        self._least = plan.least if 0 < plan.least < plan.epochs else plan.epochs
+        self._run, self._began = run, run.clock()
+        self._held = (trainer.params.vector, trainer.statistics.vector)
+        self._kept: tuple[Vector, ...] = ()
+
+    def reached(self, done: float) -> bool:
+        """Whether training ends here, `done` epochs after its start. Raises OutOfTime for too few."""
+        try:
+            self._run.pace(self._began, done / self.epochs)
+        except OutOfTime:
+            if self.epochs == self._least:
+                raise
+            self.epochs = max(self._least, int(done))
+            if done < self.epochs:
+                self._run.pace(self._began, done / self.epochs)
+        return done >= self.epochs
+
+    def keep(self, done: int) -> None:
+        """The parameters after `done` whole epochs, if they could be the last."""
+        if not self._least <= done < self.epochs:
+            return
+        self._kept = self._kept or tuple(np.empty_like(vector) for vector in self._held)
+        for copy, vector in zip(self._kept, self._held, strict=True):
+            np.copyto(copy, vector)
+
+    def restore(self) -> None:
+        """Back to what was kept."""
+        for copy, vector in zip(self._kept, self._held, strict=True):
+            np.copyto(vector, copy)
 
 
 @runtime_checkable
 class Plans(Protocol):
     """A kind that trains by a plan; its contribution is what was trained and counts its samples."""
 
-    def plan(self, model: DeviceModel, data: LocalData) -> Epochs:
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> Epochs:
         """What `train` trains; `model` holds the base."""
 
 

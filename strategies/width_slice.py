@@ -74,11 +74,11 @@ class WidthSlice(Usual):
         return predict(profile, training_work(workload, "all", trained, batch=self.batch), self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
-        trained = local_training.train(model, data, self.plan(model, data), run)
+        trained = local_training.train(model, data, self.plan(model, data, run), run)
         return Contribution(self.name, trained.tensors, len(data), trained.loss, self.form)
 
-    def plan(self, model: DeviceModel, data: LocalData) -> local_training.Epochs:
-        return self._full.plan(model, data)
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> local_training.Epochs:
+        return self._full.plan(model, data, run)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return self._full.expected(manifest)

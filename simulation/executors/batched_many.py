@@ -43,7 +43,7 @@ class BatchedNetworks:
             return False
         given = self._manifest.input
         one = LocalData(np.zeros((1, *given.shape), given.dtype), np.zeros(1, np.int64))
-        plan = strategy.plan(self._opened(), one)
+        plan = strategy.plan(self._opened(), one, Run(0, "", clock=lambda: 0.0, deadline=inf))
         if not local_training.alone(plan) or not isinstance(plan.optimizer, Sgd):
             return False
         from models.torch_many import pays, possible
@@ -64,8 +64,8 @@ class BatchedNetworks:
         lessons, plans = [], []
         for job in jobs:
             data = self._world.clients.local(job.device, self._manifest.input)
-            plan = _plan(job.strategy, model, data)
             run = Run(job.seed, job.name, clock=lambda: 0.0, deadline=inf)
+            plan = _plan(job.strategy, model, data, run)
             lessons.append(Lesson(data.x, data.y, *local_training.steps(plan, run)))
             plans.append(plan)
         sgd = plans[0].optimizer
@@ -105,6 +105,6 @@ class BatchedNetworks:
         return max(1, MEMORY_BYTES // (size + 3 * graph.activation_bytes(64)))
 
 
-def _plan(strategy: AnyStrategy, model: TorchModel, data: LocalData) -> Epochs:
+def _plan(strategy: AnyStrategy, model: TorchModel, data: LocalData, run: Run) -> Epochs:
     plans: Plans = strategy  # type: ignore[assignment]  # by `takes`
-    return plans.plan(model, data)
+    return plans.plan(model, data, run)

@@ -6,12 +6,12 @@ from strategies.entropy_subset import EntropySubset
 
 def test_the_least_certain_samples_are_selected_most_uncertain_first():
     logits = np.log(np.array([[0.98, 0.02], [0.5, 0.5], [0.7, 0.3], [0.9, 0.1]], np.float32))
-    assert EntropySubset(shares=(0.5,), rho=1.0).select(logits).tolist() == [1, 2]
+    assert EntropySubset(shares=(0.5,), rho=1.0).least_sure(logits).tolist() == [1, 2]
 
 
 def test_the_share_is_rounded_up_and_ties_keep_the_order_of_the_data():
     logits = np.zeros((5, 3), np.float32)
-    assert EntropySubset(shares=(0.25,)).select(logits).tolist() == [0, 1]
+    assert EntropySubset(shares=(0.25,)).least_sure(logits).tolist() == [0, 1]
 
 
 def test_hardening_changes_who_is_uncertain():
@@ -19,8 +19,8 @@ def test_hardening_changes_who_is_uncertain():
     near_tie = [0.0, 0.0] + [-2.0] * 8
     spread = [0.0] + [-0.8] * 9
     logits = np.array([near_tie, spread], np.float32)
-    assert EntropySubset(shares=(0.5,), rho=1.0).select(logits).tolist() == [1]
-    assert EntropySubset(shares=(0.5,), rho=0.1).select(logits).tolist() == [0]
+    assert EntropySubset(shares=(0.5,), rho=1.0).least_sure(logits).tolist() == [1]
+    assert EntropySubset(shares=(0.5,), rho=0.1).least_sure(logits).tolist() == [0]
 
 
 def test_only_the_upper_part_is_trained_and_sent(model, digits, run):

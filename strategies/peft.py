@@ -1,0 +1,66 @@
+"""FedPEFT: a small tunable set and the head travel, all else stays on the device (papers 003 and 004)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import ClassVar
+
+from .tensor_update import TensorUpdate
+
+LEARNING_RATES: Mapping[str, float] = MappingProxyType(
+    {
+        "head": 0.005,
+        "bias": 0.01,
+        "adapter": 0.005,
+        "prompt": 0.01,
+        "prefix": 0.01,
+        "lora": 0.01,
+        "sparse": 0.01,
+    }
+)
+"""Paper 003, section IV-A; ours, as of bias and prompt: the last three, for which it names none."""
+
+
+@dataclass(frozen=True)
+class Peft(TensorUpdate):
+    """A parameter-efficient set with the head; `tunable="head"` is linear probing (LP, head-tuning).
+
+    `tunables` names several in the order of preference, one form for each, for devices to choose from.
+    lr: 0 is the paper's for the set. Defaults: SGD, weight decay 1e-4, batch 64, E = 10 (section IV-A), no
+    momentum, of which the papers say nothing.
+    """
+
+    name: ClassVar[str] = "peft"
+    lr: float = 0.0
+    momentum: float = 0.0
+    weight_decay: float = 1e-4
+    tunable: str = "bias"
+    tunables: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in (self.tunable, *self.tunables):
+            if name not in LEARNING_RATES:
+                known = ", ".join(LEARNING_RATES)
+                raise ValueError(f"tunable set {name!r} is not one of few parameters; those are {known}")
+        if len(set(self.tunables)) != len(self.tunables):
+            raise ValueError(f"tunables are {', '.join(self.tunables)}: each can be named once")
+        super().__post_init__()
+
+    @property
+    def trained(self) -> str:
+        return self.tunables[0] if self.tunables else self.tunable
+
+    @property
+    def rate(self) -> float:
+        return self.lr or LEARNING_RATES[self.trained]
+
+    @property
+    def form(self) -> str:
+        return self.trained
+
+    def variants(self) -> tuple[Peft, ...]:
+        if not self.tunables:
+            return (self,)
+        return tuple(replace(self, tunable=name, tunables=()) for name in self.tunables)

@@ -1,0 +1,165 @@
+"""What kinds share whose updates are trained tensors: how a device trains them, and their mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.engine import DeviceModel
+from models.manifest import Manifest
+from models.optimizer import Sgd
+from models.proximal import Proximal, fscprox
+from models.tensors import Tensors, TensorSpec
+from profiles import Cost, DeviceProfile, Work, Workload, predict
+
+from . import local_training, moon, ranges
+from .head_training import HeadTraining
+from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .tensor_mean import TensorMean
+from .workload import Training, head_specs, work_of
+
+FEW_SHOT = "few-shot/"
+"""Before the names of a few-shot learnt classifier's tensors, wherever they stand beside the model's own."""
+
+
+class Averaged(Usual):
+    """Kinds whose tensors are averaged, weighted by samples."""
+
+    name: ClassVar[str]
+
+    def start(self, model: RoundModel) -> TensorMean:
+        return TensorMean()
+
+    def fold(self, state: TensorMean, contribution: Contribution, weight: float) -> TensorMean:
+        return state.add(contribution.tensors, weight)
+
+    def finish(self, state: TensorMean, model: RoundModel) -> Effect:
+        """The mean, weighted by n_k, over the updates that arrived (thesis 002, equation 2.4)."""
+        return Effect(mean=state, num_examples=state.most)
+
+
+@dataclass(frozen=True)
+class TensorUpdate(Averaged):
+    """A tunable set, trained by SGD for `epochs` local epochs; what each of these adds is off at 0.
+
+    mu: FedProx's mu/2 * ||w - w_g||^2 (Li et al. 2020, equation 2).
+    moon: MOON's contrastive term, weighted by it, with temperature `moon_tau` (Li et al. 2021, equations 3
+    and 4); a device keeps what it trained for the next time. Needs graph moon.SET.
+    mu_head: mu_head * ||theta - anchor||^2 on the classifier alone (thesis 002, equation 4.3). The anchor is
+    the mean of the last few-shot learnt classifiers (FSCProx; no term while there are none) or the classifier
+    of the base (baseProx).
+    clip_norm: a bound on the norm of each step's gradient, which recurrent networks need.
+    """
+
+    epochs: int = 10
+    lr: float = 0.1
+    momentum: float = 0.5
+    weight_decay: float = 1e-5
+    batch: int = 64
+    mu: float = 0.0
+    clip_norm: float = 0.0
+    moon: float = 0.0
+    moon_tau: float = 0.5
+    mu_head: float = 0.0
+    head_anchor: Literal["few-shot", "base"] = "few-shot"
+
+    def __post_init__(self) -> None:
+        ranges.counts(epochs=self.epochs, batch=self.batch)
+        ranges.positive(lr=self.rate, moon_tau=self.moon_tau)
+        ranges.not_negative(weight_decay=self.weight_decay, mu=self.mu, clip_norm=self.clip_norm)
+        ranges.not_negative(moon=self.moon, mu_head=self.mu_head)
+        ranges.momentum(self.momentum)
+        ranges.tunable_set(self.trained)
+        if self.moon and self.trained == "head":
+            raise ValueError(f"moon is {self.moon:g}, but training the head alone changes no features")
+
+    @property
+    def trained(self) -> str:
+        """The tunable set."""
+        return "all"
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.lr
+
+    def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
+        """Indices of the local samples to train on; `model` holds the base."""
+        return np.arange(len(data))
+
+    def ended(self, epochs: int) -> TensorUpdate:
+        """The form that was done when training ended after so many epochs."""
+        return self
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        return predict(profile, self.work(workload), self.name)
+
+    def work(self, workload: Workload) -> Work:
+        """On all local samples."""
+        return self.work_on(workload, workload.samples)
+
+    def work_on(self, workload: Workload, samples: int, scored: int = 0) -> Work:
+        """Training on `samples`, after a forward pass over `scored`; MOON's features besides, and the
+        parameters that they are from.
+        """
+        trained, objective = samples * self.epochs, "moon" if self.moon else "train"
+        passed = scored + (2 * samples if self.moon else 0)
+        work = work_of(workload, Training(self.trained, trained, passed, self.batch, objective))
+        if not self.moon:
+            return work
+        kept = 4 * (2 * samples * workload.feature_width + workload.values(self.trained))
+        return replace(work, peak_bytes=work.peak_bytes + kept)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        plan = self.plan(model, data, run)
+        trained = local_training.train(model, data, plan, run)
+        form, kept = self.ended(trained.epochs).form, trained.tensors if self.moon else None
+        return Contribution(self.name, trained.tensors, len(plan.indices), trained.loss, form, kept)
+
+    def plan(self, model: DeviceModel, data: LocalData, run: Run) -> local_training.Epochs:
+        plan = self._steps(self.chosen(model, data, run))
+        plan = replace(plan, proximal=self._pulls(model, run), clip_norm=self.clip_norm)
+        if not self.moon:
+            return plan
+        z_glob, z_prev = moon.features(model, data, plan.indices, run.memory)
+        contrast = moon.Contrast(z_glob, z_prev, plan.indices, self.moon, self.moon_tau)
+        return replace(plan, objective="moon", extras=contrast.extras)
+
+    def _steps(self, indices: NDArray[np.int64]) -> local_training.Epochs:
+        sgd = Sgd(self.rate, self.momentum, self.weight_decay)
+        return local_training.Epochs(sgd, self.epochs, self.batch, indices, self.trained)
+
+    def _pulls(self, model: DeviceModel, run: Run) -> tuple[Proximal, ...]:
+        weights, manifest = model.weights, model.manifest
+        pulls: tuple[Proximal, ...] = ()
+        if self.mu:
+            pulls += (Proximal(self.mu, {name: weights[name] for name in manifest.names(self.trained)}),)
+        if self.mu_head:
+            names = [spec.name for spec in head_specs(manifest)]
+            anchor = weights if self.head_anchor == "base" else few_shot_head(run.aside)
+            pulls += (fscprox(self.mu_head, {name: anchor[name] for name in names if name in anchor}),)
+        return pulls
+
+    def trains_head(self, manifest: Manifest) -> bool:
+        """See `TrainsHead`."""
+        if self.trained not in manifest.sets or self.mu or self.moon or self.mu_head or self.clip_norm:
+            return False
+        return manifest.specs(self.trained) == head_specs(manifest) and not manifest.statistics(self.trained)
+
+    def head_training(self, y: NDArray[np.int64], run: Run) -> HeadTraining:
+        """See `TrainsHead`."""
+        plan = self._steps(np.arange(len(y)))
+        batches, before = local_training.steps(plan, run)
+        return HeadTraining(batches, Sgd(self.rate, self.momentum, self.weight_decay), counted=before)
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        return (*manifest.specs(self.trained), *manifest.statistics(self.trained))
+
+
+def few_shot_head(tensors: Tensors) -> dict[str, NDArray[Any]]:
+    """The few-shot learnt classifier among tensors, by the model's names; empty where there is none."""
+    found = {name: value for name, value in tensors.items() if name.startswith(FEW_SHOT)}
+    return {name.removeprefix(FEW_SHOT): value for name, value in found.items()}
