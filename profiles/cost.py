@@ -79,11 +79,15 @@ class Workload:
 
 @dataclass(frozen=True)
 class Pass:
-    """`samples` samples through the graph of this name, at `flops` operations each."""
+    """`samples` samples through the graph of this name, at `flops` operations each.
+
+    `slowdown`: seconds over those that as many operations in whole batches take.
+    """
 
     graph: str
     samples: float
     flops: float
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
     """What `work`, an update of this kind, costs on this device; corrected by what was measured before."""
     compute = flops = 0.0
     for one in work.passes:
-        compute += one.samples * profile.speed.of(one.graph, one.flops)
+        compute += one.samples * one.slowdown * profile.speed.of(one.graph, one.flops)
         flops += one.samples * one.flops
     compute *= profile.corrections.get(kind, 1.0)
     transfer = work.bytes_up / profile.bandwidth.up + work.bytes_down / profile.bandwidth.down
