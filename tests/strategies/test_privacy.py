@@ -1,0 +1,196 @@
+import sys
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pytest
+
+from strategies import privacy
+from strategies.privacy import (
+    BudgetExceeded,
+    DpSgd,
+    Ledger,
+    Limit,
+    PrivacyUnavailable,
+    Spent,
+    noise_multiplier,
+    round_of,
+    sampling_rate,
+    settings_of,
+    spent,
+    steps,
+)
+
+SMALL = (200, 64, 10)
+"""Samples, batch, epochs: a rate of 0.32 and 40 steps a round."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    dp: DpSgd | None = None
+    batch: int = 64
+    epochs: int = 10
+
+
+@dataclass(frozen=True)
+class Unprotected:
+    batch: int = 64
+    epochs: int = 10
+
+
+def test_a_round_is_so_many_poisson_samples():
+    """ceil(200 / 64) = 4 steps an epoch, each with a sample in 64 / 200; a small set goes in whole."""
+    assert steps(*SMALL) == 40
+    assert sampling_rate(200, 64) == 0.32
+    assert (steps(64, 64, 3), sampling_rate(64, 64)) == (3, 1.0)
+    assert (steps(5, 64, 3), sampling_rate(5, 64)) == (3, 1.0)
+    assert (steps(65, 64, 3), sampling_rate(128, 64)) == (6, 0.5)
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 50])
+@pytest.mark.parametrize("shape", [SMALL, (30, 64, 5), (5000, 64, 1)])
+def test_the_planned_rounds_spend_the_budget_and_one_more_exceeds_it(rounds, shape):
+    dp = DpSgd(rounds=rounds)
+    ledger, one = Ledger(), dp.round(*shape)
+    for _ in range(rounds - 1):
+        ledger = ledger.after(one)
+    ledger.check(one, dp.limit)
+    ledger = ledger.after(one)
+    assert 4.9 < ledger.epsilon(dp.delta) <= 5
+    assert ledger.rounds == rounds
+    with pytest.raises(BudgetExceeded, match=rf"of 5 at delta 0\.001 after {rounds} round"):
+        ledger.check(one, dp.limit)
+
+
+def test_the_refusal_says_what_epsilon_would_be():
+    dp = DpSgd(rounds=12)
+    ledger = Ledger((Spent(dp.round(*SMALL).noise, 0.32, 480, 12),))
+    there = spent([Spent(dp.round(*SMALL).noise, 0.32, 520)], 1e-3)
+    assert there > 5
+    with pytest.raises(BudgetExceeded) as refused:
+        ledger.check(dp.round(*SMALL), dp.limit)
+    assert str(refused.value) == f"epsilon would be {there:.4g} of 5 at delta 0.001 after 12 rounds"
+
+
+def test_epsilon_is_the_library_s_for_the_same_steps():
+    """With the library's own orders, and not far above what its tighter accountant says."""
+    accounting = pytest.importorskip("dp_accounting")
+    dp = DpSgd(epsilon=3.0, delta=1e-5, rounds=2)
+    noise = noise_multiplier(dp, *SMALL)
+    one = accounting.PoissonSampledDpEvent(0.32, accounting.GaussianDpEvent(noise))
+    renyi, tight = (
+        accounting.rdp.RdpAccountant(),
+        accounting.pld.PLDAccountant(value_discretization_interval=1e-3),
+    )
+    for accountant in (renyi, tight):
+        accountant.compose(one, 80)
+    ours = spent([dp.round(*SMALL), dp.round(*SMALL)], 1e-5)
+    assert ours == pytest.approx(renyi.get_epsilon(1e-5), rel=0.01)
+    assert ours / 1.2 < tight.get_epsilon(1e-5) <= ours <= 3
+
+
+def test_all_samples_in_each_step_are_the_gaussian_mechanism():
+    """Rényi divergence alpha T / (2 sigma^2) of T steps (Mironov 2017, proposition 7 and corollary 3)."""
+    dp = DpSgd(epsilon=2.0, delta=1e-5, rounds=3)
+    sigma = noise_multiplier(dp, 10, 64, 4)
+    rho = 3 * 4 / (2 * sigma**2)
+    plain = min(rho * a + np.log(1e5) / (a - 1) for a in np.arange(1.5, 100, 0.01))
+    exact = spent([Spent(sigma, 1.0, 12)], 1e-5)
+    assert plain / 1.3 < exact < plain  # the library's conversion is tighter than the proposition's
+    assert 1.99 < exact <= 2
+
+
+def test_more_rounds_epochs_or_privacy_take_more_noise_and_more_samples_less():
+    usual = noise_multiplier(DpSgd(), *SMALL)
+    assert noise_multiplier(DpSgd(rounds=100), *SMALL) > usual
+    assert noise_multiplier(DpSgd(epsilon=1.0), *SMALL) > usual
+    assert noise_multiplier(DpSgd(delta=1e-6), *SMALL) > usual
+    assert noise_multiplier(DpSgd(), 200, 64, 20) > usual
+    assert noise_multiplier(DpSgd(), 400, 64, 10) < usual
+    assert noise_multiplier(DpSgd(max_norm=9.0), *SMALL) == usual
+
+
+def test_noise_is_a_number_of_four_decimals():
+    assert noise_multiplier(DpSgd(), *SMALL) == round(noise_multiplier(DpSgd(), *SMALL), 4)
+
+
+def test_different_settings_are_spent_together():
+    one, other = Spent(2.0, 0.1, 100), Spent(3.0, 0.5, 100)
+    alone = (spent([one], 1e-3), spent([other], 1e-3))
+    both = spent([one, other], 1e-3)
+    assert max(alone) < both < sum(alone)
+    assert spent([other, one], 1e-3) == both
+    assert spent([], 1e-3) == 0
+
+
+def test_equal_settings_are_joined_so_that_a_ledger_stays_small():
+    one, other = Spent(2.0, 0.1, 100), Spent(3.0, 0.5, 7)
+    ledger = Ledger().after(one).after(other).after(one)
+    assert ledger.events == (Spent(2.0, 0.1, 200, 2), Spent(3.0, 0.5, 7, 1))
+    assert ledger == Ledger().after(other).after(one).after(one)
+    assert ledger.rounds == 3
+
+
+def test_a_limit_that_the_past_exceeds_refuses_any_more():
+    with pytest.raises(BudgetExceeded, match=r"of 0\.5 at delta 0\.001 after 1 round$"):
+        Ledger((Spent(1.0, 1.0, 10),)).check(Spent(1e6, 1.0, 1), Limit(0.5, 1e-3))
+
+
+def test_the_plan_of_training_has_the_noise_of_what_is_spent():
+    rng = np.random.default_rng(1)
+    dp = DpSgd(max_norm=0.7)
+    plan = dp.privacy(*SMALL, rng)
+    assert (plan.max_norm, plan.rng) == (0.7, rng)
+    assert plan.noise == dp.round(*SMALL).noise == noise_multiplier(dp, *SMALL)
+
+
+def test_a_kind_is_private_where_it_has_settings_for_it():
+    assert settings_of(Kind(DpSgd())) == DpSgd()
+    assert settings_of(Kind()) is None and settings_of(Unprotected()) is None
+    assert round_of(Kind(DpSgd(), epochs=2), 200) == DpSgd().round(200, 64, 2)
+    assert round_of(Kind(), 200) is None and round_of(Unprotected(), 200) is None
+
+
+def test_settings_travel_nested_in_a_kind_s():
+    sent = msgspec.msgpack.encode(Kind(DpSgd(epsilon=2.0, rounds=9)))
+    assert msgspec.convert(msgspec.msgpack.decode(sent), Kind) == Kind(DpSgd(epsilon=2.0, rounds=9))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"epsilon": 0.0}, "epsilon is 0.0, expected more than 0"),
+        ({"epsilon": float("inf")}, "epsilon is inf"),
+        ({"delta": 0.0}, "delta is 0.0"),
+        ({"delta": 1.0}, "delta is 1.0, expected less than 1"),
+        ({"max_norm": -1.0}, "max_norm is -1.0"),
+        ({"rounds": 0}, "rounds is 0, expected 1 to"),
+    ],
+)
+def test_settings_that_are_no_budget_are_refused(wrong, why):
+    with pytest.raises(ValueError, match=why):
+        DpSgd(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [(0.0, 0.5, 1), (1.0, 1.5, 1), (1.0, 0.0, 1), (1.0, 0.5, 0), (1.0, 0.5, 1, 0)]
+)
+def test_what_cannot_have_been_spent_is_refused(wrong):
+    with pytest.raises(ValueError, match="expected"):
+        Spent(*wrong)
+
+
+def test_a_budget_that_no_noise_keeps_is_refused():
+    with pytest.raises(ValueError, match=r"no noise keeps 10000 steps at rate 1 within epsilon 0\.001"):
+        noise_multiplier(DpSgd(epsilon=1e-3, delta=1e-12, rounds=1000), 10, 64, 10)
+
+
+def test_without_the_accountant_it_is_said_what_to_install(monkeypatch):
+    for cached in (privacy._noise, privacy._epsilon):
+        cached.cache_clear()
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(PrivacyUnavailable, match=r"pip install 'device-runtime\[privacy\]'"):
+        noise_multiplier(DpSgd(), *SMALL)
+    with pytest.raises(PrivacyUnavailable):
+        spent([Spent(1.0, 1.0, 1)], 1e-3)
+    assert spent([], 1e-3) == 0
