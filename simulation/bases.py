@@ -9,6 +9,8 @@ from aggregator.merging import MAX_STEPS, TAIL
 from models.tensors import Tensors
 from strategies.merge import Merged
 
+from .executors.job import base_key
+
 STEP_BYTES = 70
 """A zeroth-order step in an offer or a log (measured; see docs/wire.md)."""
 
@@ -35,9 +37,9 @@ class Bases:
     def of(self, number: int) -> Base:
         return self._kept[number]
 
-    def weights(self) -> dict[int, Tensors]:
-        """Of every base that is kept, by round."""
-        return {number: base.weights for number, base in self._kept.items()}
+    def weights(self) -> dict[str, Tensors]:
+        """Of every base that is kept, as jobs name them."""
+        return {base_key(number): base.weights for number, base in self._kept.items()}
 
     def advance(self, number: int, merged: Merged) -> Base:
         """The base of the round after `number`."""

@@ -17,7 +17,7 @@ from strategies.merge import rebased
 from .asking import Flight
 from .bases import Bases
 from .checkpoint import Checkpoint
-from .executors.job import Executor, Failed, Job
+from .executors.job import Executor, Failed, Job, base_key
 from .ledger import Figures, Ledger
 from .watch import Watch
 
@@ -105,7 +105,7 @@ class Learning:
         strategy = flight.strategy
         if strategy is None:
             raise ValueError(f"{flight.device} sits out round {flight.round}: there is nothing to train")
-        return Job(flight.index, flight.device, strategy, seed, flight.round)
+        return Job(flight.index, flight.device, strategy, seed, base_key(flight.round))
 
     def _as_of(self, made: Contribution, asked_in: int, number: int) -> Contribution:
         """An update from an earlier base, as a change of this round's."""

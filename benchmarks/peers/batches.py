@@ -92,8 +92,8 @@ def measure(row: Row) -> dict[str, Any]:
         name: make(world, ExecutorWish(wish), [row.strategy])
         for name, wish in (("one at a time", "plain"), ("batched", "batched"))
     }
-    bases = {0: world.bundle.weights()}
-    jobs = [Job(i, f"user-{i:05d}", row.strategy, 1, 0) for i in range(row.clients)]
+    bases = {"0": world.bundle.weights()}
+    jobs = [Job(i, f"user-{i:05d}", row.strategy, 1, "0") for i in range(row.clients)]
     seconds: dict[str, list[float]] = {name: [] for name in executors}
     for turn in range(-1, TURNS):
         for name, executor in executors.items():

@@ -52,7 +52,7 @@ class Marks:
             raise SystemExit(f"{ask.device} in round {ask.round}: {ask.fate}, {ask.why}")
 
     def trained(self, job: Training, made: Contribution) -> None:
-        if (job.name, job.seed) != (user_name(job.device), round_seed(job.base - 1)):
+        if (job.name, job.seed) != (user_name(job.device), round_seed(job.round - 1)):
             raise SystemExit(f"device {job.device} is {job.name} with seed {job.seed}: not as in work.py")
 
     def closed(self, line: RoundLine) -> None:

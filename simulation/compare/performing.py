@@ -10,18 +10,17 @@ from typing import Any
 
 import msgspec
 
-from models.bundle import Bundle
 from models.engines import open_model
+from simulation import policies
 from simulation.executors import choice
 from simulation.executors.choice import ExecutorWish
 from simulation.executors.job import Executor, Job, World
 from simulation.metrics.probes import ProbeLine, Probes, ProbeSet, Rounds, spread_rounds
-from simulation.policies import under
 from simulation.records import Ask, RoundLine
 from simulation.run import Keeping, Prepared, prepare, simulate
 from simulation.scenario import Scenario
 from simulation.watch import Watch
-from strategies.kind import Contribution
+from strategies.kind import AnyStrategy, Contribution
 
 from .run_folder import PROBES, Info, Name, RunFiles, fingerprint
 
@@ -57,7 +56,7 @@ class Together:
 
 def of_policy(scenario: Scenario, policy: str) -> Scenario:
     """The scenario as this policy runs it. Raises ScenarioError."""
-    return msgspec.structs.replace(scenario, task=under(policy, scenario.task))
+    return policies.of(policy, scenario)
 
 
 def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: Watch) -> Info:
@@ -89,7 +88,7 @@ def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: Watch)
             finished=True,
             seconds=files.keeper.seconds,
             labels=prepared.data.labels,
-            params_sent=params_sent(mine, prepared.world.bundle),
+            params_sent=params_sent(mine, prepared.world),
             versions=versions(),
         )
         files.finish(served, info)
@@ -98,12 +97,14 @@ def perform(scenario: Scenario, name: Name, folder: Path, how: How, told: Watch)
     return info
 
 
-def params_sent(scenario: Scenario, bundle: Bundle) -> dict[str, int]:
-    """The float32 values in an update of each kind that is offered."""
-    manifest = bundle.manifest
-    return {
-        kind.name: sum(spec.size for spec in kind.strategy.expected(manifest)) for kind in scenario.task.kinds
-    }
+def params_sent(scenario: Scenario, world: World) -> dict[str, int]:
+    """The float32 values in an update of each kind that is offered, at most."""
+    kinds = [kind.strategy for kind in scenario.task.kinds]
+    return {kind.name: max(_values(form, world) for form in kind.variants()) for kind in kinds}
+
+
+def _values(form: AnyStrategy, world: World) -> int:
+    return sum(spec.size for spec in form.expected(world.of(form.member).manifest))
 
 
 def versions() -> dict[str, str]:

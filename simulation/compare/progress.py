@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -86,14 +86,22 @@ class Pace:
         return (self._clock() - self._began) / self._done * (self._to_do - self._done)
 
 
+Rounds = int | Mapping[Name, int]
+"""How many rounds every run has, or each."""
+
+
+def _rounds_of(names: Sequence[Name], rounds: Rounds) -> Mapping[Name, int]:
+    return dict.fromkeys(names, rounds) if isinstance(rounds, int) else rounds
+
+
 class Lines:
     """A line for every run that ends, and one for how it goes every few seconds."""
 
     def __init__(
-        self, names: Sequence[Name], rounds: int, out: TextIO, clock: Callable[[], float] = time.monotonic
+        self, names: Sequence[Name], rounds: Rounds, out: TextIO, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._names, self._rounds, self._out, self._clock = tuple(names), rounds, out, clock
-        self._pace = Pace(rounds * len(self._names), clock)
+        self._rounds, self._out, self._clock = _rounds_of(names, rounds), out, clock
+        self._pace = Pace(sum(self._rounds.values()), clock)
         self._ended = 0
         self._at: dict[Name, int] = {}
         self._said = clock()
@@ -103,17 +111,18 @@ class Lines:
             self._pace.spare(tick.round - 1)
         self._at[name] = tick.round
         self._pace.step()
-        if self._clock() - self._said >= EVERY_S and tick.round < self._rounds:
-            self._say(f"{name}: round {tick.round} of {self._rounds}, {doing(tick)}")
+        rounds = self._rounds[name]
+        if self._clock() - self._said >= EVERY_S and tick.round < rounds:
+            self._say(f"{name}: round {tick.round} of {rounds}, {doing(tick)}")
 
     def working(self, name: Name, now: Working) -> None:
         if self._clock() - self._said >= EVERY_S:
-            self._say(f"{name}: {at_work(now)} of {self._rounds}")
+            self._say(f"{name}: {at_work(now)} of {self._rounds[name]}")
 
     def ended(self, name: Name, why: str) -> None:
         self._ended += 1
-        self._pace.spare(self._rounds - self._at.get(name, 0))
-        done = f"{self._ended} of {len(self._names)} runs"
+        self._pace.spare(self._rounds[name] - self._at.get(name, 0))
+        done = f"{self._ended} of {len(self._rounds)} runs"
         self._say(f"{name}: failed: {why} ({done})" if why else f"{name}: finished ({done})")
 
     def close(self) -> None:
@@ -129,12 +138,12 @@ class Lines:
 class Bars:
     """One bar over all runs, with the time that is left, and one for each run at work."""
 
-    def __init__(self, names: Sequence[Name], rounds: int) -> None:
+    def __init__(self, names: Sequence[Name], rounds: Rounds) -> None:
         from rich import progress
         from rich.table import Column
 
         whole = Column(no_wrap=True, min_width=7)
-        self._rounds = rounds
+        self._rounds = _rounds_of(names, rounds)
         self._progress: Progress = progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=14),
@@ -144,20 +153,20 @@ class Bars:
             progress.TimeRemainingColumn(table_column=whole),
             progress.TextColumn("{task.fields[doing]}", table_column=Column(no_wrap=True)),
         )
-        self._all = self._progress.add_task("[bold]all runs", total=rounds * len(names), doing="")
+        self._all = self._progress.add_task("[bold]all runs", total=sum(self._rounds.values()), doing="")
         self._bars: dict[Name, TaskID] = {}
         self._progress.start()
 
     def moved(self, name: Name, tick: Tick) -> None:
         if name not in self._bars:
-            self._bars[name] = self._progress.add_task(str(name), total=self._rounds, doing="")
+            self._bars[name] = self._progress.add_task(str(name), total=self._rounds[name], doing="")
             self._progress.advance(self._all, tick.round - 1)
         self._progress.update(self._bars[name], completed=tick.round, doing=_brief(tick))
         self._progress.advance(self._all)
 
     def working(self, name: Name, now: Working) -> None:
         if name not in self._bars:
-            self._bars[name] = self._progress.add_task(str(name), total=self._rounds, doing="")
+            self._bars[name] = self._progress.add_task(str(name), total=self._rounds[name], doing="")
             self._progress.advance(self._all, now.round - 1)
             self._progress.update(self._bars[name], completed=now.round - 1)
         self._progress.update(self._bars[name], doing=f"round {now.round}: {now.trained} trained")
@@ -203,7 +212,7 @@ class Teller:
         """Too many to be told."""
 
     def trained(self, job: Job, made: Contribution) -> None:
-        self._round = max(self._round, job.base)  # a run that goes on does not begin with round 1
+        self._round = max(self._round, job.round)  # a run that goes on does not begin with round 1
         self._trained += 1
         if self._clock() - self._told >= WORKING_EVERY_S:
             self._tell(Working(self._round, self._trained))

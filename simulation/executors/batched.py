@@ -35,8 +35,8 @@ class Batched:
     """See `Executor`. Heads are trained on features that are kept while the extractor stays the same, whole
     networks by one call of torch for a step of all, where that is the engine.
 
-    Results are those of the plain executor to rounding. Jobs that gain nothing, and devices without samples,
-    go to `fallback`, which is closed with this one.
+    Results are those of the plain executor to rounding. Jobs that gain nothing, those of smaller models, and
+    devices without samples go to `fallback`, which is closed with this one.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Batched:
         self._ways: tuple[Way, ...] = (BatchedHeads(world, cache_bytes), BatchedNetworks(world, networks))
         self._chosen: dict[AnyStrategy, Way | None] = {}
 
-    def run(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
         ways = [self._way(job) for job in jobs]
         others = [job for job, way in zip(jobs, ways, strict=True) if way is None]
         rest = self._fallback.run(bases, others) if others else iter(())
@@ -72,7 +72,7 @@ class Batched:
         self._fallback.close()
 
     def _way(self, job: Job) -> Way | None:
-        if not len(self._world.clients.indices(job.device)):
+        if job.strategy.member or not len(self._world.clients.indices(job.device)):
             return None
         if job.strategy not in self._chosen:
             takers = (way for way in self._ways if way.takes(job.strategy))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from models.heads import Lesson, joined, parted, train_heads
 from models.manifest import Manifest
 from models.tensors import Tensors, check
 from strategies.head_training import HeadTraining, TakesFeatures, TrainsHead
-from strategies.kind import AnyStrategy, Contribution, Run
+from strategies.kind import AnyStrategy, Contribution
 
 from .batched_features import Features, Known
-from .job import Failed, Job, Result, World
+from .job import Failed, Job, Result, World, run_of
 
 TOGETHER_BYTES = 1 << 20
 """Of heads that are trained at once; more would leave a processor's cache and gain nothing."""
@@ -46,7 +46,8 @@ class BatchedHeads:
         if isinstance(strategy, TakesFeatures):
             width = self._manifest.head.features
             results = [strategy.from_features(k.inputs[:, :width], k.y, self._manifest) for k in known]
-            return [_checked(result, self._manifest, strategy) for result in results]
+            made = [replace(result, form=strategy.form) for result in results]
+            return [_checked(result, self._manifest, strategy) for result in made]
         return self._trained(base, jobs, known)
 
     def close(self) -> None:
@@ -58,7 +59,7 @@ class BatchedHeads:
         head, strategy = self._manifest.head, jobs[0].strategy
         learnt = train_heads(joined(base, head), lessons, plans[0].optimizer)
         made = [
-            Contribution(strategy.name, tensors, len(k.y), float(loss))
+            Contribution(strategy.name, tensors, len(k.y), float(loss), strategy.form)
             for tensors, k, loss in zip(parted(learnt.heads, head), known, learnt.losses, strict=True)
         ]
         if np.isfinite(learnt.heads).all():
@@ -68,7 +69,7 @@ class BatchedHeads:
 
 def _plan(job: Job, known: Known) -> HeadTraining:
     strategy: TrainsHead = job.strategy  # type: ignore[assignment]  # by `takes`
-    return strategy.head_training(known.y, Run(job.seed, job.name, clock=lambda: 0.0, deadline=inf))
+    return strategy.head_training(known.y, run_of(job))
 
 
 def _checked(made: Contribution, manifest: Manifest, strategy: AnyStrategy) -> Result:

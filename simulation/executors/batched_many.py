@@ -16,7 +16,7 @@ from strategies import local_training
 from strategies.kind import AnyStrategy, Contribution, LocalData, Run
 from strategies.local_training import Epochs, Plans
 
-from .job import Failed, Job, Result, World
+from .job import Failed, Job, Result, World, run_of
 
 if TYPE_CHECKING:
     from models.torch_engine import TorchModel
@@ -64,7 +64,7 @@ class BatchedNetworks:
         lessons, plans = [], []
         for job in jobs:
             data = self._world.clients.local(job.device, self._manifest.input)
-            run = Run(job.seed, job.name, clock=lambda: 0.0, deadline=inf)
+            run = run_of(job)
             plan = _plan(job.strategy, model, data, run)
             lessons.append(Lesson(data.x, data.y, *local_training.steps(plan, run)))
             plans.append(plan)
@@ -75,7 +75,7 @@ class BatchedNetworks:
         strategy, expected = jobs[0].strategy, jobs[0].strategy.expected(self._manifest)
         results: list[Result] = []
         for plan, params, loss in zip(plans, learnt.params, learnt.losses, strict=True):
-            made = Contribution(strategy.name, params.views, len(plan.indices), float(loss))
+            made = Contribution(strategy.name, params.views, len(plan.indices), float(loss), strategy.form)
             try:
                 check(made.tensors, expected)
                 results.append(made)

@@ -118,17 +118,25 @@ def _best(world: World, cores: int, kinds: Sequence[AnyStrategy]) -> Choice:
 
 
 def job_flops(world: World, kind: AnyStrategy) -> float:
-    """Predicted operations of one job on a device of mean size; 0 for a kind that the bundle cannot do."""
-    manifest, labels = world.bundle.manifest, len(world.bundle.manifest.labels)
-    samples = -(-len(world.clients.order) // max(1, len(world.clients)))
+    """Predicted operations of one job on a device of mean size, of the form of a kind that takes most; 0 for
+    a kind that the bundle cannot do.
+    """
+    return max(_form_flops(world, form) for form in kind.variants())
+
+
+def _form_flops(world: World, form: AnyStrategy) -> float:
+    manifest = world.of(form.member).manifest
+    labels, samples = len(manifest.labels), -(-len(world.clients.order) // max(1, len(world.clients)))
     counts = tuple(samples // labels + (label < samples % labels) for label in range(labels))
     try:
-        return kind.cost(workload(manifest, counts), _ANYONE).flops
+        return form.cost(workload(manifest, counts), _ANYONE).flops
     except MissingGraph:
         return 0.0
 
 
 def _on_features(kind: AnyStrategy, manifest: Manifest) -> bool:
+    if kind.member:
+        return False
     trains = isinstance(kind, TrainsHead) and kind.trains_head(manifest)
     return trains or isinstance(kind, TakesFeatures)
 

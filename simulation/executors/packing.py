@@ -14,33 +14,57 @@ from numpy.typing import NDArray
 import models.errors
 from broker.messages import Kind
 from models.errors import ModelError, one_line
-from models.manifest import Manifest
 from models.tensors import ALIGNMENT, Tensors, TensorSpec
 from simulation.errors import ExecutorError
 from strategies import registry
 from strategies.kind import AnyStrategy, Contribution
 
-from .job import Failed, Job, Result
+from .job import Failed, Job, Result, World
+
+Layout = tuple[TensorSpec, ...]
+"""Tensors as they lie one after another; see `places`."""
 
 
 class PackedJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A `Job` whose strategy is number `strategy` among the kinds that are packed beside it."""
+    """A `Job` whose strategy is number `strategy` among the kinds that are packed beside it.
+
+    Its memory lies elsewhere, as number `memory` of the layouts says; -1: there is none.
+    """
 
     device: int
     name: str
     strategy: int
     seed: int
-    base: int
+    base: str
+    memory: int = -1
+    aside: str = ""
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True):
+    """Jobs; each different strategy once, as it stands in an offer, and each different layout of memory."""
+
+    jobs: tuple[PackedJob, ...]
+    kinds: tuple[Kind, ...]
+    layouts: tuple[Layout, ...]
+
+    def layout(self, job: PackedJob) -> Layout:
+        """Of its memory."""
+        return self.layouts[job.memory] if job.memory >= 0 else ()
 
 
 class Trained(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """A contribution without its tensors, which lie elsewhere in the order of `names`."""
+    """A contribution without its tensors, which lie elsewhere in the order of their names and `shapes`.
+
+    `memory` says how its memory lies; None: there is none.
+    """
 
     job: int
     kind: str
-    names: tuple[str, ...]
+    form: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
     num_examples: int
     train_loss: float
+    memory: Layout | None
 
 
 class Diverged(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -70,25 +94,29 @@ pack = msgspec.msgpack.Encoder().encode
 read_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
-def pack_jobs(jobs: Sequence[Job]) -> tuple[tuple[Kind, ...], tuple[PackedJob, ...]]:
-    """Each different strategy once, as it stands in an offer, and the jobs that point to them.
+def pack_jobs(jobs: Sequence[Job]) -> Packed:
+    """The jobs without their memory, and what they point to.
 
     Raises ExecutorError for a strategy that another process would not read as the same.
     """
     numbers: dict[int, int] = {}  # by identity of the strategy, which the jobs keep alive
     kinds: dict[tuple[str, bytes], int] = {}
+    layouts: dict[Layout, int] = {}
     packed = []
     for job in jobs:
         if id(job.strategy) not in numbers:
             kind = _written(job.strategy)
             numbers[id(job.strategy)] = kinds.setdefault((kind.name, bytes(kind.settings)), len(kinds))
-        packed.append(PackedJob(job.device, job.name, numbers[id(job.strategy)], job.seed, job.base))
-    return tuple(Kind(name, msgspec.Raw(settings)) for name, settings in kinds), tuple(packed)
+        memory = layouts.setdefault(specs_of(job.memory), len(layouts)) if job.memory else -1
+        number = numbers[id(job.strategy)]
+        packed.append(PackedJob(job.device, job.name, number, job.seed, job.base, memory, job.aside))
+    written = (Kind(name, msgspec.Raw(settings)) for name, settings in kinds)
+    return Packed(tuple(packed), tuple(written), tuple(layouts))
 
 
-def unpack_job(packed: PackedJob, strategy: AnyStrategy) -> Job:
-    """With the strategy of the kind that it points to."""
-    return Job(packed.device, packed.name, strategy, packed.seed, packed.base)
+def unpack_job(packed: PackedJob, strategy: AnyStrategy, memory: Tensors) -> Job:
+    """With the strategy of the kind that it points to, and its memory."""
+    return Job(packed.device, packed.name, strategy, packed.seed, packed.base, memory, packed.aside)
 
 
 def size_of(specs: Iterable[TensorSpec]) -> int:
@@ -108,11 +136,13 @@ def views(buffer: Any, specs: Iterable[TensorSpec], start: int = 0) -> dict[str,
     """The tensors that lie in `buffer` from byte `start` on; they share its memory."""
     return {
         spec.name: np.frombuffer(buffer, spec.dtype, spec.size, start + place).reshape(spec.shape)
+        if spec.size
+        else np.empty(spec.shape, spec.dtype)
         for spec, place in places(specs)
     }
 
 
-def specs_of(tensors: Tensors) -> tuple[TensorSpec, ...]:
+def specs_of(tensors: Tensors) -> Layout:
     """As they are, in their order."""
     return tuple(TensorSpec(name, value.shape, value.dtype.name) for name, value in tensors.items())
 
@@ -133,40 +163,57 @@ def broke(job: int, error: Exception) -> Broke:
 
 
 def headline(job: int, result: Result) -> Trained | Diverged:
-    """The reply that goes with the tensors of a result."""
+    """The reply that goes with the tensors of a result, and with its memory."""
     if isinstance(result, Failed):
         return Diverged(job, result.why)
-    names = tuple(result.tensors)
-    return Trained(job, result.kind, names, int(result.num_examples), float(result.train_loss))
+    return Trained(
+        job,
+        result.kind,
+        result.form,
+        tuple((name, value.shape) for name, value in result.tensors.items()),
+        int(result.num_examples),
+        float(result.train_loss),
+        None if result.memory is None else specs_of(result.memory),
+    )
 
 
 class Expected:
     """What contributions consist of, found out once for each strategy of a run."""
 
-    def __init__(self, manifest: Manifest) -> None:
-        self._manifest = manifest
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._known: dict[int, tuple[AnyStrategy, dict[str, TensorSpec]]] = {}
 
     def specs(self, strategy: AnyStrategy) -> Mapping[str, TensorSpec]:
-        """By name. Raises ModelError where the bundle has no such tensors."""
+        """By name. Raises ModelError where the bundle has no such tensors, ExecutorError without a bundle."""
         if id(strategy) not in self._known:  # kept beside it, so that its identity stays its own
-            specs = {spec.name: spec for spec in strategy.expected(self._manifest)}
+            manifest = self._world.of(strategy.member).manifest
+            specs = {spec.name: spec for spec in strategy.expected(manifest)}
             self._known[id(strategy)] = strategy, specs
         return self._known[id(strategy)][1]
 
     def size(self, strategy: AnyStrategy) -> int:
-        """Bytes of a contribution's tensors; 0 where the bundle cannot have any, which training will say."""
+        """Bytes of a contribution's tensors, at most; 0 where the bundle cannot have any, which training will
+        say.
+        """
         try:
             return size_of(self.specs(strategy).values())
         except ModelError:
             return 0
 
-    def result(self, reply: Reply, strategy: AnyStrategy, buffer: Any, start: int = 0) -> Result:
-        """The result whose tensors lie in `buffer`, and share its memory. Raises what broke."""
+    def result(
+        self, reply: Reply, strategy: AnyStrategy, buffer: Any, start: int = 0, memory: Any = b""
+    ) -> Result:
+        """The result whose tensors lie in `buffer`, and its memory in `memory`; it shares theirs.
+
+        Raises what broke.
+        """
         if isinstance(reply, Trained):
             specs = self.specs(strategy)
-            tensors = views(buffer, [specs[name] for name in reply.names], start)
-            return Contribution(reply.kind, tensors, reply.num_examples, reply.train_loss)
+            layout = [TensorSpec(name, shape, specs[name].dtype) for name, shape in reply.shapes]
+            tensors = views(buffer, layout, start)
+            kept = None if reply.memory is None else views(memory, reply.memory)
+            return Contribution(reply.kind, tensors, reply.num_examples, reply.train_loss, reply.form, kept)
         if isinstance(reply, Diverged):
             return Failed(reply.why)
         raise error_of(reply) if isinstance(reply, Broke) else ExecutorError(f"a worker answered {reply}")

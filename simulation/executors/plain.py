@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from models.engine import DeviceModel
 from models.engines import open_model
 from models.tensors import Tensors
+from strategies.kind import NOTHING
 
-from .job import Job, Result, World, train
+from .job import Failed, Job, Result, World, train
 
 
 class Plain:
@@ -18,20 +21,32 @@ class Plain:
     def __init__(self, world: World) -> None:
         """Raises EngineError, BundleError."""
         self._world = world
-        self._model = open_model(world.bundle, world.engine)
-        self._loaded: Tensors = {}
+        self._models: dict[str, DeviceModel] = {"": open_model(world.bundle, world.engine)}
+        self._loaded: dict[str, Tensors] = {}
 
-    def run(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
         for job in jobs:
-            self._load(bases[job.base])
-            yield train(self._model, self._world, job)
+            model = self._holding(job.strategy.member, bases[job.base])
+            aside = bases[job.aside] if job.aside else NOTHING
+            yield _own(train(model, self._world, job, aside))
 
-    def _load(self, base: Tensors) -> None:
-        """Only what is new: a tensor that no round has changed is the same array."""
-        if base is not self._loaded:
-            known = self._loaded
-            self._model.load({name: value for name, value in base.items() if value is not known.get(name)})
-            self._loaded = base
+    def _holding(self, member: str, base: Tensors) -> DeviceModel:
+        """Only what is new is loaded: a tensor that no round has changed is the same array."""
+        if member not in self._models:
+            self._models[member] = open_model(self._world.of(member), self._world.engine)
+        model, known = self._models[member], self._loaded.get(member, NOTHING)
+        if base is not known:
+            model.load({name: value for name, value in base.items() if value is not known.get(name)})
+            self._loaded[member] = base
+        return model
 
     def close(self) -> None:
-        self._model.unload()
+        for model in self._models.values():
+            model.unload()
+
+
+def _own(result: Result) -> Result:
+    """With a memory that no engine changes later."""
+    if isinstance(result, Failed) or result.memory is None:
+        return result
+    return replace(result, memory={name: value.copy() for name, value in result.memory.items()})

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from models.freed_memory import give_back
 from models.tensors import Tensors
@@ -15,29 +13,15 @@ from simulation.errors import ExecutorError
 from . import packing
 from .cores import usable_cores
 from .job import Job, Result, World
-from .packing import Broke, Expected, Ready, Reply
+from .packing import Broke, Ready
 from .processes_bases import BasesInMemory
 from .processes_crew import Crew
 from .processes_memory import MOST_WORKERS, WAVE_JOBS, Board
+from .processes_wave import Running, contents, planned
 from .processes_worker import Wave
 
-RESULTS_BYTES = 32 << 20
-"""Of results that wait for their turn, about; at least two of each worker may wait."""
 LARGE_BYTES = 1 << 20
-MOST_SLOTS = 1024
 MOST_DEATHS = 3
-
-
-@dataclass(frozen=True)
-class _Running:
-    """One wave: its jobs, what results consist of, the replies that have come, and who died over which."""
-
-    jobs: Sequence[Job]
-    expected: Expected
-    slots: int
-    slot_bytes: int
-    replies: dict[int, Reply]
-    deaths: Counter[int]
 
 
 class Processes:
@@ -60,8 +44,8 @@ class Processes:
         self._crew = Crew(world)
         self._end = weakref.finalize(self, self._crew.close)
         self._board = Board(self._crew.board)
-        self._bases = BasesInMemory(world.bundle.manifest, self._crew.bases)
-        self._going: _Running | None = None
+        self._bases = BasesInMemory(self._crew.bases)
+        self._going: Running | None = None
         self._opened = 0
         self._mapped: mmap.mmap | None = None
         try:
@@ -70,7 +54,7 @@ class Processes:
             self.close()
             raise
 
-    def run(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
         for start in range(0, len(jobs), WAVE_JOBS):
             yield from self._wave(bases, jobs[start : start + WAVE_JOBS])
 
@@ -94,34 +78,37 @@ class Processes:
                     raise packing.error_of(heard.reply)
                 ready += 1
 
-    def _wave(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def _wave(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
         going = self._begin(bases, jobs)
         try:
             buffer = self._results(going.slots * going.slot_bytes)
             for number, job in enumerate(jobs):
                 self._check_open()
-                self._open(number, min(number + going.slots, len(jobs)))
-                while number not in going.replies:
+                self._open(going, number)
+                while number not in going.heard:
                     self._listen()
                 start = number % going.slots * going.slot_bytes
-                yield going.expected.result(going.replies.pop(number), job.strategy, buffer, start)
+                heard = going.heard.pop(number)
+                if heard.reply is not None:
+                    yield going.expected.result(heard.reply, job.strategy, buffer, start, heard.memory)
                 _let_go(buffer, start, going.slot_bytes)
         finally:
             if self._end.alive:
                 self._board.stop()
             self._going = None
 
-    def _begin(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> _Running:
+    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Running:
         """Lays out the jobs, of which none may be taken yet. Waits for what an abandoned run left at work."""
         self._check_open()
         if self._going is not None:
             raise ExecutorError("a run is going on; its results must be taken first")
         while self._board.taken():
             self._listen()
-        going = self._planned(jobs)
-        kinds, packed = packing.pack_jobs(jobs)
-        places = self._bases.places({job.base: bases[job.base] for job in jobs})
-        text = packing.pack(Wave(kinds, packed, going.slots, going.slot_bytes, places))
+        going = planned(self._world, jobs, len(self._crew.pids))
+        places = self._bases.places(contents(self._world, bases, jobs))
+        self._crew.memories.grow(max(going.slots * going.memory_bytes, 1))
+        wave = Wave(going.packed, going.slots, going.slot_bytes, going.memory_bytes, places)
+        text = packing.pack(wave)
         with self._board.locked():
             self._crew.wave.write(text, 0)
             self._board.begin(len(jobs), len(text))
@@ -130,16 +117,12 @@ class Processes:
             give_back()  # what merging the last round has left
         return going
 
-    def _planned(self, jobs: Sequence[Job]) -> _Running:
-        expected = Expected(self._world.bundle.manifest)
-        size = max(expected.size(job.strategy) for job in jobs)
-        slot = size + -size % mmap.PAGESIZE
-        at_once = max(2 * len(self._crew.pids) + 1, min(MOST_SLOTS, RESULTS_BYTES // max(slot, 1)))
-        return _Running(jobs, expected, min(at_once, len(jobs)), slot, {}, Counter())
-
-    def _open(self, first: int, end: int) -> None:
-        """Jobs before `end` may be taken, of which those before `first` are done."""
+    def _open(self, going: Running, first: int) -> None:
+        """All jobs before `first` are done; as many from there on may be taken as results have room."""
+        end = min(first + going.slots, len(going.jobs))
         if end > self._opened:
+            for number in range(self._opened, end):
+                going.remember(number, self._crew.memories)
             self._opened = end
             self._crew.wake(self._board.open(first, end))
 
@@ -163,7 +146,7 @@ class Processes:
             elif not isinstance(heard.reply, Ready):
                 self._board.done(heard.reply.job)
                 if self._going is not None:
-                    self._going.replies[heard.reply.job] = heard.reply
+                    self._going.heard[heard.reply.job] = heard
 
     def _replace(self, worker: int) -> None:
         """A worker is gone: its job is free again, and another is started in its place."""

@@ -2,60 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from models.manifest import Manifest
 from models.tensors import Tensors, check
 
 from . import packing
+from .packing import Layout
 from .processes_memory import Shared
 from .processes_worker import BasePlace
 
 
 @dataclass(frozen=True)
-class _Slot:
-    """A base model in shared memory, and the version of each of its tensors."""
+class Content:
+    """A base model, or what is sent beside one, and what it must consist of."""
 
-    base: Tensors
+    tensors: Tensors
+    layout: Layout
+
+
+@dataclass(frozen=True, eq=False)
+class _Slot:
+    """`room` bytes of shared memory from `start` on; what lies there, and the version of each tensor."""
+
+    start: int
+    room: int
+    content: Content
     versions: tuple[int, ...]
+
+    @property
+    def place(self) -> BasePlace:
+        return BasePlace(self.start, self.versions, self.content.layout)
 
 
 class BasesInMemory:
     """Where base models lie in shared memory. What is there already is not written again."""
 
-    def __init__(self, manifest: Manifest, shared: Shared) -> None:
-        self._stored = manifest.stored()
-        self._size = packing.size_of(self._stored)
+    def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._slots: list[_Slot] = []
         self._versions = 0
 
-    def places(self, bases: Mapping[int, Tensors]) -> dict[int, BasePlace]:
-        """Of each base model. Raises TensorError for one that is not whole."""
-        held = {id(slot.base): number for number, slot in enumerate(self._slots)}
-        found = {number: held[id(base)] for number, base in bases.items() if id(base) in held}
-        free = [slot for slot in range(len(held) + len(bases)) if slot not in found.values()]
-        for number in sorted(bases.keys() - found.keys()):
-            found[number] = free.pop(0)
-            self._put(found[number], bases[number])
-        return {n: BasePlace(slot * self._size, self._slots[slot].versions) for n, slot in found.items()}
+    def places(self, contents: Mapping[str, Content]) -> dict[str, BasePlace]:
+        """Of each, by the same keys. Raises TensorError for one that is not whole."""
+        held = {id(slot.content.tensors): slot for slot in self._slots}
+        found = {key: held[id(new.tensors)] for key, new in contents.items() if id(new.tensors) in held}
+        for key in sorted(contents.keys() - found.keys()):
+            found[key] = self._put(contents[key], found.values())
+        return {key: slot.place for key, slot in found.items()}
 
-    def _put(self, number: int, base: Tensors) -> None:
-        """Where a tensor is the same array as in another base model, its version is the same."""
-        check(base, self._stored)
-        names = [spec.name for spec in self._stored]
+    def _put(self, new: Content, taken: Iterable[_Slot]) -> _Slot:
+        """Where a tensor is the same array as in another slot, its version is the same."""
+        check(new.tensors, new.layout)
+        names = [spec.name for spec in new.layout]
         known = {
-            id(slot.base[name]): version
+            id(slot.content.tensors[spec.name]): version
             for slot in self._slots
-            for name, version in zip(names, slot.versions, strict=True)
+            for spec, version in zip(slot.content.layout, slot.versions, strict=True)
         }
         fresh = iter(range(self._versions + 1, self._versions + 1 + len(names)))
-        versions = tuple(known.get(id(base[name])) or next(fresh) for name in names)
+        versions = tuple(known.get(id(new.tensors[name])) or next(fresh) for name in names)
         self._versions += len(names)
-        before = self._slots[number].versions if number < len(self._slots) else (0,) * len(names)
-        self._shared.grow((number + 1) * self._size)
-        for (spec, place), old, new in zip(packing.places(self._stored), before, versions, strict=True):
-            if old != new:
-                self._shared.write(base[spec.name], number * self._size + place)
-        self._slots[number : number + 1] = [_Slot(base, versions)]
+        old = self._spare(new.layout, {id(slot) for slot in taken})
+        slot = _Slot(old.start, old.room, new, versions) if old else self._beyond(new, versions)
+        kept = old is not None and old.content.layout == new.layout
+        before = old.versions if old is not None and kept else (0,) * len(names)
+        for (spec, place), was, version in zip(packing.places(new.layout), before, versions, strict=True):
+            if was != version:
+                self._shared.write(new.tensors[spec.name], slot.start + place)
+        self._slots = [*(one for one in self._slots if one is not old), slot]
+        return slot
+
+    def _spare(self, layout: Layout, taken: set[int]) -> _Slot | None:
+        """A slot that is not needed now: best with tensors of the same shapes, else a small one."""
+        free = [slot for slot in self._slots if id(slot) not in taken]
+        alike = next((slot for slot in free if slot.content.layout == layout), None)
+        size = packing.size_of(layout)
+        return alike or min((slot for slot in free if slot.room >= size), key=lambda s: s.room, default=None)
+
+    def _beyond(self, new: Content, versions: tuple[int, ...]) -> _Slot:
+        """In new memory, after all others."""
+        start = max((slot.start + slot.room for slot in self._slots), default=0)
+        room = packing.size_of(new.layout)
+        self._shared.grow(start + room)
+        return _Slot(start, room, new, versions)

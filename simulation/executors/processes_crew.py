@@ -21,11 +21,12 @@ from simulation.clients import Clients
 from simulation.errors import ExecutorError
 
 from .job import World
-from .packing import Ready, Reply, read_reply
+from .packing import Ready, Reply, Trained, read_reply
 from .processes_launch import Order, launch
 from .processes_memory import Shared
 
 END_S = 5.0
+SHARED = ("board", "wave", "bases", "results", "memories")
 
 
 @dataclass
@@ -39,10 +40,11 @@ class Worker:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a worker said; `reply` is None when it is gone."""
+    """What a worker said, with the memory that its reply tells of; `reply` is None when it is gone."""
 
     worker: int
     reply: Reply | None
+    memory: bytes = b""
 
 
 class Crew:
@@ -55,7 +57,7 @@ class Crew:
         saved = saved_in(world.clients)
         self._made = saved is None
         self.folder = Path(tempfile.mkdtemp(prefix="device-runtime-")) if saved is None else saved
-        self.board, self.wave, self.bases, self.results = (Shared.make() for _ in range(4))
+        self.board, self.wave, self.bases, self.results, self.memories = (Shared.make() for _ in range(5))
         self._world = world
         self._workers: dict[int, Worker] = {}
         self._selector = DefaultSelector()
@@ -74,15 +76,16 @@ class Crew:
             self._selector.register(link, EVENT_READ, number)
 
     def _order(self, number: int, link: int) -> Order:
-        world, shared = self._world, ("board", "wave", "bases", "results")
+        world = self._world
         return Order(
             number=number,
             link=link,
             bundle=str(world.bundle.path.absolute()),
+            family={name: str(bundle.path.absolute()) for name, bundle in world.family.items()},
             clients=str(self.folder.absolute()),
             made=self._made,
             engine=world.engine,
-            **{name: getattr(self, name).fd for name in shared},
+            **{name: getattr(self, name).fd for name in SHARED},
         )
 
     def wake(self, workers: list[int]) -> None:
@@ -123,16 +126,19 @@ class Crew:
         for worker in workers:
             _wait(worker)
         self._selector.close()
-        for shared in (self.board, self.wave, self.bases, self.results):
-            shared.close()
+        for name in SHARED:
+            getattr(self, name).close()
         if self._made:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _hear(self, number: int) -> Heard:
         try:
-            reply = read_reply(self._workers[number].link.recv_bytes())
+            link = self._workers[number].link
+            reply = read_reply(link.recv_bytes())
             if isinstance(reply, Ready):
                 self._workers[number].pid = reply.pid
+            if isinstance(reply, Trained) and reply.memory is not None:
+                return Heard(number, reply, link.recv_bytes())
             return Heard(number, reply)
         except (EOFError, OSError):
             return Heard(number, None)

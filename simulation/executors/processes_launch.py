@@ -22,7 +22,8 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VEC
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a worker is started with. File descriptors are inherited; `clients` is what `Clients.save` wrote.
+    """What a worker is started with. File descriptors are inherited; `clients` is what `Clients.save` wrote,
+    `bundle` and `family` are paths.
 
     `made` says that the clients' folder is the parent's own, to be removed when it is gone.
     """
@@ -33,7 +34,9 @@ class Order(msgspec.Struct, frozen=True):
     wave: int
     bases: int
     results: int
+    memories: int
     bundle: str
+    family: dict[str, str]
     clients: str
     made: bool
     engine: EngineWish
@@ -42,7 +45,8 @@ class Order(msgspec.Struct, frozen=True):
 def launch(orders: Sequence[Order]) -> subprocess.Popen[bytes]:
     """A new process that is the first of these workers, and sees to the others; all are deaf to Ctrl-C."""
     first = orders[0]
-    shared = (first.board, first.wave, first.bases, first.results, *(order.link for order in orders))
+    board = (first.board, first.wave, first.bases, first.results, first.memories)
+    shared = (*board, *(order.link for order in orders))
     threads = str(first.engine.threads)
     with _no_interrupts():
         return subprocess.Popen(

@@ -6,24 +6,27 @@ import importlib
 import mmap
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from broker.messages import Kind
 from models.bundle import Bundle
+from models.engine import DeviceModel
 from models.engines import open_model
 from models.freed_memory import give_back
+from models.tensors import Tensors
 from simulation.clients import Clients
 from strategies import registry
-from strategies.kind import AnyStrategy
+from strategies.kind import NOTHING, AnyStrategy
 
 from . import packing
 from .job import Failed, Result, World, train
-from .packing import PackedJob, Ready
+from .packing import Layout, Packed, Ready
 from .processes_launch import Order, divided
 from .processes_memory import Board, Shared
 
@@ -36,16 +39,23 @@ class BasePlace(msgspec.Struct, frozen=True, array_like=True):
 
     start: int
     versions: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def end(self) -> int:
+        return self.start + packing.size_of(self.layout)
 
 
 class Wave(msgspec.Struct, frozen=True, array_like=True):
-    """Jobs, and where things lie: result i in slot i % slots, of `slot_bytes`; base b at `bases[b]`."""
+    """Jobs, and where things lie: result i in slot i % slots, of `slot_bytes`; base b at `bases[b]`; what the
+    device of job i kept in slot i % slots of the memories, of `memory_bytes`.
+    """
 
-    kinds: tuple[Kind, ...]
-    jobs: tuple[PackedJob, ...]
+    packed: Packed
     slots: int
     slot_bytes: int
-    bases: dict[int, BasePlace]
+    memory_bytes: int
+    bases: dict[str, BasePlace]
 
 
 def main(text: str) -> None:
@@ -67,26 +77,35 @@ def main(text: str) -> None:
             if job is None:
                 link.recv_bytes()
             else:
-                link.send_bytes(packing.pack(worker.do(job)))
+                for part in worker.do(job):
+                    link.send_bytes(part)
     if order.made:  # the parent is gone: it ends its workers by a signal
         shutil.rmtree(order.clients, ignore_errors=True)
 
 
+@dataclass
+class Opened:
+    """A model on its engine, and the versions of the tensors that it has loaded."""
+
+    model: DeviceModel
+    loaded: tuple[int, ...] = ()
+
+
 class Worker:
-    """One engine, and what it has loaded."""
+    """One engine for each model of the family that it is asked for, and what it has loaded."""
 
     def __init__(self, order: Order) -> None:
         """Raises BundleError, EngineError, OSError."""
         self._number = order.number
         self._board = Board(Shared(order.board))
-        self._described, self._bases, self._results = map(Shared, (order.wave, order.bases, order.results))
+        self._described, self._bases = Shared(order.wave), Shared(order.bases)
+        self._results, self._memories = Shared(order.results), Shared(order.memories)
         bundle = Bundle.open(order.bundle)
-        self._world = World(bundle, Clients.open(Path(order.clients)), order.engine)
-        self._model = open_model(bundle, order.engine)
-        self._stored = bundle.manifest.stored()
+        family = {name: Bundle.open(path) for name, path in order.family.items()}
+        self._world = World(bundle, Clients.open(Path(order.clients)), order.engine, family)
+        self._models = {"": Opened(open_model(bundle, order.engine))}
         self._wave_number, self._touched = 0, 0
-        self._loaded: tuple[int, ...] = ()
-        self._wave = Wave((), (), 1, 0, {})
+        self._wave = Wave(Packed((), (), ()), 1, 0, 0, {})
         self._strategies: dict[int, AnyStrategy] = {}
 
     def take(self) -> int | None:
@@ -102,35 +121,55 @@ class Worker:
             self._strategies, self._wave_number = {}, number
         return job
 
-    def do(self, number: int) -> packing.Reply:
-        """One job of the wave, the tensors of its result in its slot."""
-        packed = self._wave.jobs[number]
+    def do(self, number: int) -> Iterator[Any]:
+        """One job of the wave, the tensors of its result in its slot: its reply, then its memory if any."""
+        packed = self._wave.packed.jobs[number]
         try:
-            self._load(self._wave.bases[packed.base])
-            job = packing.unpack_job(packed, self._strategy(packed.strategy))
-            result = train(self._model, self._world, job)
+            strategy = self._strategy(packed.strategy)
+            model = self._holding(strategy.member, self._wave.bases[packed.base])
+            job = packing.unpack_job(packed, strategy, self._memory(number))
+            result = train(model, self._world, job, self._aside(packed.aside))
             self._leave(number, result)
             self._forget(packed.device)
-            return packing.headline(number, result)
         except Exception as error:
-            return packing.broke(number, error)
+            yield packing.pack(packing.broke(number, error))
+            return
+        yield packing.pack(packing.headline(number, result))
+        if not isinstance(result, Failed) and result.memory is not None:
+            yield packing.joined(result.memory)
 
     def _strategy(self, number: int) -> AnyStrategy:
         if number not in self._strategies:
-            self._strategies[number] = registry.read(self._wave.kinds[number])
+            self._strategies[number] = registry.read(self._wave.packed.kinds[number])
         return self._strategies[number]
 
-    def _load(self, base: BasePlace) -> None:
-        """Only what is new; what was loaded of it before an error is loaded again."""
-        if base.versions == self._loaded:
-            return
-        mapped = self._bases.view(base.start + packing.size_of(self._stored))
-        found = packing.views(mapped, self._stored, base.start)
-        before = self._loaded or (0,) * len(self._stored)
-        pairs = zip(self._stored, before, base.versions, strict=True)
-        self._loaded = ()
-        self._model.load({spec.name: found[spec.name] for spec, old, new in pairs if old != new})
-        self._loaded = base.versions
+    def _holding(self, member: str, base: BasePlace) -> DeviceModel:
+        """Only what is new is loaded; what was loaded of it before an error is loaded again."""
+        if member not in self._models:
+            self._models[member] = Opened(open_model(self._world.of(member), self._world.engine))
+        opened = self._models[member]
+        if base.versions == opened.loaded:
+            return opened.model
+        found = packing.views(self._bases.view(base.end), base.layout, base.start)
+        before = opened.loaded or (0,) * len(base.layout)
+        pairs = zip(base.layout, before, base.versions, strict=True)
+        opened.loaded = ()
+        opened.model.load({spec.name: found[spec.name] for spec, old, new in pairs if old != new})
+        opened.loaded = base.versions
+        return opened.model
+
+    def _memory(self, number: int) -> Tensors:
+        layout = self._wave.packed.layout(self._wave.packed.jobs[number])
+        if not layout:
+            return NOTHING
+        start = number % self._wave.slots * self._wave.memory_bytes
+        return packing.views(self._memories.view(max(start + self._wave.memory_bytes, 1)), layout, start)
+
+    def _aside(self, key: str) -> Tensors:
+        if not key:
+            return NOTHING
+        place = self._wave.bases[key]
+        return packing.views(self._bases.view(max(place.end, 1)), place.layout, place.start)
 
     def _leave(self, number: int, result: Result) -> None:
         if isinstance(result, Failed):

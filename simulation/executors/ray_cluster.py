@@ -16,7 +16,7 @@ from simulation.errors import ExecutorError
 from .cores import usable_cores
 from .job import World
 from .packing import Reply, read_reply
-from .ray_actor import NOTHING, Bytes, Errand, RayWorker
+from .ray_actor import NOTHING, Bytes, Errand, Opening, RayWorker
 
 START_S = 120.0
 """Seconds of waiting for a first worker, after which it is said that there is none."""
@@ -42,6 +42,7 @@ class Returned:
     ticket: int
     reply: Reply | None
     tensors: Bytes
+    memory: Bytes
     why: str = ""
 
 
@@ -56,11 +57,10 @@ class Cluster:
             self._join(address, cores)
         clients = world.clients
         arrays = (clients.x, clients.y, clients.order, clients.offsets)
-        bundle = np.frombuffer(world.bundle.packed(), np.uint8)
+        bundles = (np.frombuffer(bundle.packed(), np.uint8) for bundle in world.bundles.values())
         self._given = [
-            self.ray.put(bundle),
-            msgspec.msgpack.encode(world.engine),
-            *(self.ray.put(np.asarray(array)) for array in arrays),
+            msgspec.msgpack.encode(Opening(world.engine, tuple(world.family))),
+            *(self.ray.put(np.asarray(array)) for array in (*arrays, *bundles)),
         ]
         self._actors: dict[int, Any] = {}
         self._flying: dict[Any, tuple[int, int]] = {}  # answers on their way: worker and ticket
@@ -79,9 +79,9 @@ class Cluster:
         self._flying[actor.open.remote(*self._given)] = self._numbers, -1
         return self._numbers
 
-    def send(self, worker: int, ticket: int, errand: Errand, base: Any) -> None:
-        """One more errand for a worker; `base` is what `ray.put` gave."""
-        answer = self._actors[worker].do.remote(msgspec.msgpack.encode(errand), base)
+    def send(self, worker: int, ticket: int, errand: Errand, *given: Any) -> None:
+        """One more errand for a worker; `given` are base, memory, aside, or what `ray.put` gave."""
+        answer = self._actors[worker].do.remote(msgspec.msgpack.encode(errand), *given)
         self._flying[answer] = worker, ticket
 
     def next(self) -> list[Returned]:
@@ -114,9 +114,9 @@ class Cluster:
         except errors.RayTaskError as error:
             raise ExecutorError(f"a Ray worker gave up: {one_line(error.cause or error)}") from error
         except errors.RayError as error:
-            return Returned(worker, ticket, None, NOTHING, one_line(error))
-        text, tensors = (answer, NOTHING) if ticket < 0 else answer
-        return Returned(worker, ticket, read_reply(text), tensors)
+            return Returned(worker, ticket, None, NOTHING, NOTHING, one_line(error))
+        text, tensors, memory = (answer, NOTHING, NOTHING) if ticket < 0 else answer
+        return Returned(worker, ticket, read_reply(text), tensors, memory)
 
     def _join(self, address: str | None, cores: int | None) -> None:
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.messages import Kind
 from models.tensors import Tensors, check
 from simulation.errors import ExecutorError
 
 from . import packing
 from .job import Job, Result, World
-from .packing import Broke, Expected, PackedJob
-from .ray_actor import Errand
+from .packing import Broke, Expected, Layout, Packed
+from .processes_wave import contents
+from .ray_actor import NOTHING, Errand
 from .ray_cluster import Cluster, Returned
 
 AHEAD = 4
@@ -25,12 +25,16 @@ MOST_LOSSES = 4
 
 
 @dataclass(frozen=True)
-class _Base:
-    """A base model in the object store; the key is its content's."""
+class _Stored:
+    """Tensors in the object store, and how they lie; the key is their content's."""
 
     tensors: Tensors
     key: int
+    layout: Layout
     ref: Any
+
+
+_NONE = _Stored({}, 0, (), NOTHING)
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,7 @@ class _Running:
 
     ticket: int
     jobs: Sequence[Job]
-    kinds: Sequence[Kind]
-    packed: Sequence[PackedJob]
+    packed: Packed
     waiting: list[int]
     came: dict[int, Returned]
     losses: Counter[int]
@@ -64,12 +67,11 @@ class RayExecutor:
         if workers is not None and workers < 1:
             raise ExecutorError(f"workers is {workers}, expected at least 1")
         self._world, self._asked = world, workers
-        self._stored = world.bundle.manifest.stored()
         self._cluster = Cluster(world, address, workers)
         self._end = weakref.finalize(self, self._cluster.close)
         self._load: Counter[int] = Counter()  # errands of each worker that is ready
         self._coming: set[int] = set()
-        self._bases: dict[int, _Base] = {}
+        self._stored: dict[str, _Stored] = {}
         self._keys, self._tickets = 0, 0
         self._going: _Running | None = None
         try:
@@ -82,9 +84,9 @@ class RayExecutor:
     def name(self) -> str:
         return f"ray ({len(self._load)})"
 
-    def run(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
         going = self._begin(bases, jobs)
-        expected = Expected(self._world.bundle.manifest)
+        expected = Expected(self._world)
         try:
             for number, job in enumerate(jobs):
                 self._feed(going, number)
@@ -93,7 +95,8 @@ class RayExecutor:
                     self._feed(going, number)
                 returned = going.came.pop(number)
                 if returned.reply is not None:
-                    yield expected.result(returned.reply, job.strategy, returned.tensors)
+                    got = returned.reply, job.strategy, returned.tensors, 0, returned.memory
+                    yield expected.result(*got)
         finally:
             self._going = None
 
@@ -115,30 +118,32 @@ class RayExecutor:
         for _ in range(wanted - len(self._load) - len(self._coming)):
             self._coming.add(self._cluster.hire())
 
-    def _begin(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> _Running:
+    def _begin(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> _Running:
         if not self._end.alive:
             raise ExecutorError("the executor is closed")
         if self._going is not None:
             raise ExecutorError("a run is going on; its results must be taken first")
-        kinds, packed = packing.pack_jobs(jobs)
-        self._put({job.base: bases[job.base] for job in jobs})
+        packed = packing.pack_jobs(jobs)
+        self._put(bases, jobs)
         self._hire()
-        self._going = _Running(self._tickets, jobs, kinds, packed, list(range(len(jobs))), {}, Counter())
+        self._going = _Running(self._tickets, jobs, packed, list(range(len(jobs))), {}, Counter())
         self._tickets += len(jobs)
         return self._going
 
-    def _put(self, bases: Mapping[int, Tensors]) -> None:
-        """Into the object store, what is not there."""
-        kept: dict[int, _Base] = {}
-        for number, tensors in bases.items():
-            held = next((base for base in self._bases.values() if base.tensors is tensors), None)
+    def _put(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> None:
+        """Into the object store what the jobs name of it and is not there."""
+        kept: dict[str, _Stored] = {}
+        for key, content in contents(self._world, bases, jobs).items():
+            tensors, layout = content.tensors, content.layout
+            held = next((one for one in self._stored.values() if one.tensors is tensors), None)
             if held is None:
-                check(tensors, self._stored)
+                check(tensors, layout)
                 self._keys += 1
-                ordered = {spec.name: tensors[spec.name] for spec in self._stored}
-                held = _Base(tensors, self._keys, self._cluster.ray.put(packing.joined(ordered)))
-            kept[number] = held
-        self._bases = kept
+                ordered = {spec.name: tensors[spec.name] for spec in layout}
+                ref = self._cluster.ray.put(packing.joined(ordered))
+                held = _Stored(tensors, self._keys, layout, ref)
+            kept[key] = held
+        self._stored = kept
 
     def _feed(self, going: _Running, first: int) -> None:
         """Jobs for workers that have little to do: one at work and one beside it; the last one at a time."""
@@ -150,10 +155,13 @@ class RayExecutor:
             self._send(worker, going, heapq.heappop(going.waiting))
 
     def _send(self, worker: int, going: _Running, number: int) -> None:
-        packed, base = going.packed[number], self._bases[going.packed[number].base]
-        errand = Errand(number, going.kinds[packed.strategy], packed, base.key)
+        job = going.packed.jobs[number]
+        base, aside = self._stored[job.base], self._stored[job.aside] if job.aside else _NONE
+        kind, layout = going.packed.kinds[job.strategy], going.packed.layout(job)
+        errand = Errand(number, kind, job, base.key, layout, aside.layout)
+        memory = packing.joined(going.jobs[number].memory) if layout else NOTHING
         self._load[worker] += 1
-        self._cluster.send(worker, going.ticket + number, errand, base.ref)
+        self._cluster.send(worker, going.ticket + number, errand, base.ref, memory, aside.ref)
 
     def _listen(self) -> None:
         came = self._cluster.next()

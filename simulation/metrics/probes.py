@@ -94,7 +94,7 @@ class Probes:
         self._levels = tuple(str(level) for level in model.manifest.features)
         head = model.manifest.head
         self._head = {head.weight, head.bias}
-        self._bases: Mapping[int, Tensors] = {}
+        self._bases: Mapping[str, Tensors] = {}
         self._round = rounds.first
         self._gathered = _Gathered()
 
@@ -102,7 +102,7 @@ class Probes:
         """The same executor, listened to."""
         return _Listened(executor, self)
 
-    def based_on(self, bases: Mapping[int, Tensors]) -> None:
+    def based_on(self, bases: Mapping[str, Tensors]) -> None:
         """The bases of the jobs that come next."""
         self._bases = bases
 
@@ -163,7 +163,7 @@ class _Listened:
     def name(self) -> str:
         return self._executor.name
 
-    def run(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
         self._probes.based_on(bases)
         return self._executor.run(bases, jobs)
 

@@ -103,7 +103,7 @@ def test_each_round_is_told_as_one_line_of_json(round_line):
 def test_a_long_round_gives_signs_of_life(clock, round_line):
     out = io.StringIO()
     teller = Teller(out, clock)
-    job = Job(device=0, name="a", strategy=registry.make("full", {}), seed=0, base=3)
+    job = Job(device=0, name="a", strategy=registry.make("full", {}), seed=0, base="3")
     for _ in range(5):
         clock.sleep(0.4)
         teller.trained(job, None)

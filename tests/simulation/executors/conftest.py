@@ -28,8 +28,8 @@ def bases(bundle):
     """Two base models: the bundle's, and one with another head."""
     first = bundle.weights()
     return {
-        1: first,
-        4: first | {name: value * np.float32(0.5) for name, value in first.items() if "head" in name},
+        "1": first,
+        "4": first | {name: value * np.float32(0.5) for name, value in first.items() if "head" in name},
     }
 
 
@@ -37,7 +37,7 @@ def jobs_of(kind: str, count: int = DEVICES) -> list[Job]:
     """One for each device, from both bases in turn."""
     strategy = registry.make(kind, SHORT.get(kind))
     return [
-        Job(i % DEVICES, f"pi-{i}", strategy, seed=77 + i // DEVICES, base=(1, 4)[i % 2])
+        Job(i % DEVICES, f"pi-{i}", strategy, seed=77 + i // DEVICES, base=("1", "4")[i % 2])
         for i in range(count)
     ]
 

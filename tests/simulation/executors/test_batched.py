@@ -30,7 +30,7 @@ class Watched:
         self.plain, self.asked = Plain(world), []
         self.name, self.closed = self.plain.name, False
 
-    def run(self, bases: Mapping[int, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
         self.asked.append([job.device for job in jobs])
         return self.plain.run(bases, jobs)
 
@@ -55,7 +55,7 @@ def world(bundle: Bundle, clients: Clients) -> World:
     return World(bundle, clients, EngineWish("onnxruntime"))
 
 
-def jobs(strategy: AnyStrategy, devices: Sequence[int] = range(len(SIZES)), base: int = 0) -> list[Job]:
+def jobs(strategy: AnyStrategy, devices: Sequence[int] = range(len(SIZES)), base: str = "0") -> list[Job]:
     return [Job(device, f"pi-{device}", strategy, 77, base) for device in devices]
 
 
@@ -93,7 +93,7 @@ def assert_alike(found: list[Result], expected: list[Result], within: float = 1e
     ],
 )
 def test_head_only_kinds_are_trained_together_and_equal_the_plain_executor(world, bundle, strategy):
-    bases, watched = {0: bundle.weights()}, Watched(world)
+    bases, watched = {"0": bundle.weights()}, Watched(world)
     batched, devices = Batched(world, watched), [2, 0, 1, 3, 4, 6]
     expected = results(Plain(world), bases, jobs(strategy, devices))
     for _ in range(2):  # computed, then kept
@@ -102,7 +102,7 @@ def test_head_only_kinds_are_trained_together_and_equal_the_plain_executor(world
 
 
 def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in_their_order(world, bundle):
-    bases, watched = {0: bundle.weights()}, Watched(world)
+    bases, watched = {"0": bundle.weights()}, Watched(world)
     full, few = Full(epochs=1, batch=8), FewShot(epochs=2)
     mixed = [
         *jobs(full, [2]),
@@ -125,12 +125,12 @@ def test_features_are_computed_anew_for_another_extractor_and_not_for_another_he
     bodies = {name: value * np.float32(1.1) for name, value in first.items() if name != head.weight}
     other_head = {**{n: v.copy() for n, v in first.items()}, head.weight: first[head.weight] * 2}
     other_body = {**bodies, head.weight: first[head.weight]}
-    bases = {0: first, 1: other_head, 2: other_body}
+    bases = {"0": first, "1": other_head, "2": other_body}
     batched, seen = Batched(world, Plain(world)), []
     features = batched._ways[0]._features
     compute = features._model.features
     monkeypatch.setattr(features._model, "features", lambda x: seen.append(len(x)) or compute(x))
-    for base, computed in ((0, [23, 40]), (1, [23, 40]), (2, [23, 40] * 2)):
+    for base, computed in (("0", [23, 40]), ("1", [23, 40]), ("2", [23, 40] * 2)):
         asked = jobs(few, [0, 2], base)
         assert_alike(results(batched, bases, asked), results(Plain(world), bases, asked))
         assert seen == computed
@@ -158,7 +158,7 @@ def regression(clients: Clients, bundle: Bundle, tmp_path_factory: pytest.TempPa
     ],
 )
 def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regression, full, monkeypatch):
-    bases, watched, devices = {0: regression.bundle.weights()}, Watched(regression), [0, 1, 2, 3, 4, 6]
+    bases, watched, devices = {"0": regression.bundle.weights()}, Watched(regression), [0, 1, 2, 3, 4, 6]
     batched = Batched(regression, watched)
     assert batched._ways[0]._features._given_through
     monkeypatch.setattr(batched._ways[0]._features._model, "features", None)  # never called
@@ -169,13 +169,13 @@ def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regress
 
 @pytest.mark.parametrize("full", [Full(epochs=1, mu=0.1), Full(epochs=1, clip_norm=1.0)])
 def test_full_updates_with_terms_that_heads_do_not_have_go_to_the_fallback(regression, full):
-    bases, watched = {0: regression.bundle.weights()}, Watched(regression)
+    bases, watched = {"0": regression.bundle.weights()}, Watched(regression)
     results(Batched(regression, watched), bases, jobs(full, [0, 2]))
     assert watched.asked == [[0, 2]]
 
 
 def test_features_beyond_the_memory_given_are_forgotten_and_computed_again(world, bundle):
-    bases, few = {0: bundle.weights()}, FewShot(epochs=2)
+    bases, few = {"0": bundle.weights()}, FewShot(epochs=2)
     one = 40 * (4 * (bundle.manifest.head.features + 1) + 8)  # device 2, the largest but one
     batched = Batched(world, Plain(world), cache_bytes=one)
     expected = results(Plain(world), bases, jobs(few, [0, 2, 4]))
@@ -185,7 +185,7 @@ def test_features_beyond_the_memory_given_are_forgotten_and_computed_again(world
 
 
 def test_a_job_gives_the_same_bits_whatever_is_run_beside_it(world, bundle):
-    bases, few = {0: bundle.weights()}, FewShot()
+    bases, few = {"0": bundle.weights()}, FewShot()
     together = results(Batched(world, Plain(world)), bases, jobs(few, [0, 1, 2, 3, 4, 6]))
     [alone] = results(Batched(world, Plain(world)), bases, jobs(few, [3]))
     for name, value in alone.tensors.items():
@@ -196,8 +196,8 @@ def test_a_training_that_diverges_is_told_and_leaves_the_others(world, bundle):
     weights = bundle.weights()
     head = bundle.manifest.head
     spoilt = {**weights, head.weight: np.full_like(weights[head.weight], 3e38)}
-    bases, few = {0: weights, 1: spoilt}, FewShot(lr=1e30, epochs=3)
-    asked = [*jobs(few, [2], 1), *jobs(FewShot(), [2], 0)]
+    bases, few = {"0": weights, "1": spoilt}, FewShot(lr=1e30, epochs=3)
+    asked = [*jobs(few, [2], "1"), *jobs(FewShot(), [2], "0")]
     found = results(Batched(world, Plain(world)), bases, asked)
     assert isinstance(found[0], Failed)
     assert "non-finite" in found[0].why
@@ -228,7 +228,7 @@ def on_torch(bundle: Bundle, clients: Clients) -> World:
 )
 def test_small_networks_are_trained_together_on_torch(on_torch, bundle, strategy):
     """As far apart as in test_torch_many: a ReLU whose input is 0 to rounding falls on either side."""
-    bases, watched, devices = {0: bundle.weights()}, Watched(on_torch), [0, 1, 2, 3, 4, 6]
+    bases, watched, devices = {"0": bundle.weights()}, Watched(on_torch), [0, 1, 2, 3, 4, 6]
     found = results(Batched(on_torch, watched), bases, jobs(strategy, devices))
     expected = results(Plain(on_torch), bases, jobs(strategy, devices))
     assert_alike(found, expected, within=5e-4)
@@ -236,7 +236,7 @@ def test_small_networks_are_trained_together_on_torch(on_torch, bundle, strategy
 
 
 def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(world, on_torch, bundle):
-    bases, full = {0: bundle.weights()}, Full(epochs=1, batch=8)
+    bases, full = {"0": bundle.weights()}, Full(epochs=1, batch=8)
     for asked, networks, strategy in (
         (world, None, full),
         (world, True, full),
@@ -251,7 +251,7 @@ def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(world, 
 
 def test_each_base_is_trained_from_by_its_own_jobs(on_torch, bundle):
     first, full = bundle.weights(), Full(epochs=1, lr=0.05, batch=8)
-    bases = {4: first, 9: {name: value * np.float32(0.9) for name, value in first.items()}}
-    mixed = [*jobs(full, [0], 4), *jobs(full, [1], 9), *jobs(full, [2], 4)]
+    bases = {"4": first, "9": {name: value * np.float32(0.9) for name, value in first.items()}}
+    mixed = [*jobs(full, [0], "4"), *jobs(full, [1], "9"), *jobs(full, [2], "4")]
     found = results(Batched(on_torch, Plain(on_torch)), bases, mixed)
     assert_alike(found, results(Plain(on_torch), bases, mixed), within=5e-4)

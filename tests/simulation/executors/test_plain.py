@@ -35,7 +35,7 @@ def test_order_and_company_of_jobs_change_nothing(world, bases, every_kind, plai
 
 
 def test_a_job_that_diverges_says_so_and_the_next_goes_on(world, bases):
-    wild = Job(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base=1)
+    wild = Job(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
     [calm] = jobs_of("class-means", 1)
     with np.errstate(all="ignore"):
         diverged, fine = Plain(world).run(bases, [wild, calm])

@@ -40,7 +40,7 @@ from strategies.full import Full
 bundle = Bundle.open(sys.argv[1])
 executor = Processes(World(bundle, Clients.open(Path(sys.argv[2]))), 2)
 print(*executor.pids, flush=True)
-results = executor.run({1: bundle.weights()}, [Job(0, "pi-0", Full(epochs=int(sys.argv[3])), 7, 1)] * 2)
+results = executor.run({"1": bundle.weights()}, [Job(0, "pi-0", Full(epochs=int(sys.argv[3])), 7, "1")] * 2)
 next(results)
 """
 
@@ -89,7 +89,7 @@ def test_the_same_workers_give_the_same_again_in_another_order(executor, bases, 
 
 
 def test_more_jobs_than_there_is_room_for_results_come_in_their_order(world, bases, monkeypatch):
-    monkeypatch.setattr("simulation.executors.processes.RESULTS_BYTES", 1)
+    monkeypatch.setattr("simulation.executors.processes_wave.RESULTS_BYTES", 1)
     jobs = jobs_of("class-means", 40)
     executor = Processes(world, 1)
     try:
@@ -108,19 +108,19 @@ def test_a_run_of_several_waves_is_one_run(executor, bases, monkeypatch):
 
 
 def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor, world, bases):
-    jobs = [replace(job, base=1) for job in jobs_of("class-means")]
-    for weights in (bases[1], bases[4], dict(bases[1]), bases[4]):
-        assert same(executor.run({1: weights}, jobs)) == same(Plain(world).run({1: weights}, jobs))
+    jobs = [replace(job, base="1") for job in jobs_of("class-means")]
+    for weights in (bases["1"], bases["4"], dict(bases["1"]), bases["4"]):
+        assert same(executor.run({"1": weights}, jobs)) == same(Plain(world).run({"1": weights}, jobs))
 
 
 def test_a_base_model_with_a_tensor_missing_is_refused(executor, bases):
-    partial = {name: value for name, value in bases[1].items() if "head" not in name}
+    partial = {name: value for name, value in bases["1"].items() if "head" not in name}
     with pytest.raises(TensorError, match=r"head.* missing"):
-        list(executor.run({1: partial, 4: partial}, jobs_of("class-means")))
+        list(executor.run({"1": partial, "4": partial}, jobs_of("class-means")))
 
 
 def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
-    wild = Job(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base=1)
+    wild = Job(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
     diverged, fine = executor.run(bases, [wild, *jobs_of("class-means", 1)])
     assert isinstance(diverged, Failed)
     assert "non-finite" in diverged.why
@@ -128,7 +128,7 @@ def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
 
 
 def test_what_a_bundle_cannot_do_is_said_as_plainly_and_others_go_on(executor, world, bases):
-    jobs = [*jobs_of("class-means", 2), Job(0, "pi-0", ZerothOrder(tunable="lora"), 77, 1)]
+    jobs = [*jobs_of("class-means", 2), Job(0, "pi-0", ZerothOrder(tunable="lora"), 77, "1")]
     with pytest.raises(ModelError) as plainly:
         list(Plain(world).run(bases, jobs))
     with pytest.raises(type(plainly.value)) as raised:
@@ -142,7 +142,7 @@ def test_a_strategy_that_is_not_in_the_registry_is_refused_before_it_is_sent(exe
         """Of the registry's name, and not the registry's."""
 
     with pytest.raises(ExecutorError, match="only executor plain"):
-        list(executor.run(bases, [Job(0, "pi-0", Own(), 77, 1)]))
+        list(executor.run(bases, [Job(0, "pi-0", Own(), 77, "1")]))
 
 
 def test_a_run_that_is_left_early_does_not_disturb_the_next(executor, bases, every_kind, plainly):
@@ -184,7 +184,7 @@ def test_a_job_that_ends_every_worker_is_named(world, bases):
 
     killer = threading.Thread(target=kill_three_times)
     killer.start()
-    jobs = [*jobs_of("class-means", 1), Job(3, "pi-3", ENDLESS, 77, 1)]
+    jobs = [*jobs_of("class-means", 1), Job(3, "pi-3", ENDLESS, 77, "1")]
     with pytest.raises(ExecutorError, match=r"full for pi-3 \(seed 77\) ended 3 workers; .*SIGKILL.* memory"):
         list(executor.run(bases, jobs))
     killer.join()
@@ -196,7 +196,7 @@ def test_nothing_is_left_behind_when_it_is_closed(world, bases, scratch):
     before = {path.name for path in Path("/dev/shm").glob("*")}
     executor = Processes(world, 2)
     pids = executor.pids
-    results = executor.run(bases, [*jobs_of("class-means", 1), Job(3, "pi-3", ENDLESS, 77, 1)])
+    results = executor.run(bases, [*jobs_of("class-means", 1), Job(3, "pi-3", ENDLESS, 77, "1")])
     next(results)
     assert folders(scratch)
     executor.close()

@@ -15,7 +15,7 @@ from simulation.errors import ExecutorError
 from simulation.executors.job import Failed, Job
 from simulation.executors.packing import error_of, read_reply
 from simulation.executors.plain import Plain
-from simulation.executors.ray_actor import RayWorker
+from simulation.executors.ray_actor import Opening, RayWorker
 from simulation.executors.ray_executor import RayExecutor
 from strategies.full import Full
 from strategies.zeroth_order import ZerothOrder
@@ -41,14 +41,14 @@ def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases
 
 @with_ray
 def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor, world, bases):
-    jobs = [replace(job, base=1) for job in jobs_of("class-means")]
-    for weights in (bases[1], bases[4], bases[1]):
-        assert same(executor.run({1: weights}, jobs)) == same(Plain(world).run({1: weights}, jobs))
+    jobs = [replace(job, base="1") for job in jobs_of("class-means")]
+    for weights in (bases["1"], bases["4"], bases["1"]):
+        assert same(executor.run({"1": weights}, jobs)) == same(Plain(world).run({"1": weights}, jobs))
 
 
 @with_ray
 def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
-    wild = Job(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base=1)
+    wild = Job(2, "pi-2", Full(epochs=2, lr=1e30), seed=77, base="1")
     diverged, fine = executor.run(bases, [wild, *jobs_of("class-means", 1)])
     assert isinstance(diverged, Failed)
     assert "non-finite" in diverged.why
@@ -57,15 +57,15 @@ def test_a_job_that_diverges_says_so_and_the_next_goes_on(executor, bases):
 
 @with_ray
 def test_what_cannot_be_done_is_said_as_plainly(executor, world, bases):
-    jobs = [*jobs_of("class-means", 2), Job(0, "pi-0", ZerothOrder(tunable="lora"), 77, 1)]
+    jobs = [*jobs_of("class-means", 2), Job(0, "pi-0", ZerothOrder(tunable="lora"), 77, "1")]
     with pytest.raises(ModelError) as plainly:
         list(Plain(world).run(bases, jobs))
     with pytest.raises(type(plainly.value)) as raised:
         list(executor.run(bases, jobs))
     assert str(raised.value) == str(plainly.value)
-    partial = {name: value for name, value in bases[1].items() if "head" not in name}
+    partial = {name: value for name, value in bases["1"].items() if "head" not in name}
     with pytest.raises(TensorError, match=r"head.* missing"):
-        list(executor.run({1: partial, 4: partial}, jobs))
+        list(executor.run({"1": partial, "4": partial}, jobs))
 
 
 @with_ray
@@ -105,6 +105,7 @@ def test_no_workers_are_refused(world):
 def test_what_a_worker_finds_wrong_at_its_start_is_told_as_it_is(world, wish, error):
     zipped, held = np.frombuffer(world.bundle.packed(), np.uint8), world.clients
     arrays = held.x, held.y, held.order, held.offsets
-    reply = read_reply(RayWorker().open(zipped, msgspec.msgpack.encode(wish), *arrays))
+    opening = msgspec.msgpack.encode(Opening(wish, ()))
+    reply = read_reply(RayWorker().open(opening, *arrays, zipped))
     with pytest.raises(error, match=wish.engine if error is EngineError else wish.precision):
         raise error_of(reply)

@@ -32,12 +32,12 @@ def told():
 @pytest.fixture
 def probes(model, bundle, told):
     probes = Probes(model, PROBE, Rounds(frozenset({1, 3})), told.append)
-    probes.over(Answers()).run({1: bundle.weights()}, [])
+    probes.over(Answers()).run({"1": bundle.weights()}, [])
     return probes
 
 
 def job(name):
-    return Job(0, name, Full(), 0, base=1)
+    return Job(0, name, Full(), 0, base="1")
 
 
 def changed(bundle, seed, only=None):
