@@ -100,7 +100,7 @@ def overdue(state: State) -> State:
 def extended(state: State, now: float) -> State:
     """Who sat out is asked again; of a cohort, whoever the lot falls on."""
     size = state.rules.devices_per_round
-    state = state.but(closes_s=now + state.rules.round_deadline_s)
+    state = state.but(closes_s=now + state.rules.deadline_s(state.round))
     if size is None:
         again = [device for device in state.sat_out if device in state.ready and device not in state.answered]
         return state.but(waiting=state.waiting.update(again), sat_out=HashTrieSet())
@@ -113,7 +113,7 @@ def extended(state: State, now: float) -> State:
 
 def begun(state: State, now: float) -> State:
     """A round begins: all who are ready are asked or, of a cohort, nobody yet."""
-    closes_s = now + state.rules.round_deadline_s
+    closes_s = now + state.rules.deadline_s(state.round + 1)
     state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
     state = state.but(contributions=0, answered=HashTrieSet(), sat_out=HashTrieSet())
     if state.rules.devices_per_round is None:

@@ -19,6 +19,7 @@ from broker.link import Event, Link, LinkOptions
 from broker.running import BrokerOptions, RunningBroker
 from broker.url import TLS, BrokerUrl
 
+from . import systems
 from . import task as tasks
 from .errors import AggregatorError
 from .plain import Plain, View
@@ -52,6 +53,7 @@ _FLAGS = {
     "staleness_weight": "staleness_weight",
     "seed": "seed",
     "eval_data": "eval_data",
+    "generic": "generic",
 }
 
 
@@ -70,7 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--buffer-size", type=int, metavar="N", help="close a round after N contributions (default: wait)")
     add("--max-staleness", type=int, metavar="N", help="rounds that a late one may be late (default: 5)")
     add("--staleness-weight", type=float, metavar="A", help="t rounds late counts (1+t)^-A (default: 0.5)")
-    add("--kinds", metavar="A,B,..", help="kinds of update, the preferred first (default: all)")
+    add("--kinds", metavar="A,B,..", help="kinds of update, the preferred first (default: the usual ones)")
+    add("--system", metavar="NAME", help="a system by name, as `device-runtime systems` lists them")
+    add("--family", metavar="A,B,..", help="bundles of smaller models, the largest first")
+    add("--generic", metavar="FILE.npz", help="samples that are nobody's own, for kinds that need them here")
     add("--eval-data", metavar="FILE.npz", help="x (raw) and y to evaluate on (default: no evaluation)")
     add("--seed", type=int, help="of the task (default: 0)")
     add("--run-dir", type=Path, help="where the run is kept; an existing one goes on (default: runs/NAME)")
@@ -110,7 +115,10 @@ def task_of(args: argparse.Namespace) -> Task:
     if args.kinds is not None:
         names = [name.strip() for name in args.kinds.split(",") if name.strip()]
         flags["kinds"] = msgspec.to_builtins(tasks.kinds_named(names))
-    return tasks.load(args.task, flags)
+    if args.family is not None:
+        flags["family"] = [name.strip() for name in args.family.split(",") if name.strip()]
+    task = tasks.load(args.task, flags)
+    return systems.under(args.system, task) if args.system else task
 
 
 def _broker(args: argparse.Namespace, folder: Path) -> tuple[RunningBroker | None, BrokerUrl]:

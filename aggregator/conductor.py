@@ -142,15 +142,13 @@ class Conductor:
             self.rounds.open(number)
             self.traffic.begin({})
         kinds = tuple(kind.name for kind in task.offered(number))
-        deadline_s, count = task.round_deadline_s, self.state.contributions
+        deadline_s, count = self.rounds.rules.deadline_s(number), self.state.contributions
         self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
         self._offering.opened(self.state)
 
     def _extend(self, command: moves.Extend) -> None:
-        task = self.rounds.task
-        self._tell(
-            RoundExtended(command.round, task.round_deadline_s, command.contributions, task.min_contributions)
-        )
+        task, deadline_s = self.rounds.task, self.rounds.rules.deadline_s(command.round)
+        self._tell(RoundExtended(command.round, deadline_s, command.contributions, task.min_contributions))
         self._offering.extended(self.state)
 
     def _invite(self, command: moves.Invite) -> None:

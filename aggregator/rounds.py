@@ -121,7 +121,7 @@ class Rounds:
             run=self.run,
             round=number,
             seed=self.task.round_seed(number),
-            deadline_s=self.task.round_deadline_s,
+            deadline_s=self.rules.deadline_s(number),
             remaining_s=remaining_s,
             bundle=self._packed,
             base=self.store.base(number),

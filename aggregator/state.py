@@ -21,6 +21,8 @@ SETTLE_S = 1.0
 """Seconds after a restart in which a round does not close early: who is online must first be heard of."""
 RETRY_S = 1.0
 """Seconds after which a buffered run looks again for devices to ask, where it found too few."""
+UNTIMED_S = 30 * 86400.0
+"""Seconds of a round that has no deadline: it closes when all have answered."""
 SILENT = 2
 """Deadlines that a device may let pass without a word; then no round waits for it until it is heard again."""
 
@@ -39,6 +41,7 @@ class Rules:
     buffer_size: int = 0
     max_staleness: int = 5
     staleness_weight: float = 0.5
+    untimed_rounds: int = 0
 
     @classmethod
     def of(cls, task: Task) -> Rules:
@@ -54,7 +57,12 @@ class Rules:
             buffer_size=task.buffer_size,
             max_staleness=task.max_staleness,
             staleness_weight=task.staleness_weight,
+            untimed_rounds=task.untimed_rounds,
         )
+
+    def deadline_s(self, number: int) -> float:
+        """Seconds that round `number` has; the first rounds may have as many as they need."""
+        return UNTIMED_S if number <= self.untimed_rounds else self.round_deadline_s
 
     @property
     def counts_late(self) -> bool:
@@ -133,7 +141,9 @@ class State:
         """
         if self.phase != "collect":
             return 0.0
-        return self.rules.round_deadline_s if self.rules.buffer_size else max(0.0, self.closes_s - now)
+        if self.rules.buffer_size:
+            return self.rules.deadline_s(self.round)
+        return max(0.0, self.closes_s - now)
 
     def but(self, **changes: Any) -> State:
         """The state with these fields changed: dataclasses.replace in a tenth of its time."""

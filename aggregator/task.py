@@ -80,6 +80,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     A round closes when every device that is online has answered, or after `round_deadline_s` seconds if
     there are `min_contributions`; with fewer it is extended by as much. Round 1 waits for `min_devices`.
+    The first `untimed_rounds` have no deadline.
     With `devices_per_round` only so many are asked, drawn anew for each round from those that are ready.
     With `buffer_size` B > 0 a round closes as soon as B contributions have come, whoever still works
     (FedBuff, Nguyen et al. 2022); of a cohort so many are kept at work, whatever rounds they work on.
@@ -104,6 +105,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     buffer_size: int = 0
     max_staleness: int = 5
     staleness_weight: float = 0.5
+    untimed_rounds: int = 0
     seed: int = 0
     kinds: tuple[KindSettings, ...] = msgspec.field(default_factory=lambda: kinds_named(registry.USUAL))
     max_num_examples: int = 1_000_000
@@ -118,7 +120,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             raise TaskError(f"task name {self.name!r}: use 1 to 64 letters, digits, '.', '_' or '-'")
         for name in ("rounds", "min_contributions", "min_devices", "max_num_examples"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("buffer_size", "max_staleness", "seed"):
+        for name in ("buffer_size", "max_staleness", "untimed_rounds", "seed"):
             _at_least(name, getattr(self, name), 0)
         if self.devices_per_round is not None:
             _at_least("devices_per_round", self.devices_per_round, 1)

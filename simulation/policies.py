@@ -1,53 +1,67 @@
-"""What rounds offer, by name: the same fleet and task under one policy or another."""
+"""What is compared, by name: the same fleet, data and task under one system or another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
-from aggregator.task import KindSettings, Task, kinds_named
-from strategies.registry import KINDS
+from aggregator import systems
+from aggregator.errors import TaskError
+from aggregator.task import Task
+from models.errors import ModelError
+from profiles import fleets
 
 from .errors import ScenarioError
+from .scenario import Scenario
 
+CHOOSE = "choose"
+CENTRALISED = "centralised"
 POLICIES = {
-    "choose": "every device sends the richest kind of update that it can afford",
-    "drop": "full updates only: stragglers are dropped",
-    "reduced": "full updates, of one local epoch where all do not fit (FedAvg+)",
+    CHOOSE: "every device sends the richest kind of update that it can afford, as the task offers them",
+    "drop": "full updates only: stragglers are dropped (the system fedavg)",
+    "reduced": "full updates, of one local epoch where all do not fit (the system fedavg+)",
+    CENTRALISED: "one model on the pooled data, on one computer without a deadline: an oracle",
 }
-"""What each does; besides, the name of a kind stands for that kind alone, for every device, as published."""
+"""What each does; besides there are the systems of `aggregator.systems`."""
+COMPUTER = "uniform-server"
+"""The fleet of one that an oracle trains on."""
 
 
 def names() -> tuple[str, ...]:
-    return (*POLICIES, *KINDS)
+    """Modifiers may follow those of systems."""
+    return (*POLICIES, "mixed", *systems.names())
+
+
+def describe(policy: str) -> str:
+    """What it is, in a line. Raises ScenarioError."""
+    try:
+        return POLICIES.get(_plain(policy)) or systems.describe(policy)
+    except TaskError as error:
+        raise ScenarioError(str(error)) from None
 
 
 def under(policy: str, task: Task) -> Task:
-    """The task with the kinds that this policy offers, their settings kept. Raises ScenarioError."""
-    if policy == "choose":
+    """The task as this policy does it. Raises ScenarioError."""
+    if _plain(policy) == CHOOSE:
         return task
-    if policy not in names():
-        raise ScenarioError(f"no policy named {policy!r}; there are {', '.join(names())}")
-    if policy == "drop":
-        return _offering(task, _of("full", task.kinds))
-    if policy == "reduced":
-        full = _of("full", task.kinds)
-        settings = {**msgspec.to_builtins(full.strategy), "reduced_epochs": 1}
-        return _offering(task, msgspec.structs.replace(full, settings=settings))
-    return _offering(task, _alone(_of(policy, task.kinds)))
+    try:
+        if policy == CENTRALISED:
+            full = systems.under("no-stragglers", task)
+            return msgspec.structs.replace(full, devices_per_round=None, buffer_size=0, min_contributions=1)
+        return systems.under(policy, task)
+    except (TaskError, ModelError) as error:
+        raise ScenarioError(f"{policy}: {error}") from None
 
 
-def _alone(kind: KindSettings) -> KindSettings:
-    """Without the settings that it has in rounds with others: as published, and as `kinds_named` has it."""
-    *_, beside = kinds_named(dict.fromkeys(("full", kind.name)))
-    settings = {name: value for name, value in kind.settings.items() if beside.settings.get(name) != value}
-    return msgspec.structs.replace(kind, settings=settings)
+def of(policy: str, scenario: Scenario) -> Scenario:
+    """The scenario as this policy runs it. Raises ScenarioError."""
+    made = msgspec.structs.replace(scenario, task=under(policy, scenario.task))
+    if policy != CENTRALISED:
+        return made
+    data = msgspec.structs.replace(scenario.data, partition="iid", samples_per_client=None)
+    fleet = fleets.load(COMPUTER)
+    return msgspec.structs.replace(made, devices=1, data=data, fleet=fleet)
 
 
-def _offering(task: Task, kind: KindSettings) -> Task:
-    return msgspec.structs.replace(task, kinds=(msgspec.structs.replace(kind, from_round=1),))
-
-
-def _of(name: str, kinds: Iterable[KindSettings]) -> KindSettings:
-    return next((kind for kind in kinds if kind.name == name), KindSettings(name=name))
+def _plain(policy: str) -> str:
+    """The two names of one thing are one."""
+    return CHOOSE if policy == "mixed" else policy

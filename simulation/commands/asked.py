@@ -96,7 +96,7 @@ def presets() -> str:
     lines += [f"  {name:16}{_of_scenario(each)}" for name, each in made.items()]
     lines += ["fleets (given the task of digits unless a scenario says otherwise)"]
     lines += [f"  {name:16}{_of_fleet(spec)}" for name, spec in drawn.items()]
-    lines += ["policies (besides, any kind of update: this kind alone, for every device)"]
+    lines += ["policies (besides, every system: device-runtime systems)"]
     lines += [f"  {name:16}{what}" for name, what in policies.POLICIES.items()]
     return "\n".join(lines)
 

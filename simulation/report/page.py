@@ -63,7 +63,7 @@ def _lead(compared: Compared) -> str:
 
 
 def _meaning(policy: str) -> str:
-    return policies.POLICIES.get(policy, f"{policy} updates alone, from every device that can send one")
+    return policies.describe(policy)
 
 
 def _note(compared: Compared) -> str:

@@ -1,8 +1,10 @@
 import pytest
 
+from aggregator import systems
 from aggregator.task import KindSettings, Task
 from simulation.errors import ScenarioError
-from simulation.policies import names, under
+from simulation.policies import names, of, under
+from simulation.scenario import load
 from strategies.registry import KINDS
 
 TASK = Task(
@@ -32,7 +34,7 @@ def test_a_kind_s_name_offers_that_kind_alone_from_the_first_round():
     [kind] = under("few-shot", TASK).kinds
     assert (kind.name, kind.strategy.shots, kind.from_round) == ("few-shot", 3, 1)
     [other] = under("class-means", TASK).kinds
-    assert other == KindSettings(name="class-means")
+    assert other.strategy == KindSettings(name="class-means").strategy
 
 
 def test_a_kind_alone_joins_no_base_that_others_move():
@@ -43,10 +45,18 @@ def test_a_kind_alone_joins_no_base_that_others_move():
         "class-means": {"head": "trained"},
     }
     for name in KINDS:
-        assert under(name, task).kinds == (KindSettings(name=name),)
+        [kind] = under(name, task).kinds
+        assert kind.strategy == KindSettings(name=name).strategy
 
 
-def test_every_kind_is_a_policy_and_an_unknown_one_is_refused():
-    assert set(KINDS) < set(names())
-    with pytest.raises(ScenarioError, match="no policy named 'best'; there are choose, drop, reduced, full"):
+def test_every_kind_and_system_is_a_policy_and_an_unknown_one_is_refused():
+    assert {*KINDS, *systems.SYSTEMS} < set(names())
+    with pytest.raises(ScenarioError, match="no system is called 'best'; there are fedavg, fedprox, moon"):
         under("best", TASK)
+
+
+def test_the_oracle_trains_on_all_samples_on_one_computer_without_a_deadline():
+    mine = of("centralised", load("digits", {"devices": 7}))
+    assert (mine.devices, mine.data.partition, mine.fleet.name) == (1, "iid", "uniform-server")
+    assert mine.task.untimed_rounds == mine.task.rounds
+    assert [kind.name for kind in mine.task.kinds] == ["full"]

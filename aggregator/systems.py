@@ -1,0 +1,113 @@
+"""The systems of the papers, and of others, by name: what each makes of a task.
+
+A name is that of a system, or of one kind of update alone, and may be followed by modifiers, as in
+"fedpeft-bias+dp", "fedncm+ft+fedadam", "moon+". Settings that a task gives a kind stand over those that
+papers name, and under those without which it would be another system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from strategies.registry import KINDS
+
+from .errors import TaskError
+from .known_systems import SYSTEMS
+from .system import Part, Settings, System, server_of, takes
+from .task import KindSettings, Task
+
+ALIASES = {"fedfsc+(baseline+)": "fedfsc+(fedavg+)", "drop": "fedavg", "reduced": "fedavg+"}
+SERVERS = ("fedadam", "fedyogi", "fedadagrad", "fedavgm")
+MODIFIERS: Mapping[str, str] = {
+    "": "stragglers train one epoch instead of being dropped (fedavg+, fedprox+, moon+)",
+    "fedprox": "local training stays near the base",
+    "moon": "local training is contrasted with the device's last",
+    **{name: f"{SYSTEMS[name].says.partition(', ')[2]}" for name in SERVERS},
+    "dp": "local training is differentially private (epsilon 5, delta 1e-3)",
+}
+
+
+def names() -> tuple[str, ...]:
+    """Every system, and every kind alone; modifiers may follow."""
+    return (*SYSTEMS, *(kind for kind in KINDS if kind not in SYSTEMS))
+
+
+def check(name: str) -> None:
+    """Raises TaskError, one line, for a name that is none."""
+    _parsed(name)
+
+
+def under(name: str, task: Task) -> Task:
+    """What the system of this name makes of a task. Raises TaskError, ModelError."""
+    system, modifiers = _parsed(name)
+    made = system.of(task)
+    for modifier in modifiers:
+        made = _modified(made, modifier, task)
+    return made
+
+
+def describe(name: str) -> str:
+    """What it is, in a line. Raises TaskError."""
+    system, modifiers = _parsed(name)
+    return "; ".join((f"{system.says} ({system.source})", *(MODIFIERS[modifier] for modifier in modifiers)))
+
+
+def _parsed(name: str) -> tuple[System, tuple[str, ...]]:
+    """The longest system that it begins with, and the modifiers that follow."""
+    name = ALIASES.get(name, name)
+    known = {**SYSTEMS, **{kind: _alone(kind) for kind in KINDS}}
+    bases = [base for base in known if name == base or name.startswith(f"{base}+")]
+    if not bases:
+        raise TaskError(f"no system is called {name!r}; there are {', '.join(names())}")
+    base = max(bases, key=len)
+    rest = name[len(base) :]
+    modifiers = tuple(rest.split("+")[1:])
+    for modifier in modifiers:
+        if modifier not in MODIFIERS:
+            known_text = ", ".join(f"+{known}" for known in MODIFIERS)
+            raise TaskError(f"{name!r}: there is no modifier +{modifier}; there are {known_text}")
+    return known[base], modifiers
+
+
+def _alone(kind: str) -> System:
+    """One kind for every device, as published."""
+    return System(f"{kind} alone, for every device", "as published", (Part(kind, _unjoined(kind)),))
+
+
+def _unjoined(kind: str) -> Settings:
+    """Without the settings that a kind has in rounds with others."""
+    unjoined: Mapping[str, Settings] = {
+        "few-shot": {"join_base": False},
+        "class-means": {"head": "normalised-means"},
+    }
+    return unjoined.get(kind, {})
+
+
+def _modified(task: Task, modifier: str, given: Task) -> Task:
+    if modifier in SERVERS:
+        return msgspec.structs.replace(task, server=server_of(given, modifier))
+    changes: Mapping[str, tuple[str, Any]] = {
+        "": ("reduced_epochs", 1),
+        "fedprox": ("mu", 0.01),
+        "moon": ("moon", 1.0),
+        "dp": ("dp", {"rounds": task.rounds}),
+    }
+    setting, value = changes[modifier]
+    if not any(takes(kind.name, setting) for kind in task.kinds):
+        kinds = ", ".join(kind.name for kind in task.kinds)
+        raise TaskError(f"+{modifier} changes {setting}, which none of {kinds} has")
+    changed = tuple(
+        msgspec.structs.replace(kind, settings=_with(kind, setting, value))
+        if takes(kind.name, setting)
+        else kind
+        for kind in task.kinds
+    )
+    return msgspec.structs.replace(task, kinds=changed)
+
+
+def _with(kind: KindSettings, setting: str, value: Any) -> Settings:
+    """The kind's settings; what a task says of it already stays, but that it is off."""
+    return {**kind.settings, setting: kind.settings.get(setting) or value}

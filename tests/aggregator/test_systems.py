@@ -1,0 +1,102 @@
+import msgspec
+import pytest
+
+from aggregator import systems
+from aggregator.command import add_arguments, task_of
+from aggregator.errors import TaskError
+from aggregator.task import KindSettings, Task
+
+TASK = Task(bundle="digits-wrn-10-1", rounds=10)
+
+
+def offered(name, task=TASK):
+    """(kind, first round, last round) of each kind that the system offers."""
+    made = systems.under(name, task)
+    return [(kind.name, kind.from_round, kind.until_round) for kind in made.kinds]
+
+
+@pytest.mark.parametrize("name", systems.names())
+def test_every_system_makes_a_task_and_says_what_it_is(name):
+    made = systems.under(name, TASK)
+    assert all(kind.strategy for kind in made.kinds)
+    assert made.offered(1)
+    assert len(systems.describe(name)) > 20
+    assert systems.under(name, msgspec.structs.replace(TASK, rounds=1)).offered(1)
+
+
+def test_phases_follow_each_other_without_a_gap():
+    assert offered("lp+ft") == [("peft", 1, 5), ("full", 6, None)]
+    assert offered("slora") == [("sparse", 1, 2), ("peft", 3, None)]
+    assert offered("fedncm+ft") == [("class-means", 1, 1), ("full", 2, None)]
+    assert offered("fedfsc+") == [("full", 1, None), ("few-shot", 2, None)]
+    assert offered("fedft-eds") == [("full", 1, 1), ("entropy-subset", 2, None)]
+
+
+def test_the_pass_before_fedft_has_no_deadline():
+    assert systems.under("fedft-eds", TASK).untimed_rounds == 1
+    assert systems.under("no-stragglers", TASK).untimed_rounds == 10
+
+
+def test_fedncm_is_done_in_one_round():
+    assert systems.under("fedncm", TASK).rounds == 1
+
+
+def test_a_plus_lets_stragglers_train_one_epoch():
+    for name in ("fedavg+", "fedprox+", "moon+"):
+        [kind] = systems.under(name, TASK).kinds
+        assert [form.epochs for form in kind.strategy.variants()] == [10, 1], name
+
+
+def test_modifiers_compose():
+    made = systems.under("fedncm+ft+fedprox+fedadam", TASK)
+    assert (made.server.name, made.kinds[1].strategy.mu) == ("fedadam", 0.01)
+    [kind] = systems.under("fedpeft-bias+moon+fedprox", TASK).kinds
+    assert (kind.strategy.tunable, kind.strategy.moon, kind.strategy.mu) == ("bias", 1.0, 0.01)
+
+
+def test_private_training_is_planned_for_all_rounds():
+    [kind] = systems.under("fedpeft-bias+dp", TASK).kinds
+    assert (kind.strategy.dp.epsilon, kind.strategy.dp.delta, kind.strategy.dp.rounds) == (5.0, 1e-3, 10)
+
+
+def test_what_a_task_says_stands_over_the_papers_but_not_over_what_makes_the_system():
+    given = (
+        KindSettings(name="full", settings={"mu": 0.5, "epochs": 3, "reduced_epochs": 2}),
+        KindSettings(name="few-shot", settings={"join_base": True, "shots": 4}, weight=2.0),
+    )
+    task = Task(bundle="b", rounds=10, kinds=given)
+    [prox] = systems.under("fedprox", task).kinds
+    assert (prox.strategy.mu, prox.strategy.epochs) == (0.5, 3)
+    [_, few] = systems.under("fedfsc+", task).kinds
+    assert (few.strategy.join_base, few.strategy.shots, few.weight) == (False, 4, 2.0)
+    [plus] = systems.under("fedprox+", task).kinds
+    assert plus.strategy.reduced_epochs == 2
+
+
+def test_kinds_that_train_a_whole_model_follow_what_the_task_says_of_full_updates():
+    task = Task(bundle="b", kinds=(KindSettings(name="full", settings={"epochs": 3, "lr": 0.05}),))
+    for name in ("heterofl", "fedfsc", "fedat", "fedkad", "fedsplit"):
+        kind = systems.under(name, task).kinds[-1].strategy
+        assert (kind.epochs, kind.lr) == (3, 0.05), name
+
+
+def test_a_system_is_served_by_name():
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    task = task_of(parser.parse_args(["--bundle", "digits-wrn-10-1", "--system", "fedadam", "--rounds", "4"]))
+    assert (task.server.name, task.rounds, [kind.name for kind in task.kinds]) == ("fedadam", 4, ["full"])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("best", "no system is called 'best'; there are fedavg, "),
+        ("fedavg+better", "'fedavg\\+better': there is no modifier \\+better; there are \\+, \\+fedprox"),
+        ("fedncm+", "\\+ changes reduced_epochs, which none of class-means has"),
+    ],
+)
+def test_a_name_that_is_none_is_refused_with_those_there_are(name, why):
+    with pytest.raises(TaskError, match=why):
+        systems.under(name, TASK)
