@@ -7,7 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,18 @@ class Children:
 
 
 @dataclass(frozen=True)
+class Job:
+    """One run of a comparison."""
+
+    plan: Plan
+    name: Name
+
+    @property
+    def folder(self) -> Path:
+        return self.plan.of(self.name)
+
+
+@dataclass(frozen=True)
 class _Said:
     """What a process said, or, with neither, that it ended."""
 
@@ -47,11 +59,17 @@ class _Said:
 
 
 def run_all(plan: Plan, names: Sequence[Name], children: Children, view: View) -> None:
-    """Do these runs. Those that fail let the others go on; then raises SimulationError with what they said.
+    """Do these runs of one comparison, as `run_jobs` does."""
+    run_jobs({name: Job(plan, name) for name in names}, children, view)
 
-    When this is interrupted the processes end, and what is finished stays.
+
+def run_jobs(jobs: Mapping[Name, Job], children: Children, view: View) -> None:
+    """Do these runs, of one comparison or of several; the view knows them by the names that they have here.
+
+    Those that fail let the others go on; then raises SimulationError with what they said. When this is
+    interrupted the processes end, and what is finished stays.
     """
-    waiting, failed = list(names), []
+    waiting, failed = list(jobs), []
     troubles: dict[Name, str] = {}
     at_work: dict[Name, subprocess.Popen[bytes]] = {}
     inbox: queue.SimpleQueue[_Said] = queue.SimpleQueue()
@@ -59,7 +77,7 @@ def run_all(plan: Plan, names: Sequence[Name], children: Children, view: View) -
         while waiting or at_work:
             while waiting and len(at_work) < children.parallel:
                 name = waiting.pop(0)
-                at_work[name] = _start(plan, name, children, inbox)
+                at_work[name] = _start(jobs[name], name, children, inbox)
             said = inbox.get()
             if isinstance(said.message, Tick):
                 view.moved(said.name, said.message)
@@ -68,7 +86,7 @@ def run_all(plan: Plan, names: Sequence[Name], children: Children, view: View) -
             elif isinstance(said.message, Trouble):
                 troubles[said.name] = said.message.why
             else:
-                why = _verdict(at_work.pop(said.name), plan.of(said.name) / LOG)
+                why = _verdict(at_work.pop(said.name), jobs[said.name].folder / LOG)
                 why = troubles.get(said.name) or why
                 view.ended(said.name, why)
                 failed += [f"{said.name}: {why}"] if why else []
@@ -80,11 +98,11 @@ def run_all(plan: Plan, names: Sequence[Name], children: Children, view: View) -
 
 
 def _start(
-    plan: Plan, name: Name, children: Children, inbox: queue.SimpleQueue[_Said]
+    job: Job, name: Name, children: Children, inbox: queue.SimpleQueue[_Said]
 ) -> subprocess.Popen[bytes]:
-    folder = plan.of(name)
+    folder = job.folder
     folder.mkdir(parents=True, exist_ok=True)
-    only = ["--run-dir", str(plan.folder), "--only", f"{name.policy}:{name.seed}"]
+    only = ["--run-dir", str(job.plan.folder), "--only", f"{job.name.policy}:{job.name.seed}"]
     threads = {variable: str(children.workers) for variable in THREADS if variable not in os.environ}
     with (folder / LOG).open("wb") as log:
         process = subprocess.Popen(
