@@ -62,6 +62,20 @@ def test_a_run_that_goes_on_in_round_3_has_less_left(clock):
     assert out.getvalue().endswith("accuracy 50.0%, 30 s of virtual time; about 6 s left\n")
 
 
+def test_runs_may_have_rounds_of_their_own(clock):
+    out = io.StringIO()
+    view = Lines([CHOOSE, DROP], {CHOOSE: 4, DROP: 1}, out, clock)
+    clock.sleep(6)
+    view.moved(CHOOSE, tick(1))
+    view.moved(DROP, tick(1))
+    clock.sleep(6)
+    view.ended(DROP, "")
+    assert out.getvalue().splitlines() == [
+        "choose-0: round 1 of 4, accuracy 50.0%, 10 s of virtual time; about 24 s left",  # 4 more of 6 s
+        "drop-0: finished (1 of 2 runs); about 18 s left",  # 2 in 12 s, 3 more
+    ]
+
+
 def test_bars_are_drawn_and_taken_away(capsys):
     view = Bars([CHOOSE, DROP], 4)
     view.working(CHOOSE, Working(3, 5))

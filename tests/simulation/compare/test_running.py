@@ -10,7 +10,7 @@ from simulation import scenario
 from simulation.compare import running
 from simulation.compare.plan import Comparison, Plan
 from simulation.compare.run_folder import Name
-from simulation.compare.running import Children, run_all
+from simulation.compare.running import Children, Job, run_all, run_jobs
 from simulation.errors import SimulationError
 
 TICK = '{"type":"round","round":1,"closed_s":3.0,"eval_acc":0.5,"participants":4}'
@@ -63,6 +63,18 @@ def test_every_run_is_started_with_its_policy_and_seed_and_told_of(plan, stand_i
     assert log.strip() == str(
         ["simulate", "--run-dir", str(plan.folder), "--only", "drop:1", "--executor", "plain"]
     )
+
+
+def test_runs_of_several_comparisons_have_the_names_that_they_are_given(plan, stand_in, tmp_path):
+    stand_in("print(sys.argv[1:], file=sys.stderr)")
+    other = Plan(plan.scenario, plan.comparison, tmp_path / "other")
+    jobs = {Name("here", 0): Job(plan, Name("drop", 0)), Name("there", 0): Job(other, Name("drop", 0))}
+    view = Noted()
+    run_jobs(jobs, Children((), parallel=2), view)
+    assert sorted(view.told) == [("here-0", ""), ("there-0", "")]
+    for folder in (plan.folder, other.folder):
+        log = (folder / "runs" / "drop-0" / "log.txt").read_text().strip()
+        assert log == str(["simulate", "--run-dir", str(folder), "--only", "drop:0"])
 
 
 def test_no_more_run_at_once_than_asked_for(plan, stand_in, tmp_path):
