@@ -182,3 +182,13 @@ def test_a_round_in_which_nobody_can_train_the_whole_still_lowers_its_loss(
     after = accuracy_and_loss(whole.logits(digits.x), digits.y)
     assert after.eval_loss < before.eval_loss
     assert after.eval_acc > before.eval_acc
+
+
+def test_what_was_kept_for_moon_of_another_member_is_not_used(family, digits, run):
+    """Without it z_prev is z_glob; with it, it is what that model gave."""
+    strategy, half = WidthSlice(members=("half",), moon=1.0), OnnxModel(family["half"])
+    batch = np.arange(5)
+    for kept, used in ((family[""], False), (family["half"], True)):
+        memory = {name: 2 * kept.weights()[name] for name in kept.manifest.names("all")}
+        extras = strategy.plan(half, digits, replace(run(), memory=memory)).extras(batch)
+        assert np.array_equal(extras["z_glob"], extras["z_prev"]) != used
