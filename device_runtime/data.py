@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ def load(path: Path | str, manifest: Manifest) -> LocalData:
     label is not one of the task's, or when samples do not have the task's shape.
     """
     path = check_path(path)
-    files = [path] if path.is_file() else sorted(path.glob("*.npz"))
+    files = _files(path)
     if not files:
         raise DataError(f"no samples in {path}: it holds no .npz file with arrays x and y")
     parts, skipped = [], []
@@ -46,6 +48,13 @@ def load(path: Path | str, manifest: Manifest) -> LocalData:
     return data
 
 
+def raw(path: Path) -> Iterator[NDArray[Any]]:
+    """x of each readable file below `path` as it is stored, before any task's preparation."""
+    for file in _files(path):
+        with suppress(_Unreadable):
+            yield _arrays(file)[0]
+
+
 def check_path(path: Path | str) -> Path:
     """The path itself, if there is anything: known before the task is. Raises DataError."""
     path = Path(path)
@@ -56,6 +65,10 @@ def check_path(path: Path | str) -> Path:
 
 class _Unreadable(Exception):
     pass
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.glob("*.npz"))
 
 
 def _prepared(file: Path, manifest: Manifest) -> LocalData:

@@ -74,3 +74,14 @@ def test_samples_that_are_not_numbers_are_refused(tmp_path, bundle):
     np.savez(tmp_path / "a.npz", x=np.full((2, 8, 8), "pixel"), y=np.array([1, 2]))
     with pytest.raises(DataError, match="x is <U5, expected numbers"):
         data.load(tmp_path, bundle.manifest)
+
+
+def test_raw_samples_are_as_they_are_stored_and_damaged_files_are_left_out(tmp_path):
+    save(tmp_path, "a.npz", images(3), np.array([0, 1, 2]))
+    save(tmp_path, "b.npz", np.zeros((2, 8, 8)), np.array([9, 9]))
+    (tmp_path / "c.npz").write_bytes(b"PK\x03\x04 no zip at all")
+    assert [(x.dtype, x.shape) for x in data.raw(tmp_path)] == [
+        ("uint8", (3, 1, 8, 8)),
+        ("float64", (2, 8, 8)),
+    ]
+    assert [x.shape for x in data.raw(tmp_path / "b.npz")] == [(2, 8, 8)]

@@ -5,19 +5,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from strategies import privacy
+from strategies import accountant
+from strategies.accountant import Limit, PrivacyUnavailable, Spent, spent
 from strategies.privacy import (
     BudgetExceeded,
     DpSgd,
     Ledger,
-    Limit,
-    PrivacyUnavailable,
-    Spent,
     noise_multiplier,
     round_of,
     sampling_rate,
     settings_of,
-    spent,
     steps,
 )
 
@@ -82,8 +79,8 @@ def test_epsilon_is_the_library_s_for_the_same_steps():
         accounting.rdp.RdpAccountant(),
         accounting.pld.PLDAccountant(value_discretization_interval=1e-3),
     )
-    for accountant in (renyi, tight):
-        accountant.compose(one, 80)
+    for theirs in (renyi, tight):
+        theirs.compose(one, 80)
     ours = spent([dp.round(*SMALL), dp.round(*SMALL)], 1e-5)
     assert ours == pytest.approx(renyi.get_epsilon(1e-5), rel=0.01)
     assert ours / 1.2 < tight.get_epsilon(1e-5) <= ours <= 3
@@ -186,7 +183,7 @@ def test_a_budget_that_no_noise_keeps_is_refused():
 
 
 def test_without_the_accountant_it_is_said_what_to_install(monkeypatch):
-    for cached in (privacy._noise, privacy._epsilon):
+    for cached in (accountant.least_noise, accountant._epsilon):
         cached.cache_clear()
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(PrivacyUnavailable, match=r"pip install 'device-runtime\[privacy\]'"):

@@ -1,0 +1,261 @@
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_runtime import privacy_budget
+from device_runtime.errors import DataError
+from device_runtime.privacy_budget import Budget, Guard, samples
+from strategies.accountant import Limit, PrivacyError, Spent, spent
+from strategies.privacy import BudgetExceeded, DpSgd, Ledger
+
+DELTA = 1e-3
+LIMIT = (Limit(5.0, DELTA),)
+ONE = Spent(8.0, 1.0, 10)
+"""Whole batches, of which the accountant knows at once what they spend."""
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
+
+
+@dataclass(frozen=True)
+class Kind:
+    """As a kind of update: what privacy concerns of it."""
+
+    dp: DpSgd | None = None
+    batch: int = 64
+    epochs: int = 5
+
+
+def budget(path, *here):
+    return Budget(path, frozenset(here))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "privacy.json"
+
+
+def epsilon(times):
+    return spent([ONE] * times, DELTA)
+
+
+def test_nothing_is_spent_at_first(path):
+    empty = budget(path, A)
+    assert (empty.spent(DELTA), empty.rounds) == (0.0, 0)
+    assert empty.would_spend(ONE, DELTA) == epsilon(1) > 0
+    assert not path.exists()
+
+
+def test_what_was_spent_outlives_the_process(path):
+    first = budget(path, A, B)
+    first.spend(ONE, LIMIT)
+    assert first.spent(DELTA) == epsilon(1)
+    again = budget(path, A, B)
+    again.spend(ONE, LIMIT)
+    assert (again.spent(DELTA), again.rounds) == (epsilon(2), 2)
+    assert budget(path, A, B).would_spend(ONE, DELTA) == epsilon(3)
+
+
+def test_a_round_that_would_exceed_the_budget_is_refused_and_spends_nothing(path):
+    there = budget(path, A)
+    fitting = next(n for n in range(1, 1000) if epsilon(n + 1) > 5)
+    there.spend(Spent(ONE.noise, 1.0, ONE.steps * fitting, fitting), LIMIT)
+    before = path.read_bytes()
+    with pytest.raises(BudgetExceeded) as refused:
+        there.spend(ONE, LIMIT)
+    said = f"epsilon would be {epsilon(fitting + 1):.4g} of 5 at delta 0.001 after {fitting} rounds"
+    assert str(refused.value) == said
+    assert path.read_bytes() == before
+    assert there.spent(DELTA) == epsilon(fitting) <= 5
+
+
+def test_every_limit_holds(path):
+    strict = Limit(epsilon(1), DELTA)
+    there = budget(path, A)
+    there.spend(ONE, (*LIMIT, strict))
+    with pytest.raises(BudgetExceeded, match=f"of {epsilon(1):g} at"):
+        there.spend(ONE, (*LIMIT, strict))
+    there.spend(ONE, LIMIT)
+
+
+def test_other_data_have_a_budget_of_their_own(path):
+    budget(path, A).spend(ONE, LIMIT)
+    other = budget(path, B)
+    assert other.spent(DELTA) == 0
+    other.spend(ONE, LIMIT)
+    other.spend(ONE, LIMIT)
+    assert (budget(path, A).rounds, budget(path, B).rounds) == (1, 2)
+
+
+def test_a_sample_draws_from_the_same_budget_when_others_come_and_go(path):
+    """A in rounds 1 and 2, B in 2 and 3, C in 3: any data with A or B has spent two rounds, C alone one."""
+    for here in ((A,), (A, B), (B, C)):
+        budget(path, *here).spend(ONE, LIMIT)
+    for here, rounds in (((A,), 2), ((B,), 2), ((C,), 1), ((A, C), 2), ((b"d" * 16,), 0)):
+        assert budget(path, *here).rounds == rounds
+        assert budget(path, *here).spent(DELTA) == epsilon(rounds)
+    assert Budget(path).rounds == 2  # of all that are known
+
+
+def test_one_new_sample_does_not_hide_what_the_others_spent(path):
+    budget(path, A).spend(Spent(ONE.noise, 1.0, 10_000), (Limit(1e6, DELTA),))
+    with pytest.raises(BudgetExceeded):
+        budget(path, A, B).spend(ONE, LIMIT)
+    budget(path, B).spend(ONE, LIMIT)
+
+
+def test_samples_with_the_same_past_are_kept_together(path):
+    budget(path, A).spend(ONE, LIMIT)
+    budget(path, B).spend(ONE, LIMIT)
+    groups = privacy_budget._read(path)
+    assert [(group.samples, group.ledger) for group in groups] == [(frozenset({A, B}), Ledger((ONE,)))]
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from device_runtime.privacy_budget import Budget
+from strategies.accountant import Limit, Spent
+Budget(Path({path!r}), frozenset([b"a" * 16])).spend(Spent(8.0, 1.0, 10), [Limit(5.0, 1e-3)])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_may_have_been_spent_counts_after_a_kill_before_training(path):
+    ended = subprocess.run([sys.executable, "-c", KILLED.format(path=str(path))])
+    assert ended.returncode == -signal.SIGKILL
+    assert budget(path, A).spent(DELTA) == epsilon(1)
+
+
+@pytest.mark.parametrize("at", ["fsync", "replace"])
+def test_a_crash_while_writing_leaves_what_was_there_and_training_does_not_begin(path, monkeypatch, at):
+    budget(path, A).spend(ONE, LIMIT)
+
+    def fails(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*((privacy_budget.os, "fsync") if at == "fsync" else (Path, "replace")), fails)
+    crashed = budget(path, A)
+    with pytest.raises(OSError, match="No space"):
+        crashed.spend(ONE, LIMIT)
+    assert crashed.rounds == 1
+    with pytest.raises(PrivacyError, match="cannot be written down: .*No space"):
+        Guard(crashed).before(Kind(DpSgd()), 10)
+    monkeypatch.undo()
+    assert budget(path, A).rounds == 1
+
+
+def test_the_file_is_whole_on_disk_before_it_takes_its_place(path, monkeypatch):
+    order = []
+    sync, replace = privacy_budget.os.fsync, Path.replace
+    monkeypatch.setattr(privacy_budget.os, "fsync", lambda handle: (order.append("sync"), sync(handle)))
+    monkeypatch.setattr(Path, "replace", lambda old, new: (order.append("replace"), replace(old, new)))
+    budget(path, A).spend(ONE, LIMIT)
+    assert order == ["sync", "replace", "sync"]  # the file; its name; the folder
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"version":1,"groups":[{"samples":"!","events":[]}]}', b"[]"]
+)
+def test_a_damaged_file_is_no_new_budget(path, content):
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"privacy\.json: what was spent .* cannot be read"):
+        budget(path, A)
+
+
+def test_a_file_of_another_version_is_left_alone(path):
+    path.write_bytes(b'{"version":2,"groups":[]}')
+    with pytest.raises(DataError, match=r"is of version 2, this software knows 1"):
+        budget(path, A)
+
+
+def test_samples_are_known_by_what_is_stored_whatever_their_file_order_and_label(tmp_path):
+    x = np.arange(24, dtype=np.uint8).reshape(6, 2, 2)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    np.savez(tmp_path / "one" / "all.npz", x=x, y=np.zeros(6, int))
+    np.savez(tmp_path / "two" / "b.npz", x=x[3:], y=np.ones(3, int))
+    np.savez(tmp_path / "two" / "a.npz", x=x[2::-1], y=np.ones(3, int))
+    found = samples(tmp_path / "one")
+    assert len(found) == 6 and found == samples(tmp_path / "two")
+    np.savez(tmp_path / "one" / "all.npz", x=np.concatenate([x[:2], x[:2], x[5:] + 100]), y=np.zeros(5, int))
+    assert len(samples(tmp_path / "one")) == 3
+    assert len(samples(tmp_path / "one") & found) == 2
+
+
+def test_equal_bytes_of_another_form_are_another_sample(tmp_path):
+    for name, x in (("a", np.zeros((1, 4), np.uint8)), ("b", np.zeros((1, 2, 2), np.uint8)), ("c", [[0.0]])):
+        np.savez(tmp_path / f"{name}.npz", x=x, y=np.zeros(1, int))
+    assert len(samples(tmp_path)) == 3
+
+
+def test_a_file_that_cannot_be_read_is_nobody(tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 no zip at all")
+    assert samples(tmp_path) == frozenset()
+
+
+def test_without_an_owner_s_limit_unprotected_kinds_go_on(path):
+    guard = Guard(budget(path, A))
+    assert guard.unfit(Kind(), 10) == ""
+    guard.before(Kind(), 10)
+    assert np.isnan(guard.spent(Kind()))
+    assert not path.exists()
+
+
+def test_with_an_owner_s_limit_nothing_unprotected_is_sent(path):
+    guard = Guard(budget(path, A), Limit(5.0, 1e-3))
+    assert guard.unfit(Kind(), 10) == "is not private, and the owner asks for epsilon 5 at delta 0.001"
+    assert guard.unfit(object(), 10).startswith("is not private")
+
+
+@pytest.mark.parametrize("asked", [DpSgd(epsilon=8.0, delta=1e-3), DpSgd(epsilon=5.0, delta=1e-2)])
+def test_a_task_that_asks_for_less_privacy_than_the_owner_allows_is_refused(path, asked):
+    guard = Guard(budget(path, A), Limit(5.0, 1e-3))
+    said = f"asks for {asked.limit}, the owner allows epsilon 5 at delta 0.001"
+    assert guard.unfit(Kind(asked), 10) == said
+
+
+def test_a_guard_lets_the_planned_rounds_pass_and_no_more(path):
+    kind = Kind(DpSgd(rounds=3))
+    for done in range(3):
+        guard = Guard(budget(path, A), Limit(5.0, 1e-3))
+        assert guard.unfit(kind, 10) == ""
+        guard.before(kind, 10)
+        assert guard.spent(kind) == spent([kind.dp.round(10, 64, 5)] * (done + 1), DELTA)
+    assert 4.9 < guard.spent(kind) <= 5
+    assert guard.unfit(kind, 10).startswith("epsilon would be 5.")
+    assert guard.unfit(kind, 10).endswith("of 5 at delta 0.001 after 3 rounds")
+    with pytest.raises(BudgetExceeded):
+        guard.before(kind, 10)
+
+
+def test_another_task_on_the_same_data_draws_from_the_same_budget(path):
+    first, second = Kind(DpSgd(rounds=1)), Kind(DpSgd(epsilon=4.0, rounds=1, max_norm=0.1), batch=32)
+    Guard(budget(path, A)).before(first, 10)
+    assert "of 4 at delta 0.001 after 1 round" in Guard(budget(path, A)).unfit(second, 10)
+    assert Guard(budget(path, B)).unfit(second, 10) == ""
+
+
+def test_the_owner_s_limit_is_over_all_tasks(path):
+    guard = Guard(budget(path, A), Limit(5.0, 1e-3))
+    guard.before(Kind(DpSgd(epsilon=3.0, rounds=1)), 10)
+    assert "of 3 at" in guard.unfit(Kind(DpSgd(epsilon=3.0, rounds=1)), 10)
+    assert guard.unfit(Kind(DpSgd(epsilon=5.0, rounds=10)), 10) == ""
+
+
+def test_a_guard_without_the_accountant_says_what_to_install(path, monkeypatch):
+    monkeypatch.setattr("strategies.accountant._accounting", _missing)
+    fresh = Kind(DpSgd(epsilon=4.321))
+    assert "pip install" in Guard(budget(path, A)).unfit(fresh, 10)
+
+
+def _missing():
+    raise PrivacyError("pip install 'device-runtime[privacy]'")
+
+
+def test_a_budget_that_no_noise_keeps_is_a_reason_too(path):
+    kind = Kind(DpSgd(epsilon=1e-3, delta=1e-12, rounds=1000))
+    assert Guard(budget(path, A)).unfit(kind, 10).startswith("no noise keeps 5000 steps")
