@@ -29,3 +29,10 @@ def factors(change: NDArray[np.float32], rank: int) -> tuple[NDArray[np.float32]
     a[:kept] = roots[:, None] * right[:kept]
     b[:, :kept] = left[:, :kept] * roots
     return a.reshape(rank, *inner), b.reshape(out, rank, *(1 for _ in inner[1:]))
+
+
+def product(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float64]:
+    """b @ a in the shape of the layer's weight: what `factors` approximates. Shapes as it gives them."""
+    out, rank = b.shape[:2]
+    both = b.reshape(out, rank).astype(np.float64) @ a.reshape(rank, -1)
+    return both.reshape(out, *a.shape[1:])

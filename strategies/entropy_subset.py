@@ -43,6 +43,8 @@ class EntropySubset(TensorUpdate):
         if not self.shares or not all(0 < share <= 1 for share in self.shares):
             raise ValueError(f"shares are {self.shares}, expected one or more in (0, 1]")
         ranges.positive(rho=self.rho)
+        if self.dp is not None:
+            raise ValueError("dp protects what is trained on all local samples, not on a choice of them")
         super().__post_init__()
 
     @property

@@ -127,4 +127,4 @@ class FewShot(Usual):
         aside = {FEW_SHOT + name: value for name, value in learnt.items()} if self.send_mean else None
         if self.join_base:
             return Effect(mean=state.by_samples, num_examples=examples, aside=aside or None)
-        return Effect(served=learnt, num_examples=examples, aside=aside or None)
+        return Effect(served_mean=state.plain, num_examples=examples, aside=aside or None)

@@ -145,15 +145,16 @@ class Effect:
     `mean` is averaged per tensor with the other kinds' by weight, and what the server optimiser then steps
     towards. `steps` are taken along known directions, beside it. `assigned` is put into the base as it is.
     `refine` is called with the base that all of this made, and gives the tensors to put in their place.
-    `served` replaces tensors of the *distributed* model to give the served one. `family` has what becomes of
-    smaller models, `teach` makes that of the next base, when nothing changes it any more. `memory` is kept
-    here for the kind's next round, `aside` sent to its devices beside the next base; None: what was there
-    stays.
+    `served` replaces tensors of the *distributed* model to give the served one; so does `served_mean`, joined
+    over all kinds that have one. `family` has what becomes of smaller models, `teach` makes that of the next
+    base, when nothing changes it any more. `memory` is kept here for the kind's next round, `aside` sent to
+    its devices beside the next base; None: what was there stays.
     """
 
     mean: TensorMean | None = None
     steps: tuple[Step, ...] = ()
     served: Tensors | None = None
+    served_mean: TensorMean | None = None
     num_examples: float = 0.0
     assigned: Tensors | None = None
     refine: Callable[[Tensors], Tensors] | None = None

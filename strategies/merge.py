@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Protocol
 
 import msgspec
@@ -90,23 +91,34 @@ def merge(
     for effect in effects:
         if effect.refine is not None:
             base, replayable = {**base, **effect.refine(base)}, False
-    served = next((effect.served for effect in effects if effect.served), None)
+    served = _served(effects)
     return Merged(
         base=base,
         served={**model.weights, **served} if served else base,
         steps=steps,
         replayable=replayable,
-        carried=_carried(carried, kinds, moments),
+        carried=_carried(carried, kinds, moments, base),
     )
 
 
-def _carried(before: Carried, kinds: Mapping[str, Effect], moments: Tensors) -> Carried:
+def _served(effects: Sequence[Effect]) -> Tensors:
+    """What the most preferred kind puts into the served model; a mean is over all kinds that have one."""
+    for effect in effects:
+        if effect.served:
+            return effect.served
+        if effect.served_mean is not None and effect.served_mean.sums:
+            means = (other.served_mean for other in effects if other.served_mean is not None)
+            return reduce(TensorMean.join, means).mean()
+    return {}
+
+
+def _carried(before: Carried, kinds: Mapping[str, Effect], moments: Tensors, base: Tensors) -> Carried:
     """What was there stays, where no kind has anything new."""
     family, memory, aside = dict(before.family), dict(before.memory), dict(before.aside)
     if moments:
         memory[OPTIMIZER] = moments
     for name, effect in kinds.items():
-        family |= effect.family
+        family |= {**effect.family, **(effect.teach(base) if effect.teach is not None else {})}
         if effect.memory is not None:
             memory[name] = effect.memory
         if effect.aside is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -15,14 +15,30 @@ from .class_means import ClassMeans
 from .entropy_subset import EntropySubset
 from .few_shot import FewShot
 from .full import Full
+from .full_and_few_shot import FullAndFewShot
 from .kind import AnyStrategy, Settings
+from .local_zeroth_order import LocalZerothOrder
+from .peft import Peft
+from .slora import SparseStage
 from .width_slice import WidthSlice
 from .zeroth_order import ZerothOrder
 
 log = logging.getLogger(__name__)
 
 KINDS: dict[str, type[AnyStrategy]] = {
-    kind.name: kind for kind in (Full, WidthSlice, EntropySubset, FewShot, ZerothOrder, ClassMeans)
+    kind.name: kind
+    for kind in (
+        FullAndFewShot,
+        Full,
+        WidthSlice,
+        SparseStage,
+        Peft,
+        EntropySubset,
+        FewShot,
+        LocalZerothOrder,
+        ZerothOrder,
+        ClassMeans,
+    )
 }
 """Every kind, the richest first."""
 
@@ -76,12 +92,29 @@ def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
     if name not in KINDS:
         raise KindError(f"no kind of update is called {name!r}; there are {', '.join(KINDS)}")
     kind: Any = KINDS[name]
-    known = [field.name for field in dataclasses.fields(kind)]
-    if unknown := sorted(settings.keys() - set(known)):
-        raise KindError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(known)}")
+    _check_known(name, kind, settings)
     try:
         made: Any = msgspec.convert(settings, kind)
     except (msgspec.ValidationError, TypeError) as error:
         raise KindError(f"settings of {name}: {error}") from None
-    strategy: AnyStrategy = dataclasses.replace(made)  # with every default set, so that all of them travel
+    strategy: AnyStrategy = _settled(made)
     return strategy
+
+
+def _check_known(name: str, kind: Any, settings: Settings) -> None:
+    """Raises KindError for a setting that there is not, in those that have settings of their own too."""
+    types = get_type_hints(kind)
+    known = {field.name: types[field.name] for field in dataclasses.fields(kind)}
+    if unknown := sorted(settings.keys() - set(known)):
+        raise KindError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(known)}")
+    for setting, value in settings.items():
+        inner = [one for one in (known[setting], *get_args(known[setting])) if dataclasses.is_dataclass(one)]
+        if inner and isinstance(value, Mapping):
+            _check_known(f"{name}'s {setting}", inner[0], value)
+
+
+def _settled(made: Any) -> Any:
+    """With every default set, so that all of them travel."""
+    fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    inner = {name: _settled(value) for name, value in fields.items() if dataclasses.is_dataclass(value)}
+    return dataclasses.replace(made, **inner)

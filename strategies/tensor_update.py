@@ -18,6 +18,7 @@ from profiles import Cost, DeviceProfile, Work, Workload, predict
 from . import local_training, moon, ranges
 from .head_training import HeadTraining
 from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .privacy import DpSgd
 from .tensor_mean import TensorMean
 from .workload import Training, head_specs, work_of
 
@@ -42,8 +43,8 @@ class Averaged(Usual):
 
 
 @dataclass(frozen=True)
-class TensorUpdate(Averaged):
-    """A tunable set, trained by SGD for `epochs` local epochs; what each of these adds is off at 0.
+class TrainingSettings:
+    """SGD on local samples for `epochs` local epochs; what each of these adds is off at 0.
 
     mu: FedProx's mu/2 * ||w - w_g||^2 (Li et al. 2020, equation 2).
     moon: MOON's contrastive term, weighted by it, with temperature `moon_tau` (Li et al. 2021, equations 3
@@ -52,6 +53,7 @@ class TensorUpdate(Averaged):
     the mean of the last few-shot learnt classifiers (FSCProx; no term while there are none) or the classifier
     of the base (baseProx).
     clip_norm: a bound on the norm of each step's gradient, which recurrent networks need.
+    dp: differential privacy in each step (`privacy`); the loss is then not told.
     """
 
     epochs: int = 10
@@ -65,6 +67,7 @@ class TensorUpdate(Averaged):
     moon_tau: float = 0.5
     mu_head: float = 0.0
     head_anchor: Literal["few-shot", "base"] = "few-shot"
+    dp: DpSgd | None = None
 
     def __post_init__(self) -> None:
         ranges.counts(epochs=self.epochs, batch=self.batch)
@@ -85,6 +88,11 @@ class TensorUpdate(Averaged):
     def rate(self) -> float:
         """The learning rate."""
         return self.lr
+
+
+@dataclass(frozen=True)
+class TensorUpdate(TrainingSettings, Averaged):
+    """A tunable set, trained on local samples, all of them or some."""
 
     def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
         """Indices of the local samples to train on; `model` holds the base."""
@@ -107,7 +115,9 @@ class TensorUpdate(Averaged):
         """
         trained, objective = samples * self.epochs, "moon" if self.moon else "train"
         passed = scored + (2 * samples if self.moon else 0)
-        work = work_of(workload, Training(self.trained, trained, passed, self.batch, objective))
+        private = self.dp is not None
+        training = Training(self.trained, trained, passed, self.batch, objective, int(private), private)
+        work = work_of(workload, training)
         if not self.moon:
             return work
         kept = 4 * (2 * samples * workload.feature_width + workload.values(self.trained))
@@ -122,6 +132,9 @@ class TensorUpdate(Averaged):
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> local_training.Epochs:
         plan = self._steps(self.chosen(model, data, run))
         plan = replace(plan, proximal=self._pulls(model, run), clip_norm=self.clip_norm)
+        if self.dp is not None:
+            privacy = self.dp.privacy(len(plan.indices), self.batch, self.epochs, run.noise())
+            plan = replace(plan, privacy=privacy)
         if not self.moon:
             return plan
         z_glob, z_prev = moon.features(model, data, plan.indices, run.memory)
@@ -145,7 +158,8 @@ class TensorUpdate(Averaged):
 
     def trains_head(self, manifest: Manifest) -> bool:
         """See `TrainsHead`."""
-        if self.trained not in manifest.sets or self.mu or self.moon or self.mu_head or self.clip_norm:
+        more = self.mu or self.moon or self.mu_head or self.clip_norm or self.dp is not None
+        if more or self.trained not in manifest.sets:
             return False
         return manifest.specs(self.trained) == head_specs(manifest) and not manifest.statistics(self.trained)
 

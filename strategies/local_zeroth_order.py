@@ -1,0 +1,91 @@
+"""DistMeZO-naive: what FedMeZO is compared with (thesis 000, section 4.1.2 and figure 4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.engine import DeviceModel, LossProbe
+from models.manifest import Manifest
+from models.tensors import TensorSpec
+from profiles import Cost, DeviceProfile, Pass, Work, Workload, predict
+from profiles.cost import activation_bytes
+
+from . import directions, ranges
+from .kind import Contribution, LocalData, Run
+from .tensor_update import Averaged
+from .workload import upload_bytes
+
+MOST_DIRECTIONS = 1024
+
+
+@dataclass(frozen=True)
+class LocalZerothOrder(Averaged):
+    """MeZO by each device alone: `steps` steps along directions of its own, then the mean of the weights.
+
+    A step is w -= lr * mean_p(g_p z_p), g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps) over the whole
+    local data, as `zeroth-order` has it. The thesis does not name the number of steps. Weights travel whole.
+    """
+
+    name: ClassVar[str] = "local-zeroth-order"
+    steps: int = 10
+    num_z: int = 2
+    eps: float = 1e-3
+    lr: float = 1e-2
+    tunable: str = "all"
+    generator: str = directions.GENERATOR
+
+    def __post_init__(self) -> None:
+        ranges.counts(steps=self.steps)
+        ranges.counts(MOST_DIRECTIONS, num_z=self.num_z)
+        ranges.positive(eps=self.eps, lr=self.lr)
+        ranges.tunable_set(self.tunable)
+        directions.check_generator(self.generator)
+
+    def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
+        """2 num_z forward passes of all samples a step; the memory of inference and two copies of the set."""
+        name = f"loss.{self.tunable}"
+        values, samples = workload.values(self.tunable), workload.samples
+        held = 2 * workload.weights_bytes + 2 * 4 * values + samples * workload.sample_bytes
+        work = Work(
+            passes=(Pass(name, 2.0 * self.num_z * self.steps * samples, workload.graph(name).flops),),
+            peak_bytes=held + activation_bytes(workload, name),
+            bytes_up=upload_bytes(values, workload.tensors[self.tunable]),
+            bytes_down=workload.download_bytes,
+        )
+        return predict(profile, work, self.name)
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        probe = model.probe(self.tunable)
+        start, rng, began = probe.params.vector.copy(), run.rng(), run.clock()
+        losses: list[float] = []
+        for _ in range(self.steps):
+            seed = int(rng.integers(1 << 53))
+            projected = []
+            for p in range(self.num_z):
+                pair = []
+                for sign in (1, -1):
+                    _move(probe, start, [(seed, p, sign * self.eps)])
+                    pair.append(probe.loss(data.x, data.y))
+                    run.pace(began, (len(losses) + len(pair)) / (2 * self.num_z * self.steps))
+                projected.append((pair[0] - pair[1]) / (2 * self.eps))
+                losses.extend(pair)
+            _move(probe, start, [(seed, p, -self.lr / self.num_z * g) for p, g in enumerate(projected)])
+            np.copyto(start, probe.params.vector)
+        return Contribution(self.name, probe.params.tensors(), len(data), float(np.mean(losses)))
+
+    def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
+        return manifest.specs(self.tunable)
+
+
+def _move(probe: LossProbe, start: NDArray[np.float32], along: list[tuple[int, int, float]]) -> None:
+    """The probe's parameters to `start` + the sum of scale * z_p, of (seed, p, scale) each."""
+    vector = probe.params.vector
+    np.copyto(vector, start)
+    for seed, p, scale in along:
+        for where, z in directions.blocks(seed, p, len(vector)):
+            np.multiply(z, np.float32(scale), out=z)
+            np.add(vector[where], z, out=vector[where])
