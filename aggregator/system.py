@@ -29,7 +29,8 @@ WHOLE = ("full+few-shot", "width-slice", "attention-transfer", "prototypes", "re
 class Part:
     """One kind of a system. `usual` are settings that a task may change, `fixed` those that it may not.
 
-    It is offered after the part `after` of the rounds, and until that number of rounds.
+    It is offered after the part `after` of the rounds, and until that number of rounds, which it is told
+    where it asks for `rounds`.
     """
 
     kind: str
@@ -45,6 +46,8 @@ class Part:
         if takes(self.kind, "members") and not settings.get("members"):
             settings["members"] = tuple(_name(path) for path in task.family)
         begin, until = self.after(task.rounds) + 1, self.until(task.rounds)
+        if takes(self.kind, "rounds"):
+            settings["rounds"] = max(1, until)
         return KindSettings(
             name=self.kind,
             settings=settings,

@@ -32,6 +32,12 @@ def test_phases_follow_each_other_without_a_gap():
     assert offered("fedft-eds") == [("full", 1, 1), ("entropy-subset", 2, None)]
 
 
+def test_the_first_stage_of_slora_knows_which_round_is_its_last():
+    for rounds, last in ((10, 2), (50, 10), (7, 2)):
+        [sparse, _] = systems.under("slora", msgspec.structs.replace(TASK, rounds=rounds)).kinds
+        assert (sparse.until_round, sparse.strategy.rounds) == (last, last)
+
+
 def test_the_pass_before_fedft_has_no_deadline():
     assert systems.under("fedft-eds", TASK).untimed_rounds == 1
     assert systems.under("no-stragglers", TASK).untimed_rounds == 10

@@ -80,7 +80,7 @@ def test_both_updates_are_those_that_each_kind_makes_alone(model, digits, run):
 
 
 def test_classifiers_are_averaged_plainly_over_those_of_both_kinds(round_model):
-    """1 and 4 beside a full update, 7 from a straggler: theta_fs = 4, on the extractor that was distributed."""
+    """1 and 4 beside a full update, 7 from a straggler: theta_fs = 4, on the distributed extractor."""
     weights, head = round_model.weights, round_model.manifest.head
     names = (head.weight, head.bias)
 
@@ -131,7 +131,7 @@ class Slow:
 
 
 def test_a_straggler_falls_back_by_its_own_clock_and_sends_both(model, digits, clock):
-    """FedFSC+(baseline+): ten epochs of 4 batches take 40 s of 30; after one it sends that, and a classifier."""
+    """FedFSC+(baseline+): 10 epochs of 4 batches take 40 s of 30; it sends one, and a classifier."""
     strategy = FullAndFewShot(epochs=10, batch=60, reduced_epochs=1, few_shot=FEW)
     sent = strategy.variants()[0].train(model, digits, Slow(clock, 30.0).run)
     assert (clock.now, sent.form) == (4.0, "epochs=1")
@@ -202,9 +202,7 @@ def test_the_classifier_costs_what_few_shot_costs_beside_the_full_update(bundle,
     assert FullAndFewShot(epochs=1).cost(one_class, board) == Full(epochs=1).cost(one_class, board)
 
 
-def test_fscprox_draws_the_next_round_s_classifiers_to_the_few_shot_learnt_one(
-    model, digits, round_model, run
-):
+def test_fscprox_draws_classifiers_to_the_last_few_shot_learnt_one(model, digits, round_model, run):
     """Equation 4.3, from the aggregator to the step of a device: one step of g + 2 mu (theta - theta_fs)."""
     strategy = FullAndFewShot(epochs=1, batch=240, momentum=0.0, weight_decay=0.0, mu_head=0.7, few_shot=FEW)
     first = strategy.train(model, digits, run())
