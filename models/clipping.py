@@ -1,8 +1,10 @@
 """Bounds on gradients: of a step as a whole, and of each sample with noise, for differential privacy."""
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import isfinite, nan, sqrt
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -10,6 +12,8 @@ from .blocks import blocks, scratch_for
 from .engine import NO_EXTRAS, Gradients, Inputs, Labels
 from .errors import EngineError
 from .tensors import Flat, Tensors, Vector
+
+log = logging.getLogger(__name__)
 
 
 def norm(vector: Vector) -> float:
@@ -51,11 +55,23 @@ class Privacy:
             raise ValueError(f"noise is {self.noise}, expected 0 or more")
 
 
+@runtime_checkable
+class ClipsSamples(Protocol):
+    """A trainer that has the gradients of many samples in one call."""
+
+    def clipped_sum(self, x: Inputs, y: Labels, max_norm: float, extras: Tensors = NO_EXTRAS) -> None:
+        """Leaves in `grads` the sum of each sample's gradient, scaled to a norm of at most `max_norm`.
+
+        A sample whose gradient has no finite norm adds nothing. Raises EngineError.
+        """
+
+
 class PrivateGradients:
     """A trainer whose gradients are (1 / lot) * (sum_i clip(g_i) + noise); see `engine.Gradients`.
 
-    Runs the trainer sample by sample, which is exact on any engine and for any network without batch
-    statistics, and needs the memory of a batch of one and one more vector of the model's size.
+    Where the trainer cannot clip samples itself it is run sample by sample, which is exact on any engine and
+    for any network without batch statistics, and needs the memory of a batch of one and one more vector of
+    the model's size.
     """
 
     def __init__(
@@ -75,17 +91,35 @@ class PrivateGradients:
         self.grads = Flat(trainer.params.specs)
         self._trainer, self._privacy, self._lot, self._rows = trainer, privacy, lot, rows
         self._scratch = scratch_for(self.grads.vector)
+        self._at_once = trainer if isinstance(trainer, ClipsSamples) else None
 
     def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
         """Leaves noise alone in `grads` where there are no samples. Gives nan: the loss is not protected."""
+        if self._at_once is None or not self._sum_at_once(self._at_once, x, y, extras):
+            self._sum_one_by_one(x, y, extras)
+        self._add_noise()
+        return nan
+
+    def _sum_at_once(self, trainer: ClipsSamples, x: Inputs, y: Labels, extras: Tensors) -> bool:
+        """Whether the network could be run so; one that cannot is not tried again."""
+        if not len(x):
+            return False
+        try:
+            trainer.clipped_sum(x, y, self._privacy.max_norm, extras)
+        except EngineError as error:
+            log.info("private steps go sample by sample: %s", error)
+            self._at_once = None
+            return False
+        np.copyto(self.grads.vector, self._trainer.grads.vector)
+        return True
+
+    def _sum_one_by_one(self, x: Inputs, y: Labels, extras: Tensors) -> None:
         self.grads.vector.fill(0)
         for i in range(len(x)):
             one = slice(i, i + 1)
             given = {name: value[one] if name in self._rows else value for name, value in extras.items()}
             self._trainer.loss_and_grads(x[one], y[one], given)
             self._add_clipped(self._trainer.grads.vector)
-        self._add_noise()
-        return nan
 
     def _add_clipped(self, sample: Vector) -> None:
         """A sample whose gradient has no finite norm adds nothing: anything else of it would show."""

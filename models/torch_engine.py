@@ -23,6 +23,7 @@ from .bundle import Bundle
 from .engine import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
 from .manifest import TRAINING, Manifest
 from .tensors import Flat, Tensors
+from .torch_clipping import ClippedSums
 from .torch_gradients import Inputs as Given
 from .torch_gradients import loss_and_gradients, losses_of
 from .torch_layout import channels_innermost, keep_layout
@@ -107,6 +108,11 @@ class TorchModel:
     def trainer(self, tunable: str = "all", objective: str = "train") -> "TorchGradients":
         """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
         return TorchGradients(self, objective, tunable)
+
+    @property
+    def untuned(self) -> Subject:
+        """The module in eval mode, in plain operators."""
+        return self._subject
 
     def opened(self, name: str) -> Subject:
         """The module as graph `name` computes: layers whose statistics it moves are in training mode.
@@ -208,6 +214,8 @@ class TorchGradients(_Bound):
         self._moved = Mirror(self.statistics, self._place.device)
         self._tensors |= self._moved.tensors
         self._slots = model.slots
+        rows = {extra.name for extra in self._graph.extras if extra.per_sample}
+        self._sums = ClippedSums(model.untuned, objective, rows)
 
     def loss_and_grads(self, x: Inputs, y: Labels, extras: Tensors = NO_EXTRAS) -> float:
         """The objective's mean loss; its gradient is left in `grads`."""
@@ -227,6 +235,15 @@ class TorchGradients(_Bound):
         self._slopes.store()
         self._moved.store()
         return total
+
+    def clipped_sum(self, x: Inputs, y: Labels, max_norm: float, extras: Tensors = NO_EXTRAS) -> None:
+        """See `clipping.ClipsSamples`. Raises EngineError too for a network that vmap cannot run."""
+        checked = checked_extras(self._graph, len(x), extras)
+        self._slopes.vector.zero_()
+        for part, given in self._batches_of(x, y, checked):
+            with self._running(part):
+                self._sums.add(given, max_norm, self._slopes.tensors)
+        self._slopes.store()
 
     def _gather(self, grads: tuple[Tensor, ...], share: float, first: bool) -> None:
         """slopes = share * grads of the first micro-batch; those of the others are added."""
