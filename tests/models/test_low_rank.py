@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from models.errors import TensorError
-from models.low_rank import factors
+from models.low_rank import factors, product
 
 
 def rotation(size: int, seed: int) -> np.ndarray:
@@ -43,6 +43,12 @@ def test_factors_of_a_convolution_have_the_shapes_of_two_convolutions():
     a, b = factors(change, 4)
     assert a.shape == (4, 2, 3, 3) and b.shape == (4, 4, 1, 1)
     np.testing.assert_allclose(np.einsum("or,rihw->oihw", b[:, :, 0, 0], a), change, atol=1e-6)
+
+
+def test_the_product_of_factors_has_the_shape_of_the_change():
+    for shape in ((5, 3), (4, 2, 3, 3)):
+        change = np.random.default_rng(4).normal(size=shape).astype(np.float32)
+        np.testing.assert_allclose(product(*factors(change, 9)), change, atol=1e-6)
 
 
 @pytest.mark.parametrize(

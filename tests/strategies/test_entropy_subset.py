@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
 
+from profiles import shipped
 from strategies.entropy_subset import EntropySubset
+from strategies.privacy import DpSgd
+from strategies.workload import workload
 
 
 def test_the_least_certain_samples_are_selected_most_uncertain_first():
@@ -38,3 +41,42 @@ def test_forms_run_from_the_largest_share_down():
 def test_settings_that_cannot_be_are_refused(settings):
     with pytest.raises(ValueError, match="expected"):
         EntropySubset(**settings)
+
+
+def test_at_random_as_many_samples_are_drawn_anew_in_each_round(model, digits, run):
+    """FedFT-RDS."""
+    strategy = EntropySubset(shares=(0.1,), select="random")
+    chosen = [strategy.plan(model, digits, run(seed=seed)).indices for seed in (1, 2, 1)]
+    assert [len(set(indices.tolist())) for indices in chosen] == [24, 24, 24]
+    assert chosen[0].tolist() == chosen[2].tolist() != chosen[1].tolist()
+    other = strategy.plan(model, digits, run("pi-2", seed=1)).indices
+    assert other.tolist() != chosen[0].tolist()
+
+
+def test_at_random_every_sample_has_the_same_chance(model, digits, run):
+    """Over 300 rounds each of 40 samples is drawn 75 times, give or take 4.5 deviations of 7.5."""
+    few = type(digits)(digits.x[:40], digits.y[:40])
+    strategy = EntropySubset(shares=(0.25,), select="random")
+    counts = np.zeros(40)
+    for seed in range(300):
+        counts[strategy.chosen(model, few, run(seed=seed))] += 1
+    assert counts.sum() == 3000
+    assert np.abs(counts - 75).max() < 34
+
+
+def test_all_samples_need_no_choice(model, digits, run):
+    """FedFT-ALL."""
+    for select in ("entropy", "random"):
+        chosen = EntropySubset(shares=(1.0,), select=select).chosen(model, digits, run())
+        assert chosen.tolist() == list(range(240))
+
+
+def test_what_is_drawn_at_random_is_not_scored_and_costs_no_forward_pass(bundle):
+    load, board = workload(bundle.manifest, (24,) * 10), shipped("pi-4")
+    drawn, scored = (EntropySubset(shares=(0.1,), select=s).cost(load, board) for s in ("random", "entropy"))
+    assert scored.flops - drawn.flops == 240 * bundle.manifest.graphs["forward"].flops
+
+
+def test_a_choice_of_samples_is_not_private():
+    with pytest.raises(ValueError, match="dp protects what is trained on all local samples"):
+        EntropySubset(dp=DpSgd())

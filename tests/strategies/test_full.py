@@ -1,12 +1,19 @@
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
 
+from models import tensors
 from models.manifest import Parameter
 from models.optimizer import Sgd
+from profiles import shipped
 from strategies.entropy_subset import EntropySubset
 from strategies.full import Full
 from strategies.kind import Contribution, OutOfTime, Run
+from strategies.local_training import alone
+from strategies.privacy import DpSgd
+from strategies.workload import workload
 
 
 def test_fedavg_weights_by_samples(round_model):
@@ -14,8 +21,8 @@ def test_fedavg_weights_by_samples(round_model):
     strategy = Full()
     state = strategy.start(round_model)
     for value, n in ((1.0, 30), (5.0, 10)):
-        tensors = {name: np.full_like(w, value) for name, w in round_model.weights.items()}
-        state = strategy.fold(state, Contribution("full", tensors, n, 0.0), n)
+        update = {name: np.full_like(w, value) for name, w in round_model.weights.items()}
+        state = strategy.fold(state, Contribution("full", update, n, 0.0), n)
     effect = strategy.finish(state, round_model)
     assert all((mean == 2).all() for mean in effect.mean.mean().values())
     assert effect.num_examples == 40
@@ -114,9 +121,101 @@ def test_statistics_that_training_moves_belong_to_an_update(bundle, strategy, tu
 def test_a_device_may_train_fewer_epochs_where_the_round_allows_it():
     """FedAvg+ (thesis 002): all epochs, or the reduced number."""
     whole, reduced = Full(epochs=10, reduced_epochs=1).variants()
-    assert (whole.epochs, whole.form) == (10, "")
-    assert (reduced.epochs, reduced.form) == (1, "epochs=1")
-    assert reduced.variants() == (reduced,)
+    assert (whole.epochs, whole.form, whole.least) == (10, "", 1)
+    assert (reduced.epochs, reduced.form, reduced.least) == (1, "epochs=1", 0)
+    assert (whole.variants(), reduced.variants()) == ((whole,), (reduced,))
     assert Full(epochs=10).variants() == (Full(epochs=10),)
-    with pytest.raises(ValueError, match="reduced_epochs is 11, expected 1 to 10"):
-        Full(epochs=10, reduced_epochs=11)
+    for name in ("reduced_epochs", "least_epochs"):
+        with pytest.raises(ValueError, match=f"{name} is 11, expected 1 to 10"):
+            Full(epochs=10, **{name: 11})
+
+
+@pytest.mark.parametrize(
+    ("share", "epochs"), [(0.19, None), (0.2, 2), (0.39, 3), (0.7, 7), (0.3, 3), (0.999, 9)]
+)
+def test_what_was_stopped_is_worth_its_whole_epochs_if_they_are_enough(share, epochs):
+    whole, reduced = Full(epochs=10, reduced_epochs=2).variants()
+    stopped = whole.stopped(share)
+    assert (stopped and stopped.epochs) == epochs
+    assert stopped is None or (stopped.form, stopped.variants()) == (f"epochs={epochs}", (stopped,))
+    assert Full(epochs=10).stopped(share) is None
+    assert reduced.stopped(share) is None
+
+
+def test_a_device_that_runs_out_of_time_sends_the_epochs_that_it_has_done(model, digits, clock):
+    """Eight batches of each of 10 epochs in a second each: 80 s do not fit into 40, as is seen after 8."""
+
+    def ticking(done: float) -> None:
+        clock.now += 1
+
+    whole = Full(epochs=10, batch=30, reduced_epochs=1).variants()[0]
+    sent = whole.train(model, digits, Run(77, "pi-1", clock, deadline=40.0, progress=ticking))
+    assert (clock.now, sent.form) == (8.0, "epochs=1")
+    same = whole.stopped(0.1).train(model, digits, Run(77, "pi-1", lambda: 0.0, 1.0))
+    assert tensors.encode(sent.tensors) == tensors.encode(same.tensors)
+    assert (sent.form, sent.train_loss) == (same.form, same.train_loss)
+
+
+def test_keeping_what_was_done_takes_one_more_copy_of_the_parameters(bundle):
+    load, board = workload(bundle.manifest, (6,) * 10), shipped("pi-4")
+    plain, kept = (Full(least_epochs=least).cost(load, board).peak_memory_bytes for least in (0, 1))
+    assert kept - plain == 4 * bundle.manifest.num_parameters("all")
+
+
+def one_step(model, data, slope_of):
+    """Each tensor after one step of 0.1 on all of `data`; slope_of(name, weight, slope)."""
+    trainer = model.trainer("all")
+    trainer.loss_and_grads(data.x, data.y)
+    return {
+        n: model.weights[n] - 0.1 * slope_of(n, model.weights[n], g) for n, g in trainer.grads.views.items()
+    }
+
+
+ONE_STEP = {"epochs": 1, "batch": 240, "momentum": 0.0, "weight_decay": 0.0}
+
+
+def test_fscprox_pulls_the_classifier_alone_to_the_few_shot_learnt_one(model, digits, run):
+    """mu_fsc * ||theta - theta_fs||^2 has slope 2 mu (theta - theta_fs): thesis 002, equation 4.3."""
+    head = {f"few-shot/{n}": model.weights[n] + np.float32(0.3) for n in model.manifest.names("head")}
+    aside = {**head, "of another kind": np.zeros(3, np.float32)}
+    sent = Full(mu_head=0.5, **ONE_STEP).train(model, digits, replace(run(), aside=aside)).tensors
+    expected = one_step(model, digits, lambda n, w, g: g - 2 * 0.5 * 0.3 if f"few-shot/{n}" in head else g)
+    for name, value in expected.items():
+        np.testing.assert_allclose(sent[name], value, atol=2e-6)
+
+
+def test_before_there_is_a_few_shot_learnt_classifier_there_is_no_term(model, digits, run):
+    sent, plain = (Full(mu_head=mu, **ONE_STEP).train(model, digits, run()).tensors for mu in (0.5, 0.0))
+    assert tensors.encode(sent) == tensors.encode(plain)
+
+
+def test_baseprox_pulls_the_classifier_to_that_of_the_base(model, digits, run):
+    settings = {**ONE_STEP, "epochs": 2}
+    sent = Full(mu_head=0.5, head_anchor="base", **settings).train(model, digits, run()).tensors
+    start = {name: value.copy() for name, value in model.weights.items()}
+    model.load(one_step(model, digits, lambda n, w, g: g))
+    second = one_step(model, digits, lambda n, w, g: g + 2 * 0.5 * (w - start[n]) * n.startswith("head."))
+    for name, value in second.items():
+        np.testing.assert_allclose(sent[name], value, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mu": 0.1},
+        {"mu_head": 0.1},
+        {"clip_norm": 1.0},
+        {"dp": DpSgd()},
+        {"mu_head": 0.1, "head_anchor": "base"},
+    ],
+)
+def test_what_is_more_than_cross_entropy_is_not_taken_for_it(model, digits, run, settings):
+    """By executors that train many devices at once; FSCProx even where no classifier is there yet."""
+    assert alone(Full().plan(model, digits, run()))
+    assert not alone(Full(**settings).plan(model, digits, run()))
+
+
+@pytest.mark.parametrize("settings", [{"moon": -1.0}, {"moon_tau": 0.0}, {"mu_head": -0.1}])
+def test_terms_have_weights_that_can_be(settings):
+    with pytest.raises(ValueError, match="expected"):
+        Full(**settings)

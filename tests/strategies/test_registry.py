@@ -5,6 +5,7 @@ from broker.messages import Kind, pack
 from strategies import registry
 from strategies.entropy_subset import EntropySubset
 from strategies.full import Full
+from strategies.privacy import DpSgd
 from strategies.registry import KindError
 
 NAN = float("nan")
@@ -20,6 +21,15 @@ def test_settings_travel_in_the_offer_and_come_back_equal(name):
 def test_hyperparameters_differ_from_the_defaults_on_both_ends_alike():
     strategy = EntropySubset(shares=(0.3,), rho=0.5)
     assert registry.read(registry.write(strategy)) == strategy
+
+
+def test_settings_within_settings_travel_whole():
+    strategy = registry.make("full+few-shot", {"mu": 0.1, "few_shot": {"shots": 3}})
+    assert registry.read(registry.write(strategy)) == strategy
+    settings = msgspec.msgpack.decode(registry.write(strategy).settings)
+    assert (settings["few_shot"]["shots"], settings["few_shot"]["lr"], settings["mu"]) == (3, 0.01, 0.1)
+    private = registry.make("peft", {"dp": {"rounds": 7}})
+    assert (private.dp, registry.read(registry.write(private))) == (DpSgd(rounds=7), private)
 
 
 def test_the_default_order_is_richest_first():
@@ -63,6 +73,11 @@ def test_a_kind_of_a_newer_aggregator_is_passed_over_and_the_others_are_not(newe
         ("zeroth-order", {"eps": 0.0}, "eps is 0.0"),
         ("zeroth-order", {"tunable": ""}, "no tunable set ''"),
         ("zeroth-order", {"generator": "torch-normal/1"}, "directions from 'torch-normal/1'"),
+        ("full", {"dp": {"epsilon": 0.0}}, "settings of full: epsilon is 0.0"),
+        ("full", {"dp": {"sigma": 1.0}}, "full's dp has no setting 'sigma'; it has epsilon, delta"),
+        ("full+few-shot", {"few_shot": {"batsh": 4}}, "full.few-shot's few_shot has no setting 'batsh'"),
+        ("full+few-shot", {"few_shot": {"batch": 0}}, "settings of full.few-shot: batch is 0"),
+        ("full+few-shot", {"few_shot": 3}, "settings of full.few-shot: Expected `object`"),
         ("class-means", {"steps": 0}, "steps is 0"),
         ("class-means", {"head": "none"}, "settings of class-means: Invalid enum value 'none'"),
     ],

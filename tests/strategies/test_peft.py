@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+
+from models.onnx_engine import OnnxModel
+from profiles import shipped
+from profiles.cost import MissingGraph
+from strategies.full import Full
+from strategies.kind import LocalData, Run
+from strategies.local_training import alone
+from strategies.peft import Peft
+from strategies.privacy import DpSgd
+from strategies.workload import workload
+
+
+def test_linear_probing_trains_and_sends_the_head_alone(model, digits, run):
+    before = model.probe("head").loss(digits.x, digits.y)
+    sent = Peft(tunable="head", lr=0.1, epochs=3, batch=30).train(model, digits, run())
+    assert set(sent.tensors) == set(model.manifest.names("head"))
+    assert sent.num_examples == 240
+    model.load(sent.tensors)
+    assert model.probe("head").loss(digits.x, digits.y) < before
+
+
+def test_linear_probing_may_be_done_on_features_and_nothing_else_may(bundle):
+    manifest = bundle.manifest
+    assert Peft(tunable="head").trains_head(manifest)
+    assert not Peft(tunable="bias").trains_head(manifest)
+    others = ({"mu": 0.1}, {"mu_head": 0.1}, {"clip_norm": 1.0}, {"dp": DpSgd()})
+    assert not any(Peft(tunable="head", **other).trains_head(manifest) for other in others)
+
+
+def test_the_learning_rate_is_the_paper_s_for_the_set_unless_it_is_said():
+    """Paper 003, section IV-A."""
+    rates = {name: Peft(tunable=name).rate for name in ("head", "bias", "adapter", "prompt")}
+    assert rates == {"head": 0.005, "bias": 0.01, "adapter": 0.005, "prompt": 0.01}
+    assert Peft(tunable="bias", lr=0.3).rate == 0.3
+    assert (Peft().weight_decay, Peft().batch, Peft().epochs) == (1e-4, 64, 10)
+
+
+def test_a_round_may_offer_several_sets_and_a_device_takes_one_form():
+    forms = Peft(tunables=("bias", "head")).variants()
+    assert [(form.form, form.trained, form.rate) for form in forms] == [
+        ("bias",) * 2 + (0.01,),
+        ("head",) * 2 + (0.005,),
+    ]
+    assert [form.variants() for form in forms] == [(form,) for form in forms]
+    assert Peft(tunable="lora").variants() == (Peft(tunable="lora"),)
+
+
+def test_a_contribution_says_which_set_it_is_of(model, digits, run):
+    offered = Peft(tunables=("bias", "head"), epochs=1)
+    sent = offered.variants()[1].train(model, digits, run())
+    assert (sent.kind, sent.form) == ("peft", "head")
+
+
+def test_a_set_that_the_bundle_lacks_is_said(bundle):
+    with pytest.raises(MissingGraph, match="needs tunable set bias, the bundle has all, mid, head"):
+        Peft().cost(workload(bundle.manifest, (5,) * 10), shipped("pi-4"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tunable": "all"}, "'all' is not one of few parameters; those are head, bias"),
+        ({"tunables": ("bias", "toes")}, "'toes' is not one"),
+        ({"tunables": ("bias", "bias")}, "each can be named once"),
+        ({"lr": -1.0}, "lr is -1.0"),
+        ({"dp": DpSgd(), "batch": 0}, "batch is 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Peft(**settings)
+
+
+def private(seed, model, data):
+    dp = DpSgd(epsilon=5.0, delta=1e-3, max_norm=0.5, rounds=3)
+    strategy = Peft(tunable="head", dp=dp, epochs=2, batch=20)
+    run = Run(1, "pi", lambda: 0.0, 1.0, noise=lambda: np.random.default_rng(seed))
+    return strategy, strategy.plan(model, data, run), strategy.train(model, data, run)
+
+
+def test_private_training_takes_the_noise_of_its_budget_and_tells_no_loss(model, digits):
+    strategy, plan, sent = private(1, model, digits)
+    assert (plan.privacy.max_norm, plan.privacy.noise) == (0.5, strategy.dp.round(240, 20, 2).noise)
+    assert not alone(plan)
+    assert np.isnan(sent.train_loss)
+    again, other = private(1, model, digits)[2], private(2, model, digits)[2]
+    assert np.array_equal(sent.tensors["head.weight"], again.tensors["head.weight"])
+    assert not np.array_equal(sent.tensors["head.weight"], other.tensors["head.weight"])
+
+
+def test_private_training_of_one_sample_is_possible(bundle, digits):
+    sent = private(1, OnnxModel(bundle), LocalData(digits.x[:1], digits.y[:1]))[2]
+    assert np.isfinite(sent.tensors["head.weight"]).all()
+
+
+def test_private_training_is_predicted_to_take_longer_for_as_many_operations(bundle):
+    load, board = workload(bundle.manifest, (20,) * 10), shipped("pi-4")
+    plain, kept = (Full(dp=dp).cost(load, board) for dp in (None, DpSgd()))
+    assert kept.flops == plain.flops
+    assert kept.compute_s == pytest.approx(5 * plain.compute_s)
+    assert kept.peak_memory_bytes < plain.peak_memory_bytes  # a sample's activations, one more vector
