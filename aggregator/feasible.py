@@ -6,10 +6,11 @@ import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from models.errors import ModelError
 from models.manifest import Manifest
 from profiles import shipped
 from profiles.cost import MissingGraph
-from strategies.kind import AnyStrategy
+from strategies.kind import AnyStrategy, NeedsModels
 from strategies.workload import workload
 
 from .errors import TaskError
@@ -25,7 +26,8 @@ ANY_DEVICE = "pi-5"
 def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] = ALONE) -> None:
     """Logs each kind of update that no device can do with this bundle and family, by name.
 
-    Raises TaskError where round 1 offers no other, and for one that needs a generic set, if there is none.
+    Raises TaskError where round 1 offers no other, and for one that needs a generic set or graphs on the
+    aggregator that there are not.
     """
     for kind in task.kinds:
         if kind.strategy.generic and task.generic is None:
@@ -33,6 +35,12 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
                 f"{kind.name} needs samples that are nobody's own: give the task generic = FILE.npz"
             )
     manifests = {"": manifest, **family}
+    for kind in task.kinds:
+        if isinstance(kind.strategy, NeedsModels):
+            try:
+                kind.strategy.lacks(manifests)
+            except (ModelError, KeyError) as error:
+                raise TaskError(f"{kind.name} cannot be merged: {error}") from None
     lacking = {kind.name: _lacking(kind.strategy, manifests) for kind in task.kinds}
     texts = [f"{name} {lack}" for name, lack in lacking.items() if lack]
     if all(lacking[kind.name] for kind in task.offered(1)):

@@ -280,6 +280,17 @@ def formed(strategy: AnyStrategy, form: str) -> AnyStrategy:
 
 
 @runtime_checkable
+class NeedsModels(Protocol):
+    """A kind for which the aggregator trains: it needs graphs of the models there."""
+
+    def lacks(self, manifests: Mapping[str, Manifest]) -> None:
+        """`manifests` by member, the main model's by "".
+
+        Raises ModelError for what they do not have, and KeyError for a member that is not there.
+        """
+
+
+@runtime_checkable
 class Derives(Protocol):
     """A kind whose members are parts of the main model: their bases follow from its base."""
 
