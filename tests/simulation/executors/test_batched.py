@@ -17,7 +17,10 @@ from strategies.class_means import ClassMeans
 from strategies.entropy_subset import EntropySubset
 from strategies.few_shot import FewShot
 from strategies.full import Full
+from strategies.full_and_few_shot import FullAndFewShot
 from strategies.kind import AnyStrategy, Contribution, LocalData
+from strategies.peft import Peft
+from strategies.privacy import DpSgd
 
 SIZES = (23, 1, 40, 7, 64, 0, 12)
 """Device 1 has one sample, device 3 one class, device 5 nothing."""
@@ -89,6 +92,7 @@ def assert_alike(found: list[Result], expected: list[Result], within: float = 1e
         FewShot(),
         FewShot(shots=3, epochs=4, batch=7, momentum=0.0, weight_decay=0.0, lr=0.1),
         FewShot(batch=64, weight_decay=0.1),
+        Peft(tunable="head", lr=0.1, momentum=0.5, epochs=3, batch=8),
         ClassMeans(),
     ],
 )
@@ -224,6 +228,8 @@ def on_torch(bundle: Bundle, clients: Clients) -> World:
     [
         Full(epochs=1, lr=0.05, batch=8),
         EntropySubset(shares=(0.5,), epochs=2, lr=0.02, batch=8),
+        EntropySubset(shares=(0.5,), epochs=2, lr=0.02, batch=8, select="random"),
+        Full(epochs=2, lr=0.05, batch=8, reduced_epochs=1).variants()[0],
     ],
 )
 def test_small_networks_are_trained_together_on_torch(on_torch, bundle, strategy):
@@ -243,6 +249,9 @@ def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(world, 
         (on_torch, False, full),
         (on_torch, True, Full(epochs=1, batch=8, mu=0.1)),
         (on_torch, True, Full(epochs=1, batch=8, clip_norm=1.0)),
+        (on_torch, True, Full(epochs=1, batch=8, mu_head=0.1)),
+        (on_torch, True, Full(epochs=1, batch=8, dp=DpSgd())),
+        (on_torch, True, FullAndFewShot(epochs=1, batch=8)),
     ):
         watched = Watched(asked)
         results(Batched(asked, watched, networks=networks), bases, jobs(strategy, [1]))
