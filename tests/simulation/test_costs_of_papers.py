@@ -1,0 +1,88 @@
+"""Thesis 000, appendix A.1 and table 3.2: what a run costs, as the papers count it, from a simulated run."""
+
+import numpy as np
+import pytest
+
+from models import tensors
+from models.bundle import Bundle
+from models.onnx_engine import OnnxModel
+from simulation import scenario
+from simulation.compare.figures import Terms, figures
+from simulation.compare.performing import How, perform
+from simulation.compare.reading import read_run
+from simulation.compare.run_folder import Name
+from simulation.executors.choice import ExecutorWish
+from simulation.watch import Nobody
+
+LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PLAIN = How(ExecutorWish("plain"), probed_rounds=0)
+
+
+def ran(asked, policy, folder):
+    """The figures of one run of a system, at its own end."""
+    name = Name(policy, 0)
+    perform(asked, name, folder, PLAIN, Nobody())
+    run = read_run(folder, name, shown=1)
+    return figures(run, Terms(at_s=run.ends_s, target=0.0, devices=asked.devices)), run
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Random images of 32x32, three for each of 100 devices."""
+    folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(2)
+    for part, count in (("train", 300), ("test", 20)):
+        np.save(folder / f"x_{part}.npy", rng.integers(0, 256, (count, 3, 32, 32), np.uint8))
+        np.save(folder / f"y_{part}.npy", np.arange(count) % 10)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def squeezenet(tmp_path_factory) -> Bundle:
+    """With random weights: costs follow from the manifest alone."""
+    torch = pytest.importorskip("torch")
+    from models.manifest import InputSpec
+    from models.torch_export import ExportSpec, export
+    from models.torch_networks import build
+
+    torch.manual_seed(0)
+    spec = ExportSpec("squeezenet", InputSpec((3, 32, 32), 1 / 255), LABELS, sets={"head": {}}, objectives=())
+    return export(
+        build("squeezenet", {"classes": 10}), spec, tmp_path_factory.mktemp("squeezenet") / "bundle"
+    )
+
+
+def test_fedncm_of_squeezenet_and_100_clients_costs_what_table_3_2_says(squeezenet, photos, tmp_path):
+    """1 F for each sample; 2 * 512 * 10 values * 4 bytes * 100 clients = 4.1e-3 GB, in one round."""
+    task = {"bundle": str(squeezenet.path), "rounds": 20, "round_deadline_s": 1e6}
+    data = {"source": "npz", "path": str(photos), "partition": "dirichlet", "alpha": 0.1}
+    asked = scenario.load("uniform", {"devices": 100, "data": data, "task": task})
+    got, run = ran(asked, "fedncm", tmp_path)
+    assert [line.participants for line in run.rounds] == [100]
+    assert got.bytes_analytic / 1e9 == pytest.approx(4.1e-3, rel=0.005)
+    assert got.bytes_up == pytest.approx(100 * 4 * (512 * 10 + 10), rel=0.02)
+    assert got.forward_passes == 300
+
+    served = tensors.decode((tmp_path / "served.safetensors").read_bytes())
+    x = squeezenet.manifest.input.prepare(np.load(photos / "x_train.npy"))
+    features, y = OnnxModel(squeezenet).features(x), np.load(photos / "y_train.npy")
+    means = np.stack([features[y == label].mean(0, dtype=np.float64) for label in range(10)])
+    unit = means / np.linalg.norm(means, axis=1, keepdims=True)
+    np.testing.assert_allclose(served[squeezenet.manifest.head.weight], unit, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("policy", "passes", "sent"),
+    [("ft", 3, 77_850), ("lp", 1, 650), ("fedncm", 1, 650)],
+)
+def test_a_system_s_compute_and_bytes_follow_the_formulas(policy, passes, sent, tmp_path):
+    """Equations 8 to 11: of each sample and epoch 3 F for everything and 1 F for the head, in two epochs of
+    two rounds; one pass for FedNCM. Bytes: 2 * values * 4 for each of six devices and round.
+    """
+    kinds = [{"name": name, "settings": {"epochs": 2}} for name in ("full", "peft")]
+    task = {"rounds": 2, "round_deadline_s": 1e6, "kinds": kinds}
+    data = {"samples_per_client": 10, "partition": "iid", "max_test": 40}
+    got, run = ran(scenario.load("uniform", {"devices": 6, "data": data, "task": task}), policy, tmp_path)
+    epochs, rounds = (1, 1) if policy == "fedncm" else (2, 2)
+    assert len(run.rounds) == rounds
+    assert got.forward_passes == pytest.approx(passes * epochs * rounds * 60, rel=0.02)
+    assert got.bytes_analytic == pytest.approx(2 * sent * 4 * 6 * rounds, rel=0.02)
