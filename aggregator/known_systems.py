@@ -13,7 +13,7 @@ def _first(rounds: int) -> int:
 
 
 def _share(share: float) -> Rounds:
-    return lambda rounds: max(1, ceil(share * rounds)) if rounds > 1 else 0
+    return lambda rounds: ceil(share * rounds)
 
 
 FULL = Part("full")

@@ -47,11 +47,11 @@ class Part:
             settings["members"] = tuple(_name(path) for path in task.family)
         begin, until = self.after(task.rounds) + 1, self.until(task.rounds)
         if takes(self.kind, "rounds"):
-            settings["rounds"] = max(1, until)
+            settings["rounds"] = until
         return KindSettings(
             name=self.kind,
             settings=settings,
-            from_round=min(begin, task.rounds),
+            from_round=begin,
             until_round=until if until < task.rounds else None,
             weight=given.weight,
             max_norm=given.max_norm,
@@ -60,7 +60,10 @@ class Part:
 
 @dataclass(frozen=True)
 class System:
-    """`says` in a line what it is, `source` where it is from. `rounds`: of one that is done in so many."""
+    """`says` in a line what it is, `source` where it is from. `rounds`: of one that is done in so many.
+
+    Parts that begin after a task's last round are left out.
+    """
 
     says: str
     source: str
@@ -76,7 +79,7 @@ class System:
         task = msgspec.structs.replace(task, rounds=rounds)
         return msgspec.structs.replace(
             task,
-            kinds=tuple(part.of(task) for part in self.parts),
+            kinds=tuple(part.of(task) for part in self.parts if part.after(rounds) < rounds),
             server=server_of(task, self.server),
             start=self.start,
             untimed_rounds=max(task.untimed_rounds, self.untimed(rounds)),
