@@ -21,8 +21,13 @@ from models.engine import DeviceModel
 from models.engines import engine_choices, open_model
 from models.errors import EngineError, ModelError
 from profiles.cost import SESSION_BYTES
+from strategies.accountant import PrivacyError
+from strategies.privacy import DpSgd
 
+from . import privacy_budget
+from .errors import DataError
 from .measuring import drawn
+from .privacy_budget import Budget
 from .watching import limit_bytes
 
 State = Literal["ok", "missing", "problem"]
@@ -36,6 +41,7 @@ EXTRAS = {
     "aggregator": (("amqtt", "rich", "rpds"), "`serve`, and a broker where Mosquitto is not installed"),
     "simulation": (("sklearn", "matplotlib"), "`demo` and simulations"),
     "torch": (("torch", "onnx", "onnxscript"), "`export`, and the torch engine"),
+    "privacy": (("dp_accounting",), "tasks whose training is differentially private"),
 }
 """Extra -> what it brings to import, and what that is for. A device needs none of them."""
 
@@ -128,6 +134,18 @@ def extras() -> Iterator[Finding]:
             yield Finding(f"extra {extra}", "missing", f"no {', '.join(lacking)}", advice)
         else:
             yield Finding(f"extra {extra}", "ok", f"for {use}")
+
+
+def privacy(folder: Path) -> Iterator[Finding]:
+    """What the devices whose folders these are have spent of their samples' privacy, if any has."""
+    for path in sorted((*folder.glob(privacy_budget.FILE), *folder.glob(f"*/{privacy_budget.FILE}"))):
+        what = "privacy" if path.parent == folder else f"privacy of {path.parent.name}"
+        try:
+            budget, delta = Budget(path), DpSgd().delta
+            spent = f"epsilon {budget.spent(delta):.2f} at delta {delta:g} spent"
+            yield Finding(what, "ok", f"{spent}, {budget.rounds} rounds at most with any sample")
+        except (DataError, PrivacyError) as error:
+            yield Finding(what, "missing", str(error))
 
 
 def broker() -> Finding:

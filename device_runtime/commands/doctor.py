@@ -17,6 +17,7 @@ from device_runtime.examining import (
     extras,
     machine,
     memory,
+    privacy,
     storage,
     work,
 )
@@ -64,6 +65,7 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
             yield from work(opened)
         yield memory(opened)
         yield storage(folder, opened)
+    yield from privacy(folder)
     yield from extras()
     yield broker()
 

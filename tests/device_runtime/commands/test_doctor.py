@@ -12,9 +12,11 @@ import pytest
 from device_runtime import examining
 from device_runtime.cli import main
 from device_runtime.commands.doctor import examine
+from device_runtime.privacy_budget import Budget
 from models.engines import EngineChoice
 from models.errors import EngineError
 from models.onnx_engine import OnnxModel
+from strategies.accountant import Limit, Spent, spent
 
 BUNDLE = "digits-wrn-10-1"
 
@@ -136,6 +138,19 @@ def test_a_folder_that_cannot_be_made_or_has_no_room_is_a_problem(bundle, tmp_pa
     assert "free some space" in examining.storage(tmp_path, bundle).advice
 
 
+def test_what_was_spent_of_privacy_is_told_of_each_device_that_keeps_things_here(tmp_path):
+    assert not list(examining.privacy(tmp_path))
+    (tmp_path / "pi-1").mkdir()
+    event, limit = Spent(10.0, 1.0, 10, 3), Limit(5.0, 1e-3)
+    Budget(tmp_path / "pi-1" / "privacy.json", frozenset([b"a" * 16])).spend(event, [limit])
+    (tmp_path / "privacy.json").write_bytes(b"")
+    device, whole = examining.privacy(tmp_path)
+    assert (whole.what, whole.state) == ("privacy", "missing")
+    assert "cannot be read" in whole.found
+    said = f"epsilon {spent([event], 1e-3):.2f} at delta 0.001 spent, 3 rounds at most with any sample"
+    assert (device.what, device.state, device.found) == ("privacy of pi-1", "ok", said)
+
+
 def test_an_extra_that_is_not_installed_is_named_with_its_use(monkeypatch):
     found = examining.util.find_spec
     monkeypatch.setattr(examining.util, "find_spec", lambda name: None if name == "amqtt" else found(name))
@@ -163,6 +178,8 @@ def test_examining_imports_neither_torch_nor_aggregator_nor_simulation(tmp_path)
         "amqtt",
         "rich",
         "sklearn",
+        "scipy",
+        "dp_accounting",
     }
 
 
