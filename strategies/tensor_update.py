@@ -26,6 +26,10 @@ FEW_SHOT = "few-shot/"
 """Before the names of a few-shot learnt classifier's tensors, wherever they stand beside the model's own."""
 
 
+ACCOUNTANT_BYTES = 75_000_000
+"""What the library that says how much noise a budget takes adds to a process (measured)."""
+
+
 class Averaged(Usual):
     """Kinds whose tensors are averaged, weighted by samples."""
 
@@ -111,17 +115,16 @@ class TensorUpdate(TrainingSettings, Averaged):
 
     def work_on(self, workload: Workload, samples: int, scored: int = 0) -> Work:
         """Training on `samples`, after a forward pass over `scored`; MOON's features besides, and the
-        parameters that they are from.
+        parameters that they are from; the accountant of private training.
         """
         trained, objective = samples * self.epochs, "moon" if self.moon else "train"
         passed = scored + (2 * samples if self.moon else 0)
         private = self.dp is not None
         training = Training(self.trained, trained, passed, self.batch, objective, int(private), private)
         work = work_of(workload, training)
-        if not self.moon:
-            return work
-        kept = 4 * (2 * samples * workload.feature_width + workload.values(self.trained))
-        return replace(work, peak_bytes=work.peak_bytes + kept)
+        features = 4 * (2 * samples * workload.feature_width + workload.values(self.trained))
+        more = (features if self.moon else 0) + (ACCOUNTANT_BYTES if private else 0)
+        return replace(work, peak_bytes=work.peak_bytes + more)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         plan = self.plan(model, data, run)
