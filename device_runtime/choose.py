@@ -54,9 +54,10 @@ class Plan:
     candidates: tuple[Candidate, ...]
     straggler: Verdict
 
-    def ended_as(self, form: AnyStrategy) -> Plan:
-        """The same where the clock left only this form of what was chosen."""
-        return replace(self, chosen=None if self.chosen is None else replace(self.chosen, strategy=form))
+    def ended_as(self, form: AnyStrategy, cost: Cost) -> Plan:
+        """The same where the clock left only this form of what was chosen, which costs so much."""
+        chosen = self.chosen and replace(self.chosen, strategy=form, cost=cost)
+        return replace(self, chosen=chosen)
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -160,7 +160,8 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
                 must_end = _upload_begins(chosen, profile, assignment)
                 done, contribution = worker.train(chosen, assignment.seed, must_end)
                 if done != chosen.strategy:
-                    plan = plan.ended_as(done)
+                    plan = plan.ended_as(done, done.cost(worker.loads[done.member], profile))
+                    chosen = plan.chosen or chosen
                 timings += _timing(chosen, worker.clock() - attempt)
             except (OutOfTime, OutOfMemory, ModelError) as error:
                 gave_up = (*gave_up, f"{chosen.label} given up: {error}")

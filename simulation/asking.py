@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from aggregator.task import Task
+from device_runtime.choose import MAIN
 from strategies.kind import AnyStrategy
 
 from .bases import Bases
@@ -52,7 +53,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Stock:
-    """The devices, and what they fetch: the bundle while they wait to be asked, then each round's base."""
+    """The devices, and what they fetch: the bundles while they wait to be asked, then each round's base."""
 
     devices: Devices
     bases: Bases
@@ -120,11 +121,14 @@ class Asking:
     def _flight(self, device: int, opening: Opening, luck: Luck) -> Flight:
         number, fleet = opening.round, self._devices.fleet
         lobby_bytes = self._bundle_bytes if self._devices.is_new(device) else 0
-        base, known = self._bases.of(number), self._devices.known(device)
+        bases, known = self._bases, self._devices.known(device)
+        held = known.held
+        if lobby_bytes and number == 1:  # all of them waited for it
+            lobby_bytes, held = lobby_bytes + bases.to_fetch(1, MAIN, held), bases.fetched(1, MAIN, held)
         asked = Asked(
             now=opening.now,
             closes_s=opening.closes_s,
-            down_bytes=self._bases.to_fetch(base, known.checkpoint, known.steps),
+            down_bytes=lambda member: bases.to_fetch(number, member, held),
             kinds=self._offered(number),
             luck=luck,
             latency_s=fleet.latency_s(device),
@@ -133,8 +137,8 @@ class Asking:
             lobby_bytes=lobby_bytes,
         )
         line = self._devices.ask(device, asked)
-        if line.bytes_down == lobby_bytes + asked.down_bytes:
-            known.checkpoint, known.steps = base.checkpoint, base.steps
+        if line.fetched:
+            known.held = bases.fetched(number, line.member, held)
         chosen = line.outcome.plan.chosen
         kind, strategy = ("", None) if chosen is None else (chosen.kind, chosen.strategy)
         name, group = fleet.name(device), fleet.group(device)

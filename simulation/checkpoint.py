@@ -7,42 +7,71 @@ training, which takes milliseconds a round, and then training from where it stop
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from models import tensors
 from models.errors import ModelError
 from models.tensors import Tensors
+from strategies.kind import ALONE
 
-from .bases import Base
+from .bases import Base, Version
 from .errors import SimulationError
 
 FILE = "checkpoint.safetensors"
+CONTENTS = "contents"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What kinds of update keep for the next time: on the aggregator, and on devices by number and kind."""
+
+    aggregator: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
+    devices: Mapping[tuple[int, str], Tensors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """After round `round`: the bases that somebody trains from yet, the newest with them, and what is served.
 
-    `history` has (checkpoint, steps) of the base of each round, from the first to the newest.
+    `history` has what each round distributed, from the first to the newest base.
     """
 
     round: int
     bases: tuple[Base, ...]
-    history: tuple[tuple[int, int], ...]
+    history: tuple[Version, ...]
     served: Tensors
+    kept: Kept = field(default_factory=Kept)
+
+
+class _Place(msgspec.Struct, frozen=True, array_like=True):
+    """Whose tensors stand under a number: a kind of thing, a round or device, and a name."""
+
+    what: Literal["served", "base", "member", "aside", "aggregator", "device"]
+    number: int = 0
+    name: str = ""
+
+
+class _Contents(msgspec.Struct, frozen=True, array_like=True):
+    """The table of contents of a checkpoint's file."""
+
+    history: tuple[Version, ...]
+    places: tuple[_Place, ...]
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Durably, in place of an earlier one. Raises SimulationError when the disk does not do as it is told."""
-    content = {f"served/{name}": value for name, value in checkpoint.served.items()}
-    for base in checkpoint.bases:
-        content |= {f"{base.number}/{name}": value for name, value in base.weights.items()}
-    content["history"] = np.array(checkpoint.history, np.int32)
+    owners = dict(_owners(checkpoint))
+    contents = _Contents(checkpoint.history, tuple(owners))
+    content = {CONTENTS: np.frombuffer(msgspec.msgpack.encode(contents), np.uint8)}
+    for number, tensors_of in enumerate(owners.values()):
+        content |= {f"{number}/{name}": value for name, value in tensors_of.items()}
     beside = folder / f".{FILE}"
     try:
         with beside.open("wb") as file:
@@ -61,17 +90,42 @@ def load(folder: Path) -> Checkpoint | None:
         return None
     try:
         return _read(tensors.decode(path.read_bytes()))
-    except (ModelError, LookupError, TypeError, ValueError, OSError) as error:
+    except (ModelError, msgspec.MsgspecError, LookupError, TypeError, ValueError, OSError) as error:
         raise SimulationError(f"{path} is not a checkpoint ({error}): remove it to begin again") from None
 
 
+def _owners(checkpoint: Checkpoint) -> Iterator[tuple[_Place, Tensors]]:
+    yield _Place("served"), checkpoint.served
+    for base in checkpoint.bases:
+        yield _Place("base", base.number), base.weights
+        for member, weights in base.family.items():
+            yield _Place("member", base.number, member), weights
+        yield _Place("aside", base.number), base.aside
+    for kind, memory in checkpoint.kept.aggregator.items():
+        yield _Place("aggregator", 0, kind), memory
+    for (device, kind), memory in checkpoint.kept.devices.items():
+        yield _Place("device", device, kind), memory
+
+
 def _read(content: Tensors) -> Checkpoint:
-    history = tuple((int(a), int(b)) for a, b in content["history"])
-    parts: dict[str, dict[str, NDArray[Any]]] = {}
+    contents = msgspec.msgpack.decode(content[CONTENTS].tobytes(), type=_Contents)
+    parts: list[dict[str, NDArray[Any]]] = [{} for _ in contents.places]
     for key, value in content.items():
-        owner, _, name = key.partition("/")
+        number, _, name = key.partition("/")
         if name:
-            parts.setdefault(owner, {})[name] = value
-    served = parts.pop("served")
-    bases = tuple(Base(n, parts[str(n)], *history[n - 1]) for n in sorted(map(int, parts)))
-    return Checkpoint(len(history) - 1, bases, history, served)
+            parts[int(number)][name] = value
+    of: dict[str, dict[tuple[int, str], Tensors]] = {}
+    for place, mine in zip(contents.places, parts, strict=True):
+        of.setdefault(place.what, {})[place.number, place.name] = mine
+    return Checkpoint(
+        len(contents.history) - 1,
+        tuple(_base(number, weights, of) for (number, _), weights in sorted(of["base"].items())),
+        contents.history,
+        of["served"][0, ""],
+        Kept({kind: memory for (_, kind), memory in of.get("aggregator", {}).items()}, of.get("device", {})),
+    )
+
+
+def _base(number: int, weights: Tensors, of: Mapping[str, Mapping[tuple[int, str], Tensors]]) -> Base:
+    family = {name: mine for (round_, name), mine in of.get("member", {}).items() if round_ == number}
+    return Base(number, weights, family, of["aside"][number, ""])

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.choose import MAIN, Loads
 from device_runtime.work import corrected
 from models.manifest import Manifest
-from profiles import DeviceProfile, Workload
+from profiles import DeviceProfile
 from profiles.fleets import BatterySpec, Chances, Fleet
 from strategies.workload import workload
 
+from .bases import NOTHING_HELD, Held
 from .clients import Clients
 from .timeline import Asked, Luck, Timeline, timeline
 
@@ -22,7 +24,7 @@ NOTHING_LEARNT: Mapping[str, float] = {}
 
 @dataclass
 class Known:
-    """Of one device that was asked before: its corrections, which base it holds (at first the bundle's).
+    """Of one device that was asked before: its corrections, and what it holds beside its bundles.
 
     `charge_j` is in its battery at `charged_s`, less what it spends on the work that it was then given.
     """
@@ -30,18 +32,23 @@ class Known:
     corrections: Mapping[str, float] = field(default_factory=lambda: NOTHING_LEARNT)
     charge_j: float = 0.0
     charged_s: float = 0.0
-    checkpoint: int = 1
-    steps: int = 0
+    held: Held = NOTHING_HELD
 
 
 class Devices:
     """All devices of a run; only those that were asked take more memory than their samples' numbers."""
 
-    def __init__(self, fleet: Fleet, clients: Clients, manifest: Manifest, slow: float = 1.0) -> None:
-        """`slow` makes every device so many times slower: a small task then weighs like a large one."""
+    def __init__(
+        self, fleet: Fleet, clients: Clients, manifests: Mapping[str, Manifest], slow: float = 1.0
+    ) -> None:
+        """`manifests` by member, the main model's by "". `slow` makes every device so many times slower: a
+        small task then weighs like a large one.
+        """
         self.fleet = fleet
-        self._counts = clients.class_counts(len(manifest.labels))
-        self._load = replace(workload(manifest, ()), download_bytes=0)
+        self._counts = clients.class_counts(len(manifests[MAIN].labels))
+        loads = {member: workload(manifest, ()) for member, manifest in manifests.items()}
+        alone = len(loads) == 1  # nothing is to be decided before its base is fetched
+        self._loads = {m: replace(load, download_bytes=0) if alone else load for m, load in loads.items()}
         self._slow = slow
         self._known: dict[int, Known] = {}
         self._free_s = np.zeros(len(fleet))
@@ -97,7 +104,7 @@ class Devices:
         if battery is not None:
             known.charge_j, known.charged_s = self._charge(device, battery, asked.now), asked.now
             asked = replace(asked, charge_j=known.charge_j, charge_w=battery.charge_w)
-        line = timeline(profile, self.workload(device), asked)
+        line = timeline(profile, self.loads(device), asked)
         self._free_s[device] = line.back_s
         if battery is not None:
             known.charge_j -= line.energy_j
@@ -115,8 +122,10 @@ class Devices:
             profile, speed=replace(profile.speed, flops_per_s=profile.speed.flops_per_s / self._slow)
         )
 
-    def workload(self, device: int) -> Workload:
-        return replace(self._load, class_counts=tuple(self._counts[device].tolist()))
+    def loads(self, device: int) -> Loads:
+        """What the task takes with each model; of a family as it is before any base is fetched."""
+        counts = tuple(self._counts[device].tolist())
+        return {member: replace(load, class_counts=counts) for member, load in self._loads.items()}
 
     def _charge(self, device: int, battery: BatterySpec, now: float) -> float:
         """Joule in its battery, which charges while the device is there."""

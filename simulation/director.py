@@ -122,7 +122,7 @@ class Director:
     def _opening(self) -> Opening:
         """The open round; of a buffered run a device has its own whole deadline, whenever it is asked."""
         now, state = self._agenda.now, self._state
-        closes_s = now + self._task.round_deadline_s if self._task.buffer_size else state.closes_s
+        closes_s = now + state.rules.deadline_s(state.round) if state.rules.buffer_size else state.closes_s
         return Opening(state.round, now, closes_s, state.asked, self._serial)
 
     def _await(self, flights: Sequence[Flight]) -> None:

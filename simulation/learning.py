@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 
 from aggregator.check import doubt
 from aggregator.task import Task
-from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies.folding import Folding
-from strategies.kind import Contribution, RoundModel
+from strategies.kind import NOTHING, Carried, Contribution, RoundModel, ServerTools
 from strategies.merge import rebased
 
 from .asking import Flight
 from .bases import Bases
-from .checkpoint import Checkpoint
-from .executors.job import Executor, Failed, Job, base_key
+from .checkpoint import Checkpoint, Kept
+from .executors.job import Executor, Failed, Job, aside_key, base_key
 from .ledger import Figures, Ledger
 from .watch import Watch
 
@@ -29,9 +28,9 @@ Evaluate = Callable[[int, Tensors, Tensors], Figures]
 
 @dataclass(frozen=True)
 class Tools:
-    """What the learning works with."""
+    """What the learning works with; `server` is what kinds of update use on the aggregator."""
 
-    manifest: Manifest
+    server: ServerTools
     executor: Executor
     evaluate: Evaluate
     ledger: Ledger
@@ -40,14 +39,21 @@ class Tools:
 
 
 class Learning:
-    """The model of a run. Memory does not grow with the devices of a round: updates are folded one by one."""
+    """The model of a run. Memory does not grow with the devices of a round: updates are folded one by one.
 
-    def __init__(self, task: Task, bases: Bases, tools: Tools, resume: Checkpoint | None = None) -> None:
-        """With `resume` its rounds are gone through without training."""
-        self._task, self._bases, self._tools = task, bases, tools
+    It does with the devices whose kind of update keeps something on them. A device remembers what it trained
+    last of what counted: updates that came late, or were lost, are never trained.
+    """
+
+    def __init__(
+        self, task: Task, bases: Bases, carried: Carried, tools: Tools, resume: Checkpoint | None = None
+    ) -> None:
+        """`carried` comes with round 1's base. With `resume` its rounds are gone through without training."""
+        self._task, self._bases, self._carried, self._tools = task, bases, carried, tools
         self._kinds = {kind.name: kind.strategy for kind in task.kinds}
         self._settings = {kind.name: kind for kind in task.kinds}
         self._order = {kind.name: place for place, kind in enumerate(task.kinds)}
+        self._memories: dict[tuple[int, str], Tensors] = {}
         self._resume = resume
         self._kept: list[Flight] = []
         self._figures = Figures()
@@ -64,17 +70,17 @@ class Learning:
             return
         flights = sorted(self._kept, key=lambda f: (self._order[f.kind], f.device, f.round))
         self._kept = []
-        base = self._bases.of(number)
-        model = RoundModel(self._tools.manifest, base.weights, number, self._task.round_seed(number))
-        folding = Folding(self._kinds, model)
+        server, weights = self._tools.server, self._bases.of(number).weights
+        model = RoundModel(server.manifest(), weights, number, self._task.round_seed(number), tools=server)
+        folding = Folding(self._kinds, model, self._carried, self._task.server)
         for flight, made in self._trained(flights, now):
             self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
             weight = made.num_examples * self._settings[flight.kind].weight
-            folding.add(self._as_of(made, flight.round, number), weight)
+            folding.add(self._as_of(made, flight, number), weight)
         merged, note = folding.merged()
         if note:
             log.warning("round %d: %s", number, note)
-        self.served = merged.served
+        self.served, self._carried = merged.served, merged.carried
         self._bases.advance(number, merged)
 
     def _replay(self, number: int, resume: Checkpoint) -> None:
@@ -83,36 +89,50 @@ class Learning:
         self._bases.replay(number, resume.history[number])
         if number == resume.round:
             self._bases.restore(resume.bases)
+            newest = self._bases.of(number + 1)
+            self._carried = Carried(newest.family, resume.kept.aggregator, newest.aside)
+            self._memories = dict(resume.kept.devices)
             self.served = resume.served
 
     def _trained(self, flights: list[Flight], now: float) -> Iterator[tuple[Flight, Contribution]]:
         """Those whose update is believed, one by one; the others are noted as refused."""
-        seeds = {number: self._task.round_seed(number) for number in {flight.round for flight in flights}}
-        jobs = [self._job(flight, seeds[flight.round]) for flight in flights]
-        results = self._tools.executor.run(self._bases.weights(), jobs)
-        for flight, job, result in zip(flights, jobs, results, strict=True):
-            if isinstance(result, Failed):
-                self._tools.ledger.ended(flight, "refused", now, why=result.why)
-                continue
-            base = self._bases.of(flight.round).weights
-            if why := doubt(result.tensors, result.num_examples, self._settings[flight.kind], base):
-                self._tools.ledger.ended(flight, "refused", now, why=why)
-                continue
-            self._tools.watch.trained(job, result)
-            yield flight, result
+        for together in _without_repeats(flights):
+            jobs = [self._job(flight) for flight in together]
+            results = self._tools.executor.run(self._bases.tensors(), jobs)
+            for flight, job, result in zip(together, jobs, results, strict=True):
+                if isinstance(result, Failed):
+                    self._tools.ledger.ended(flight, "refused", now, why=result.why)
+                    continue
+                if result.memory is not None:
+                    self._memories[flight.index, flight.kind] = result.memory
+                base = self._bases.of(flight.round).of(job.strategy.member)
+                if why := doubt(result.tensors, result.num_examples, self._settings[flight.kind], base):
+                    self._tools.ledger.ended(flight, "refused", now, why=why)
+                    continue
+                self._tools.watch.trained(job, result)
+                yield flight, result
 
-    def _job(self, flight: Flight, seed: int) -> Job:
-        strategy = flight.strategy
+    def _job(self, flight: Flight) -> Job:
+        strategy, number = flight.strategy, flight.round
         if strategy is None:
-            raise ValueError(f"{flight.device} sits out round {flight.round}: there is nothing to train")
-        return Job(flight.index, flight.device, strategy, seed, base_key(flight.round))
+            raise ValueError(f"{flight.device} sits out round {number}: there is nothing to train")
+        return Job(
+            flight.index,
+            flight.device,
+            strategy,
+            self._task.round_seed(number),
+            base_key(number, strategy.member),
+            self._memories.get((flight.index, flight.kind), NOTHING),
+            aside_key(number) if self._bases.of(number).aside else "",
+        )
 
-    def _as_of(self, made: Contribution, asked_in: int, number: int) -> Contribution:
+    def _as_of(self, made: Contribution, flight: Flight, number: int) -> Contribution:
         """An update from an earlier base, as a change of this round's."""
-        if asked_in == number:
+        asked_in, strategy = flight.round, flight.strategy
+        if asked_in == number or strategy is None:
             return made
         share = (1 + number - asked_in) ** -self._task.staleness_weight
-        old, new = self._bases.of(asked_in).weights, self._bases.of(number).weights
+        old, new = (self._bases.of(one).of(strategy.member) for one in (asked_in, number))
         return replace(made, tensors=rebased(made.tensors, old, new, share))
 
     def evaluate(self, number: int) -> None:
@@ -126,5 +146,19 @@ class Learning:
         """The round is over: only the bases that `in_use` names, and the newest, are needed any more."""
         self._bases.keep((*in_use, number + 1))
         if self._resume is None or number > self._resume.round:
-            self._tools.keep(Checkpoint(number, self._bases.kept(), self._bases.history, self.served))
+            kept = Kept(self._carried.memory, dict(self._memories))
+            bases = self._bases
+            self._tools.keep(Checkpoint(number, bases.kept(), bases.history, self.served, kept))
         return self._figures
+
+
+def _without_repeats(flights: list[Flight]) -> Iterator[list[Flight]]:
+    """In their order, and so that a device that comes twice with a kind remembers the first time."""
+    together: list[Flight] = []
+    for flight in flights:
+        if together and (together[-1].index, together[-1].kind) == (flight.index, flight.kind):
+            yield together
+            together = []
+        together.append(flight)
+    if together:
+        yield together

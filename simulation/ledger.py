@@ -53,7 +53,7 @@ class Ledger:
         if self._open <= self._replayed:
             return
         line, outcome = flight.line, flight.line.outcome
-        strategy, plan = flight.strategy, outcome.plan
+        strategy = flight.strategy
         ask = Ask(
             round=flight.round,
             into=into,
@@ -62,7 +62,7 @@ class Ledger:
             kind=flight.kind,
             form="" if strategy is None else strategy.form,
             fate=fate,
-            straggler=plan.straggler.straggler,
+            straggler=line.straggler,
             asked_s=flight.asked_s,
             ended_s=min(now, line.ends_s),
             download_s=line.busy.download_s,

@@ -7,16 +7,22 @@ from dataclasses import dataclass
 
 import msgspec
 
-from aggregator.errors import AggregatorError
+from aggregator.errors import AggregatorError, TaskError
 from aggregator.feasible import check_kinds
+from aggregator.rounds import first
+from aggregator.tools import Tools as ServerSide
+from aggregator.tools import open_family, samples
+from device_runtime.choose import MAIN
 from models import bundle as bundles
 from models.bundle import Bundle
 from models.engines import EngineWish
+from models.manifest import Manifest
 from models.tensors import Tensors
+from strategies.kind import LocalData
 
 from . import data as data_sets
 from .asking import Asking, Stock
-from .bases import Bases
+from .bases import Bases, Shipped
 from .checkpoint import Checkpoint
 from .clients import Clients
 from .data import DataSet
@@ -34,12 +40,13 @@ from .watch import Nobody, Watch
 
 @dataclass(frozen=True)
 class Prepared:
-    """A scenario with everything drawn for one seed."""
+    """A scenario with everything drawn for one seed; `generic` are samples that are nobody's own."""
 
     scenario: Scenario
     seed: int
     world: World
     data: DataSet
+    generic: LocalData | None = None
 
 
 @dataclass(frozen=True)
@@ -54,16 +61,32 @@ class Keeping:
 
 
 def prepare(scenario: Scenario, seed: int) -> Prepared:
-    """Open the bundle, load the data, divide it. Raises ScenarioError, DataSetError, ModelError."""
+    """Open the bundles, load the data, divide it. Raises ScenarioError, DataSetError, ModelError."""
     bundle = Bundle.open(bundles.find(scenario.task.bundle))
+    try:
+        family = open_family(scenario.task.family, bundle.manifest)
+    except TaskError as error:
+        raise ScenarioError(str(error)) from None
     data = data_sets.load(scenario.data, seed)
     labels = len(bundle.manifest.labels)
     if (top := int(data.train_y.max(initial=0))) >= labels:
         raise ScenarioError(f"the data has label {top}, bundle {bundle.manifest.name} has {labels}")
     parts = data_sets.divide(data, scenario.data, scenario.devices, seed)
     clients = Clients.of(data.train_x, data.train_y, parts)
-    world = World(bundle, clients, EngineWish(engine=scenario.engine, device=scenario.place))
-    return Prepared(scenario, seed, world, data)
+    world = World(bundle, clients, EngineWish(engine=scenario.engine, device=scenario.place), family)
+    return Prepared(scenario, seed, world, data, _generic(scenario, data, bundle.manifest))
+
+
+def _generic(scenario: Scenario, data: DataSet, manifest: Manifest) -> LocalData | None:
+    """The generic set: of a file, or held out of the data. Raises ScenarioError."""
+    path = scenario.task.generic
+    if path is None:
+        held = data.generic
+        return None if held is None else LocalData(manifest.input.prepare(held.x), held.y)
+    try:
+        return samples(path, manifest, "generic set")
+    except TaskError as error:
+        raise ScenarioError(str(error)) from None
 
 
 def simulate(
@@ -77,23 +100,37 @@ def simulate(
     Raises SimulationError, and what `prepare` raises.
     """
     scenario, seed, world = prepared.scenario, prepared.seed, prepared.world
-    task, manifest = msgspec.structs.replace(scenario.task, seed=seed), world.bundle.manifest
-    try:
-        check_kinds(task, manifest)
-    except AggregatorError as error:
-        raise ScenarioError(str(error)) from None
+    task = msgspec.structs.replace(scenario.task, seed=seed)
+    _check(prepared)
+    models = world.bundles
+    manifests = {member: bundle.manifest for member, bundle in models.items()}
     watch, keeping = watch or Nobody(), keeping or Keeping()
     resume = keeping.resume
-    bases = Bases(world.bundle.weights(), manifest.weights.bytes)
-    devices = Devices(scenario.fleet.draw(scenario.devices, seed), world.clients, manifest, scenario.slow)
-    ledger = Ledger(watch, manifest.graphs["forward"].flops, resume.round if resume else 0)
+    server = ServerSide(models, prepared.generic, world.engine)
+    weights, carried = first(task, models, server)
+    bases = Bases({member: Shipped.of(bundle) for member, bundle in models.items()}, weights, carried)
+    devices = Devices(scenario.fleet.draw(scenario.devices, seed), world.clients, manifests, scenario.slow)
+    ledger = Ledger(watch, manifests[MAIN].graphs["forward"].flops, resume.round if resume else 0)
     evaluate = Evaluator(world.bundle, prepared.data, scenario.eval_every, task.rounds)
     trains = executor(world)
     try:
-        tools = Tools(manifest, trains, evaluate, ledger, watch, keeping.keep)
-        learning = Learning(task, bases, tools, resume)
-        asking = Asking(task, Stock(devices, bases, len(world.bundle.packed())), seed)
+        tools = Tools(server, trains, evaluate, ledger, watch, keeping.keep)
+        learning = Learning(task, bases, carried, tools, resume)
+        bundled = sum(len(bundle.packed()) for bundle in models.values())
+        asking = Asking(task, Stock(devices, bases, bundled), seed)
         Director(task, devices.names(), Parts(asking, learning, ledger)).run()
     finally:
         trains.close()
     return learning.served
+
+
+def _check(prepared: Prepared) -> None:
+    """Raises ScenarioError where no device can do what the task asks for."""
+    task, world = prepared.scenario.task, prepared.world
+    if task.generic is None and prepared.generic is not None:
+        task = msgspec.structs.replace(task, generic="[data]")
+    family = {member: bundle.manifest for member, bundle in world.family.items()}
+    try:
+        check_kinds(task, world.bundle.manifest, family)
+    except AggregatorError as error:
+        raise ScenarioError(str(error)) from None

@@ -122,7 +122,9 @@ def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
         raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
     data, task = _table(parts, "data"), {"bundle": DIGITS, "rounds": 20, **_table(parts, "task")}
     data |= {name: _near(beside, data[name]) for name in _PATHS if name in data}
-    task["bundle"] = _near(beside, task["bundle"])
+    task |= {name: _near(beside, task[name]) for name in ("bundle", "generic") if name in task}
+    if isinstance(task.get("family"), list):
+        task["family"] = [_near(beside, path) for path in task["family"]]
     return msgspec.convert({**parts, "fleet": spec, "data": data, "task": task}, Scenario)
 
 

@@ -7,12 +7,12 @@ drawn for this round; what it does with them is decided by `device_runtime.work`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isnan, nan
 
-from device_runtime.choose import MAIN, Candidate
+from device_runtime.choose import MAIN, Candidate, Loads, choose
 from device_runtime.work import Assignment, Outcome, perform
-from profiles import DeviceProfile, Power, Workload
+from profiles import DeviceProfile, Power
 from strategies.kind import AnyStrategy, Contribution, OutOfTime, Run
 
 from .course import Busy, Course
@@ -40,8 +40,8 @@ LUCK = Luck()
 
 @dataclass(frozen=True)
 class Asked:
-    """When a device is asked: `closes_s` is the deadline, `down_bytes` what it must fetch first, `latency_s`
-    what each transfer takes beside its bytes.
+    """When a device is asked: `closes_s` is the deadline, `down_bytes` what it must fetch first to train this
+    member of the family, or the main model (""); `latency_s` what each transfer takes beside its bytes.
 
     `until` and `back` tell of its availability from a moment on: when it ends, and when the next begins.
     `charge_j` is what its battery holds (inf: it is on mains), `charge_w` what it gains while it works.
@@ -50,7 +50,7 @@ class Asked:
 
     now: float
     closes_s: float
-    down_bytes: int
+    down_bytes: Callable[[str], int]
     kinds: tuple[AnyStrategy, ...]
     luck: Luck = LUCK
     latency_s: float = 0.0
@@ -65,6 +65,7 @@ class Asked:
 class Timeline:
     """`lost` says how no update came of it; None: one arrives. Times are in virtual seconds.
 
+    `member` is the model that it fetched, all of it if `fetched`; `straggler`: as it is judged by the task.
     `ends_s`: when it arrives, or is lost, or the device says that it sits out; `back_s`: when the device can
     be asked again; `gaps`: when nothing can be heard of it, (from, to). What `busy` says, bytes, joules and
     operations are what was spent.
@@ -80,6 +81,9 @@ class Timeline:
     bytes_up: int
     energy_j: float
     flops: float
+    member: str
+    fetched: bool
+    straggler: bool
 
 
 class VirtualWorker:
@@ -89,8 +93,8 @@ class VirtualWorker:
     what it has learnt.
     """
 
-    def __init__(self, believed: DeviceProfile, workload: Workload, now: float, slowdown: float) -> None:
-        self.loads = {MAIN: workload}
+    def __init__(self, believed: DeviceProfile, loads: Loads, now: float, slowdown: float) -> None:
+        self.loads = loads
         self.peak_bytes = 0
         self.now = now
         self.flops = 0.0
@@ -107,36 +111,76 @@ class VirtualWorker:
         self.peak_bytes = self._believed.memory.resident_bytes
 
     def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
-        """Raises OutOfTime when a device would find out that the deadline will be missed."""
-        workload = self.loads[chosen.strategy.member]
-        cost = chosen.cost or chosen.strategy.cost(workload, self._believed)
+        """The form that there was time for; of what came of it, all but the tensors.
+
+        Raises OutOfTime when a device would find out that the deadline will be missed.
+        """
+        strategy, load = chosen.strategy, self.loads[chosen.strategy.member]
+        cost = chosen.cost or strategy.cost(load, self._believed)
         self.peak_bytes = max(self.peak_bytes, cost.peak_memory_bytes)
         predicted_s = cost.compute_s / self._believed.corrections.get(chosen.kind, 1.0)
         began, seconds = self.now, predicted_s * self._slowdown
-        if began + seconds > deadline:
-            run = Run(seed, "", self._clock, deadline)
-            for done in STEPS:
-                self.now = began + done * seconds
-                try:
-                    run.pace(began, done)
-                except OutOfTime:
-                    self.flops += done * cost.flops
+        form, share = strategy, 1.0
+        try:
+            if began + seconds > deadline:
+                form, share = self._hurried(strategy, seconds, Run(seed, "", self._clock, deadline))
+        except OutOfTime:
+            self.flops += cost.flops * _ratio(self.now - began, seconds) if seconds else 0.0
+            raise
+        if form is not strategy:
+            share = max(share, form.cost(load, self._believed).flops / cost.flops)
+        self.now = began + share * seconds
+        self.flops += share * cost.flops
+        return form, Contribution(chosen.kind, {}, load.samples, nan, form.form)
+
+    def _hurried(self, strategy: AnyStrategy, seconds: float, run: Run) -> tuple[AnyStrategy, float]:
+        """The form that a device ends with that has no time for all, and the share after which it does.
+
+        It sees that at one of its looks at the clock. What is done by then may be worth something; else it
+        goes on to the least that is, if there is time for that. See `strategies.local_training`.
+        """
+        began, aim = self.now, 1.0
+        for done in STEPS:
+            if done >= aim:
+                break
+            self.now = began + done * seconds
+            try:
+                run.pace(began, done / aim)
+            except OutOfTime:
+                if aim < 1.0:
                     raise
-        self.now = began + seconds
-        self.flops += cost.flops
-        return chosen.strategy, Contribution(chosen.kind, {}, workload.samples, nan)
+                if form := strategy.stopped(done):
+                    return form, done
+                aim = _least(strategy, done)
+                if aim == 1.0:
+                    raise
+                run.pace(began, done / aim)
+        least = strategy.stopped(aim)
+        return (strategy, 1.0) if least is None else (least, (self.now - began) / seconds)
 
 
-def timeline(profile: DeviceProfile, workload: Workload, asked: Asked) -> Timeline:
+def _least(strategy: AnyStrategy, done: float) -> float:
+    """The least share of the work, to a hundredth, after which something of it can be sent."""
+    if strategy.stopped(0.99) is None:
+        return 1.0
+    return next(n / 100 for n in range(round(100 * done), 100) if strategy.stopped(n / 100))
+
+
+def timeline(profile: DeviceProfile, loads: Loads, asked: Asked) -> Timeline:
     """What a device of this profile, with the corrections that it has learnt, does. A pure function.
 
+    Of a family it fetches the model that it would train as things stand, and trains no other then.
     A process that dies takes its work with it, and so does a battery that runs empty. A link that is lost
     delays what was trained. A device that is no longer available (off the charger, off the network) goes on
     when it is again.
     """
     luck, power = asked.luck, profile.power
-    download_s = asked.latency_s + asked.down_bytes / (profile.bandwidth.down * luck.downlink)
-    worker = VirtualWorker(profile, workload, asked.now + download_s, luck.slowdown)
+    plan = choose(profile, asked.kinds, loads, asked.closes_s - asked.now) if len(loads) > 1 else None
+    member = plan.chosen.strategy.member if plan and plan.chosen else MAIN
+    down_bytes, load = asked.down_bytes(member), loads[member]
+    here = {member: replace(load, download_bytes=0) if load.download_bytes else load}
+    download_s = asked.latency_s + down_bytes / (profile.bandwidth.down * luck.downlink)
+    worker = VirtualWorker(profile, here, asked.now + download_s, luck.slowdown)
     outcome = perform(worker, profile, Assignment(asked.kinds, 0, asked.closes_s))
     chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
     if chosen is not None and chosen.cost is not None:
@@ -154,6 +198,7 @@ def timeline(profile: DeviceProfile, workload: Workload, asked: Asked) -> Timeli
         course.gaps.append((ends_s, back_s))
     if share < 1.0:
         busy = whole.first(share)
+    came_down = _part(down_bytes, busy.download_s, whole.download_s)
     waited_s = busy.download_s + busy.upload_s + asked.lobby_bytes / profile.bandwidth.down
     return Timeline(
         outcome,
@@ -162,10 +207,13 @@ def timeline(profile: DeviceProfile, workload: Workload, asked: Asked) -> Timeli
         back_s,
         tuple(course.gaps),
         busy,
-        bytes_down=asked.lobby_bytes + _part(asked.down_bytes, busy.download_s, whole.download_s),
+        bytes_down=asked.lobby_bytes + came_down,
         bytes_up=_part(bytes_up, busy.upload_s, whole.upload_s),
         energy_j=waited_s * power.idle_w + busy.compute_s * power.load_w,
         flops=worker.flops * _ratio(busy.compute_s, whole.compute_s),
+        member=member,
+        fetched=came_down == down_bytes,
+        straggler=(plan or outcome.plan).straggler.straggler,
     )
 
 

@@ -104,6 +104,8 @@ def params_sent(scenario: Scenario, world: World) -> dict[str, int]:
 
 
 def _values(form: AnyStrategy, world: World) -> int:
+    if form.member not in world.bundles:
+        return 0
     return sum(spec.size for spec in form.expected(world.of(form.member).manifest))
 
 

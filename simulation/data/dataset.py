@@ -12,7 +12,7 @@ from simulation.errors import DataSetError
 
 from .spec import DataSpec
 
-SPLIT, SUBSET = 11, 12  # purposes of draws from a run's seed
+SPLIT, SUBSET, GENERIC = 11, 12, 14  # purposes of draws from a run's seed
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class DataSet:
     """Raw inputs (n, ...) of any real dtype, possibly memory-mapped; labels int64 (n,).
 
     `labels` names the classes. `groups` int64 (n,) says whose each training sample is (writer, speaker),
-    -1 for nobody's. `vocabulary` of a text has the word of each token id.
+    -1 for nobody's. `vocabulary` of a text has the word of each token id. `generic` are samples that are
+    held out of training.
     """
 
     train_x: NDArray[Any]
@@ -30,6 +31,7 @@ class DataSet:
     labels: tuple[str, ...]
     groups: NDArray[np.int64] | None = None
     vocabulary: tuple[str, ...] = ()
+    generic: Samples | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,31 @@ def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
         kept = np.sort(rng.choice(len(data.test_y), spec.max_test, replace=False))
         data = replace(data, test_x=data.test_x[kept], test_y=data.test_y[kept])
     return data
+
+
+def held_out(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
+    """With generic_samples of its training samples as the generic set, of generic_classes drawn classes.
+
+    Raises DataSetError where there are not so many classes or samples.
+    """
+    if not spec.generic_samples:
+        return data
+    rng = np.random.default_rng([seed, GENERIC])
+    count, y = len(data.labels), data.train_y
+    if spec.generic_classes > count:
+        raise DataSetError(f"generic_classes is {spec.generic_classes}, the data has {count}")
+    classes = np.sort(rng.permutation(count)[: spec.generic_classes or count])
+    there = np.flatnonzero(np.isin(y, classes))
+    if len(there) < spec.generic_samples or len(y) == spec.generic_samples:
+        raise DataSetError(
+            f"generic_samples is {spec.generic_samples}: {len(classes)} classes have {len(there)} training "
+            f"samples, of {len(y)} in all"
+        )
+    taken = np.sort(rng.choice(there, spec.generic_samples, replace=False))
+    left = np.delete(np.arange(len(y)), taken)
+    groups = None if data.groups is None else data.groups[left]
+    generic = Samples(data.train_x[taken], y[taken], data.labels)
+    return replace(data, train_x=data.train_x[left], train_y=y[left], groups=groups, generic=generic)
 
 
 def checked(data: DataSet, where: str) -> DataSet:

@@ -27,6 +27,8 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     test_share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2  # of data that comes without a split
     max_train: Count | None = None  # a random part of the training samples
     max_test: Count | None = None
+    generic_samples: Annotated[int, msgspec.Meta(ge=0)] = 0  # nobody's: held out of the training samples
+    generic_classes: Annotated[int, msgspec.Meta(ge=0)] = 0  # that these are of, drawn by the seed; 0: all
 
     partition: str = "dirichlet"  # one of PARTITIONS
     alpha: Positive = 0.3  # of dirichlet and dirichlet-by-class
@@ -50,6 +52,8 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ValueError(f"source is {self.source!r}, expected one of {', '.join(SOURCES)}")
+        if self.generic_classes and not self.generic_samples:
+            raise ValueError("generic_classes is for generic_samples: give these too")
         if self.partition not in PARTITIONS:
             raise ValueError(f"partition is {self.partition!r}, expected one of {', '.join(PARTITIONS)}")
         mixed = self.partition in ("iid", "dirichlet")

@@ -125,6 +125,8 @@ def job_flops(world: World, kind: AnyStrategy) -> float:
 
 
 def _form_flops(world: World, form: AnyStrategy) -> float:
+    if form.member not in world.bundles:
+        return 0.0
     manifest = world.of(form.member).manifest
     labels, samples = len(manifest.labels), -(-len(world.clients.order) // max(1, len(world.clients)))
     counts = tuple(samples // labels + (label < samples % labels) for label in range(labels))

@@ -14,7 +14,8 @@ def members(prepared: Prepared) -> list[Member]:
     """The scenario's devices, each with its samples, its own speed, bandwidth and latency."""
     scenario, clients = prepared.scenario, prepared.world.clients
     fleet = scenario.fleet.draw(scenario.devices, prepared.seed)
-    devices = Devices(fleet, clients, prepared.world.bundle.manifest, scenario.slow)
+    manifests = {member: bundle.manifest for member, bundle in prepared.world.bundles.items()}
+    devices = Devices(fleet, clients, manifests, scenario.slow)
     made = []
     for number, name in enumerate(devices.names()):
         held = clients.indices(number)

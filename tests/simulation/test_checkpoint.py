@@ -7,8 +7,8 @@ import pytest
 
 from models import tensors
 from simulation import checkpoint, scenario
-from simulation.bases import Base
-from simulation.checkpoint import Checkpoint
+from simulation.bases import Base, Version
+from simulation.checkpoint import Checkpoint, Kept
 from simulation.errors import SimulationError
 from simulation.run import Keeping, prepare, simulate
 
@@ -70,28 +70,42 @@ def test_what_was_saved_is_read_back(tmp_path):
     def weights(value):
         return {"head.weight": np.full((2, 3), value, np.float32)}
 
-    bases = (Base(2, weights(2), 2, 0), Base(3, weights(3), 2, 4))
-    checkpoint.save(Checkpoint(2, bases, ((1, 0), (2, 0), (2, 4)), weights(7)), tmp_path)
+    history = (
+        Version({"": (0, 0), "small": (0,)}),
+        Version({"": (0, 2), "small": (2,)}, 1, (False, True)),
+        Version({"": (0, 2), "small": (2,)}, 4, (True, True), aside=3, aside_bytes=88),
+    )
+    bases = (
+        Base(2, weights(2), {"small": weights(5)}),
+        Base(3, weights(3), {"small": weights(6)}, {"sums": np.ones(1)}),
+    )
+    kept = Kept({"fedat": weights(8)}, {(7, "full"): weights(9), (11, "full"): {}})
+    checkpoint.save(Checkpoint(2, bases, history, weights(7), kept), tmp_path)
     found = checkpoint.load(tmp_path)
-    assert (found.round, found.history) == (2, ((1, 0), (2, 0), (2, 4)))
-    assert [(b.number, b.checkpoint, b.steps, b.weights["head.weight"][0, 0]) for b in found.bases] == [
-        (2, 2, 0, 2),
-        (3, 2, 4, 3),
+    assert (found.round, found.history) == (2, history)
+    firsts = [
+        (b.number, *(m["head.weight"][0, 0] for m in (b.weights, b.family["small"]))) for b in found.bases
     ]
+    assert firsts == [(2, 2, 5), (3, 3, 6)]
+    assert [list(base.aside) for base in found.bases] == [[], ["sums"]]
     assert found.served["head.weight"][0, 0] == 7
+    assert found.kept.aggregator["fedat"]["head.weight"][0, 0] == 8
+    assert found.kept.devices[7, "full"]["head.weight"][0, 0] == 9
+    assert found.kept.devices[11, "full"] == {}
 
 
 def test_nothing_saved_is_nothing_and_a_damaged_file_is_said_to_be(tmp_path):
     assert checkpoint.load(tmp_path) is None
-    one = np.ones(2, np.float32)
-    history = {"history": np.ones((2, 2), np.int32)}
+    base = Base(1, {"w": np.ones(2, np.float32)})
+    checkpoint.save(Checkpoint(0, (base,), (Version({"": (0,)}),), base.weights), tmp_path)
+    whole = tensors.decode((tmp_path / checkpoint.FILE).read_bytes())
     for content in (
         b"not at all",
-        tensors.encode({"head.weight": one}),
-        tensors.encode({"history": one}),
-        tensors.encode({**history, "2/w": one}),
-        tensors.encode({**history, "served/w": one, "head/w": one}),
-        tensors.encode({**history, "served/w": one, "7/w": one}),
+        tensors.encode({"head.weight": whole["1/w"]}),
+        tensors.encode({**whole, checkpoint.CONTENTS: np.zeros(3, np.uint8)}),
+        tensors.encode({**whole, checkpoint.CONTENTS: whole[checkpoint.CONTENTS][:-1]}),
+        tensors.encode({**whole, "head/w": whole["1/w"]}),
+        tensors.encode({**whole, "17/w": whole["1/w"]}),
     ):
         (tmp_path / checkpoint.FILE).write_bytes(content)
         with pytest.raises(SimulationError, match="is not a checkpoint"):

@@ -19,11 +19,11 @@ def one(bundle, **settings) -> Devices:
     fleet = fleets.read({"name": "one", "groups": {"all": group}}).draw(1, 0)
     y = np.arange(MINE) % 10
     clients = Clients.of(np.zeros((MINE, 1, 8, 8), np.float32), y, [np.arange(MINE)])
-    return Devices(fleet, clients, bundle.manifest)
+    return Devices(fleet, clients, {"": bundle.manifest})
 
 
 def asked(now: float = 0.0, **other) -> Asked:
-    return Asked(now=now, closes_s=now + 1e6, down_bytes=0, kinds=KINDS, **other)
+    return Asked(now=now, closes_s=now + 1e6, down_bytes=lambda _: 0, kinds=KINDS, **other)
 
 
 def test_a_device_learns_how_slow_it_is_and_forgets_it_when_its_process_dies(bundle):
@@ -75,7 +75,7 @@ def test_a_battery_charges_only_while_the_device_is_there(bundle):
 def test_a_device_without_samples_sits_out_and_has_spent_its_download(bundle):
     fleet = fleets.read({"name": "one", "groups": {"all": {"profile": "pi-5", "share": 1.0}}}).draw(1, 0)
     none = Clients.of(np.zeros((0, 1, 8, 8), np.float32), np.zeros(0, np.int64), [np.arange(0)])
-    devices = Devices(fleet, none, bundle.manifest)
-    line = devices.ask(0, Asked(now=0.0, closes_s=60.0, down_bytes=1000, kinds=KINDS))
+    devices = Devices(fleet, none, {"": bundle.manifest})
+    line = devices.ask(0, Asked(now=0.0, closes_s=60.0, down_bytes=lambda _: 1000, kinds=KINDS))
     assert (line.lost, line.bytes_down, line.bytes_up, line.flops) == ("sat out", 1000, 0, 0.0)
     assert line.outcome.reasons == ("class-means there is no local data",)

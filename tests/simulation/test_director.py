@@ -108,7 +108,8 @@ def test_a_round_does_not_wait_for_a_link_that_is_lost_for_long_and_its_update_c
 
 def test_a_device_that_sat_out_for_want_of_time_is_asked_again_when_the_round_is_extended():
     """The second base, 312 kB at 5 kB/s, takes over a minute: too long for the deadline, but only once."""
-    notes = play(alike(link={"down_bytes_per_s": 5e3}), {"rounds": 2, "round_deadline_s": 30.0}, devices=1)
+    task = {"rounds": 2, "round_deadline_s": 30.0, "kinds": [{"name": "full", "settings": {"epochs": 1}}]}
+    notes = play(alike(link={"down_bytes_per_s": 5e3}), task, devices=1)
     assert [ask.fate for ask in notes.asks] == ["counted", "sat out", "counted"]
     _, second, third = notes.asks
     assert second.bytes_down > 300_000

@@ -33,11 +33,11 @@ LOAD = Workload(
 
 
 def run(asked: Asked, device: DeviceProfile = DEVICE):
-    return timeline(device, LOAD, asked)
+    return timeline(device, {"": LOAD}, asked)
 
 
 def asked(closes_s: float = 100.0, **other) -> Asked:
-    return Asked(now=10.0, closes_s=closes_s, down_bytes=40_000, kinds=(FULL,), **other)
+    return Asked(now=10.0, closes_s=closes_s, down_bytes=lambda _: 40_000, kinds=(FULL,), **other)
 
 
 def test_a_device_is_charged_its_download_its_computing_and_its_upload():
@@ -73,14 +73,35 @@ def test_a_device_that_is_slower_than_it_believes_gives_up_and_has_learnt_how_sl
     assert (timing.predicted_s, timing.seconds) == pytest.approx((6.0, 12.0))
 
 
-def test_it_steps_down_to_fewer_epochs_where_the_round_allows_them():
-    """Two epochs would take 12 s; after a tenth of them one epoch takes 6 s more: in time for the upload."""
+def test_it_ends_after_fewer_epochs_where_the_round_allows_them():
+    """Two epochs would take 12 s, as it sees after a tenth of them: it goes on to the end of the first."""
     kinds = (replace(FULL, reduced_epochs=1),)
     line = run(replace(asked(closes_s=20.0, luck=Luck(slowdown=2.0)), kinds=kinds))
     assert line.lost is None
-    assert line.busy.compute_s == pytest.approx(1.2 + 6.0)
+    assert line.busy.compute_s == pytest.approx(6.0)
+    assert line.outcome.plan.chosen.strategy == replace(FULL, epochs=1, reduced_epochs=1)
+    assert line.ends_s == pytest.approx(12.0 + 6.0 + 0.4)
+    assert line.flops == pytest.approx(3e9)
+    [timing] = line.outcome.timings
+    assert (timing.predicted_s, timing.seconds) == pytest.approx((3.0, 6.0))
+
+
+def test_what_is_whole_when_it_sees_that_it_will_be_late_is_what_it_sends():
+    """Ten epochs of 6 s each, with 40 s until the upload must begin: it sees so when the first is done."""
+    kinds = (replace(FULL, epochs=10, reduced_epochs=1),)
+    line = run(replace(asked(closes_s=52.4, luck=Luck(slowdown=2.0)), kinds=kinds))
+    assert line.lost is None
     assert line.outcome.plan.chosen.strategy.epochs == 1
-    assert line.ends_s == pytest.approx(12.0 + 7.2 + 0.4)
+    assert line.busy.compute_s == pytest.approx(6.0)
+
+
+def test_one_that_has_no_time_for_the_least_gives_up():
+    """7.6 s are left, an epoch takes 9: it sees so after a tenth of two, then after a tenth of one."""
+    kinds = (replace(FULL, reduced_epochs=1),)
+    line = run(replace(asked(closes_s=20.0, luck=Luck(slowdown=3.0)), kinds=kinds))
+    assert line.lost == "sat out"
+    assert line.busy.compute_s == pytest.approx(1.8 + 0.9)
+    assert line.flops == pytest.approx(0.6e9 + 0.3e9)
 
 
 def test_a_process_that_dies_loses_its_work_and_has_spent_its_energy():

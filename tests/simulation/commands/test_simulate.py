@@ -186,7 +186,7 @@ def test_a_folder_remembers_its_policies_seeds_and_target(tmp_path):
             "--compare choose,drop: expected kinds=A,B with choose, drop",
         ),
         (["digits", "--compare", "kinds="], "names no policy"),
-        (["digits", "--compare", "kinds=choose,telepathy"], "no policy named 'telepathy'"),
+        (["digits", "--compare", "kinds=choose,telepathy"], "no system is called 'telepathy'"),
         (["digits", "--data", "dreams"], "source is 'dreams'"),
         (["digits", "--data", "cifar10"], "source cifar10 needs a path"),
         (["digits", "--bundle", "nothing"], "nothing is neither a bundle"),
