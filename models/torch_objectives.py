@@ -101,10 +101,10 @@ def kl(given: Given) -> Tensor:
 def attention(given: Given) -> Tensor:
     """Cross-entropy and attention transfer (thesis 002, 5.3; Zagoruyko and Komodakis 2017, equation 2).
 
-    Mean over samples of sum_levels beta_level * || Q / ||Q||_2 - Q_t / ||Q_t||_2 ||_2, where Q is the sum of
-    squares over the channels at each place, and `teacher.LEVEL` is that of the teacher, (n, places).
+    Mean over samples of sum_levels beta_level * || Q / ||Q||_2 - Q_t / ||Q_t||_2 ||_2^2, where Q is the sum
+    of squares over the channels at each place, and `teacher.LEVEL` is that of the teacher, (n, places).
     Levels whose map has no places, a vector for each sample, are left out; `beta` is in the order of the
-    others.
+    others. Both texts write the norm, Zagoruyko's code squares it: with the norm, their beta diverges.
     """
     passed, extras = run(given.subject, given.x, given.tensors), given.extras
     apart: list[Tensor] = []
@@ -113,7 +113,8 @@ def attention(given: Given) -> Tensor:
             continue
         square = value * value
         ours = square.sum(2) if value.dim() == 3 else square.sum(1).flatten(1)
-        apart.append(_norm(_unit(ours) - _unit(extras[f"teacher.{level}"])))
+        difference = _unit(ours) - _unit(extras[f"teacher.{level}"])
+        apart.append((difference * difference).sum(1))
     hard = functional.cross_entropy(passed.logits, given.y)
     return hard + (torch.stack(apart, 1) * extras["beta"]).sum(1).mean()
 
