@@ -1,0 +1,104 @@
+"""What a device does that trains a smaller model of the task's family, and what it says of that model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from models.engine import DeviceModel
+from models.manifest import Manifest
+from models.optimizer import Sgd
+from models.tensors import Tensors, TensorSpec
+from profiles import Pass, Work, Workload
+from profiles.cost import activation_bytes
+
+from . import ranges
+from .kind import LocalData, RoundModel, ServerTools, Usual
+from .workload import training_work, upload_bytes
+
+K = TypeVar("K", bound="OfFamily")
+
+
+@dataclass(frozen=True)
+class OfFamily(Usual):
+    """One form for each of `members`, names of smaller models, the richest first; none: the main model.
+
+    Every parameter is trained for `epochs` local epochs.
+    """
+
+    members: tuple[str, ...] = ()
+    epochs: int = 10
+    lr: float = 0.1
+    momentum: float = 0.5
+    weight_decay: float = 1e-5
+    batch: int = 64
+
+    def __post_init__(self) -> None:
+        if len(set(self.members)) != len(self.members) or not all(self.members):
+            raise ValueError(f"members are {', '.join(self.members)}: one is empty or named twice")
+        ranges.counts(epochs=self.epochs, batch=self.batch)
+        ranges.positive(lr=self.lr)
+        ranges.not_negative(weight_decay=self.weight_decay)
+        ranges.momentum(self.momentum)
+
+    @property
+    def form(self) -> str:
+        return self.member
+
+    @property
+    def member(self) -> str:
+        return self.members[0] if self.members else ""
+
+    def variants(self: K) -> tuple[K, ...]:
+        return tuple(replace(self, members=(member,)) for member in self.members) or (self,)
+
+    @property
+    def sgd(self) -> Sgd:
+        """The device's optimiser."""
+        return Sgd(self.lr, self.momentum, self.weight_decay)
+
+
+def work(load: Workload, kind: OfFamily, level: str, mapped: int, maps: int) -> Work:
+    """Local training, then `mapped` samples' feature maps of a level, of which `maps` are held and sent,
+    and a count for each class.
+    """
+    trained = training_work(load, "all", load.samples * kind.epochs, batch=kind.batch)
+    values = maps * load.map_values(level)
+    graph = f"features.{level}"
+    return Work(
+        passes=(*trained.passes, Pass(graph, mapped, load.graph(graph).flops)),
+        peak_bytes=trained.peak_bytes + activation_bytes(load, graph) + 4 * values,
+        bytes_up=upload_bytes(load.values("all") + values + load.labels, load.tensors["all"] + 2),
+        bytes_down=trained.bytes_down,
+    )
+
+
+@contextmanager
+def holding(model: DeviceModel, tensors: Tensors) -> Iterator[None]:
+    """The model with these tensors, and then again with those that it had."""
+    before = {name: model.weights[name] for name in tensors}
+    model.load(tensors)
+    try:
+        yield
+    finally:
+        model.load(before)
+
+
+def whole(manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """What training every parameter changes."""
+    return (*manifest.specs("all"), *manifest.statistics("all"))
+
+
+def base_of(model: RoundModel, member: str) -> Tensors:
+    """What was distributed of a member; of the main model by ""."""
+    return model.family[member] if member else model.weights
+
+
+def tools_of(model: RoundModel, kind: str) -> tuple[ServerTools, LocalData]:
+    """What is on the aggregator, and the generic set. Raises ValueError where there is none."""
+    tools = model.tools
+    if tools is None or tools.generic is None or not len(tools.generic):
+        raise ValueError(f"{kind} needs samples that are nobody's own on the aggregator: a generic set")
+    return tools, tools.generic
