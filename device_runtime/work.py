@@ -107,7 +107,16 @@ class Equipment:
         run = Run(seed, self.name, self.clock, deadline, self.progress, memory, self.aside)
         trained = strategy.train(model, self.data, run)
         check(trained.tensors, strategy.expected(model.manifest))
-        return strategy, replace(trained, form=trained.form or strategy.form)
+        form = trained.form or strategy.form
+        return _ended(strategy, form), replace(trained, form=form)
+
+
+def _ended(strategy: AnyStrategy, form: str) -> AnyStrategy:
+    """The form of this name that the clock has left of it, found to a hundredth of its work."""
+    if form == strategy.form:
+        return strategy
+    left = (strategy.stopped(n / 100) for n in range(1, 100))
+    return next((one for one in left if one is not None and one.form == form), strategy)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,20 @@ def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
     assert clock.now <= 20.0
 
 
+def test_a_device_that_was_too_hopeful_sends_the_epochs_that_are_whole(bundle, digits, clock):
+    """It believes to be twice as fast as it is: the plan says what it was, and the correction what it took."""
+    kinds = (Full(epochs=4, reduced_epochs=1),)
+    equipment = equip(bundle, digits, clock, Pretence.of("pi-4", slow=10))
+    profile = believed(2 * 0.6e9 / 0.062 / 10)
+    whole_s = kinds[0].cost(equipment.loads[MAIN], profile).compute_s
+    outcome = perform(equipment, profile, Assignment(kinds, 1, deadline=1.2 * whole_s))
+    assert outcome.gave_up == ()
+    assert outcome.contribution.form == outcome.plan.chosen.strategy.form == "epochs=1"
+    assert outcome.plan.chosen.cost.compute_s == pytest.approx(whole_s / 4)
+    assert outcome.train_time_s < whole_s
+    assert corrected(profile, outcome)["full"] == pytest.approx(0.7 + 0.3 * 2, rel=0.1)
+
+
 def test_memory_refused_midway_steps_down(bundle, digits, clock, every_kind):
     equipment = equip(bundle, digits, clock)
     real = equipment.watcher.will_load
