@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
+import numpy as np
+
+from models.engine import DeviceModel
+from models.head import SoftmaxHead
+from profiles import Pass, Work, Workload
+
+from .kind import Contribution, LocalData, Run
 from .tensor_update import TensorUpdate
+from .workload import forward_work
 
 LEARNING_RATES: Mapping[str, float] = MappingProxyType(
     {
@@ -25,7 +33,8 @@ LEARNING_RATES: Mapping[str, float] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Peft(TensorUpdate):
-    """A parameter-efficient set with the head; `tunable="head"` is linear probing (LP, head-tuning).
+    """A parameter-efficient set with the head; `tunable="head"` is linear probing (LP, head-tuning): where
+    nothing is added to cross-entropy each sample passes through the network once, not once an epoch.
 
     `tunables` names several in the order of preference, one form for each, for devices to choose from.
     lr: 0 is the paper's for the set. Defaults: SGD, weight decay 1e-4, batch 64, E = 10 (section IV-A), no
@@ -64,3 +73,28 @@ class Peft(TensorUpdate):
         if not self.tunables:
             return (self,)
         return tuple(replace(self, tunable=name, tunables=()) for name in self.tunables)
+
+    def work(self, workload: Workload) -> Work:
+        """Of linear probing: features once; then forward and backward (twice as much) through the head."""
+        if self.trained != "head" or not self.plain:
+            return super().work(workload)
+        n = workload.samples
+        work = forward_work(workload, n, workload.values("head"))
+        steps = Pass("head", 3 * n * self.epochs, workload.head_flops)
+        return replace(work, passes=(*work.passes, steps))
+
+    def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+        if not self.trains_head(model.manifest):
+            return super().train(model, data, run)
+        began = run.clock()
+        features = model.features(data.x)
+        run.pace(began, 1.0)
+        head, training = SoftmaxHead(model.manifest, model.weights), self.head_training(data.y, run)
+        steps, began, losses = training.optimizer.start(head.params.vector), run.clock(), []
+        for place, batch in enumerate(training.batches):
+            losses.append(head.loss_and_grads(features[batch], data.y[batch]))
+            steps.step(head.params.vector, head.grads.vector)
+            run.pace(began, (place + 1) / len(training.batches))
+        sizes = [len(batch) for batch in training.batches[training.counted :]]
+        loss = float(np.average(losses[training.counted :], weights=sizes))
+        return Contribution(self.name, head.params.tensors(), len(data), loss, self.form)

@@ -98,6 +98,11 @@ class TrainingSettings:
 class TensorUpdate(TrainingSettings, Averaged):
     """A tunable set, trained on local samples, all of them or some."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether it minimises cross-entropy and nothing else."""
+        return not (self.mu or self.moon or self.mu_head or self.clip_norm or self.dp is not None)
+
     def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
         """Indices of the local samples to train on; `model` holds the base."""
         return np.arange(len(data))
@@ -161,8 +166,7 @@ class TensorUpdate(TrainingSettings, Averaged):
 
     def trains_head(self, manifest: Manifest) -> bool:
         """See `TrainsHead`."""
-        more = self.mu or self.moon or self.mu_head or self.clip_norm or self.dp is not None
-        if more or self.trained not in manifest.sets:
+        if not self.plain or self.trained not in manifest.sets:
             return False
         return manifest.specs(self.trained) == head_specs(manifest) and not manifest.statistics(self.trained)
 

@@ -5,8 +5,8 @@ from models.onnx_engine import OnnxModel
 from profiles import shipped
 from profiles.cost import MissingGraph
 from strategies.full import Full
-from strategies.kind import LocalData, Run
-from strategies.local_training import alone
+from strategies.kind import LocalData, OutOfTime, Run
+from strategies.local_training import alone, train
 from strategies.peft import Peft
 from strategies.privacy import DpSgd
 from strategies.tensor_update import ACCOUNTANT_BYTES
@@ -20,6 +20,34 @@ def test_linear_probing_trains_and_sends_the_head_alone(model, digits, run):
     assert sent.num_examples == 240
     model.load(sent.tensors)
     assert model.probe("head").loss(digits.x, digits.y) < before
+
+
+def test_linear_probing_takes_the_steps_of_back_propagation(model, digits, run):
+    """To rounding; with the same loss, of the last epoch."""
+    strategy = Peft(tunable="head", lr=0.1, momentum=0.9, epochs=3, batch=32)
+    sent = strategy.train(model, digits, run())
+    plain = train(model, digits, strategy.plan(model, digits, run()), run())
+    for name, value in plain.tensors.items():
+        np.testing.assert_allclose(sent.tensors[name], value, atol=1e-5)
+    assert sent.train_loss == pytest.approx(plain.loss, abs=1e-5)
+
+
+def test_linear_probing_passes_each_sample_through_the_network_once(bundle):
+    load, board = workload(bundle.manifest, (24,) * 10), shipped("pi-4")
+    graphs, width = bundle.manifest.graphs, bundle.manifest.head.features
+    cost = Peft(tunable="head", epochs=7).cost(load, board)
+    assert cost.flops == 240 * graphs["forward"].flops + 7 * 240 * 3 * 2 * width * 10
+    near = Peft(tunable="head", epochs=7, mu=0.1).cost(load, board)
+    assert near.flops == 7 * 240 * graphs["train.head"].flops
+
+
+def test_linear_probing_is_stopped_by_the_device_s_own_clock(model, digits, clock):
+    def ticking(done):
+        clock.now += 1
+
+    with pytest.raises(OutOfTime):
+        Peft(tunable="head").train(model, digits, Run(1, "slow", clock, 9.0, progress=ticking))
+    assert clock.now < 9
 
 
 def test_linear_probing_may_be_done_on_features_and_nothing_else_may(bundle):
