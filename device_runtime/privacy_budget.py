@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import nan
 from pathlib import Path
 
@@ -80,7 +81,11 @@ class Budget:
         return max((ledger.after(event).epsilon(delta) for ledger in self._pasts()), default=0.0)
 
     def check(self, event: Spent, limits: Iterable[Limit]) -> None:
-        """Raises BudgetExceeded where any sample would go beyond any of these, PrivacyUnavailable."""
+        """Raises BudgetExceeded where any sample would go beyond any of these, PrivacyUnavailable, and
+        PrivacyError where there is nobody to write it down for.
+        """
+        if not self._here:
+            raise PrivacyError("none of the samples can be read to account for them")
         for limit in limits:
             for ledger in self._pasts():
                 ledger.check(event, limit)
@@ -111,8 +116,18 @@ class Guard:
     With an owner's limit nothing unprotected is sent, and no task may ask for less privacy.
     """
 
-    budget: Budget
+    opened: Callable[[], Budget]
     owner: Limit | None = None
+
+    @classmethod
+    def of(cls, folder: Path, data: Path, owner: Limit | None = None) -> Guard:
+        """Of the device with this folder, and the samples below `data`. Reads neither until it must."""
+        return cls(lambda: Budget(folder / FILE, samples(data)), owner)
+
+    @cached_property
+    def budget(self) -> Budget:
+        """Raises DataError."""
+        return self.opened()
 
     def unfit(self, strategy: AnyStrategy, count: int) -> str:
         """Why this form must not be trained on the `count` samples that are here; empty when it may be."""
@@ -124,7 +139,7 @@ class Guard:
         try:
             if event := round_of(strategy, count):
                 self.budget.check(event, self._limits(dp))
-        except (PrivacyError, ValueError) as error:
+        except (PrivacyError, DataError, ValueError) as error:
             return str(error)
         return ""
 
@@ -140,9 +155,14 @@ class Guard:
             self.budget.spend(event, self._limits(dp))
         except OSError as error:
             raise PrivacyError(f"what is spent cannot be written down: {error}") from None
+        except DataError as error:
+            raise PrivacyError(str(error)) from None
 
     def spent(self, strategy: AnyStrategy) -> float:
-        """Epsilon, at this kind's delta, of all that was spent on what is here; nan for one not private."""
+        """Epsilon, at this kind's delta, of all that was spent on what is here; nan for one not private.
+
+        Raises DataError, PrivacyUnavailable.
+        """
         dp = settings_of(strategy)
         return nan if dp is None else self.budget.spent(dp.delta)
 

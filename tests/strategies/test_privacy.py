@@ -1,12 +1,18 @@
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
 
-from strategies import accountant
+from models.optimizer import Sgd
+from models.tensors import Flat, TensorSpec
+from strategies import accountant, local_training
 from strategies.accountant import Limit, PrivacyUnavailable, Spent, spent
+from strategies.full import Full
+from strategies.kind import LocalData
+from strategies.local_training import Epochs
 from strategies.privacy import (
     BudgetExceeded,
     DpSgd,
@@ -191,3 +197,44 @@ def test_without_the_accountant_it_is_said_what_to_install(monkeypatch):
     with pytest.raises(PrivacyUnavailable):
         spent([Spent(1.0, 1.0, 1)], 1e-3)
     assert spent([], 1e-3) == 0
+
+
+class Still:
+    """A model of one tensor whose gradient is 0, whatever it is shown: all that moves it is noise."""
+
+    width = 20_000
+
+    def __init__(self):
+        self.manifest = SimpleNamespace(graphs={"train.all": SimpleNamespace(extras=())})
+        self.params, self.grads = (Flat([TensorSpec("w", (self.width,))]) for _ in range(2))
+        self.statistics = Flat([])
+
+    def trainer(self, tunable, objective):
+        return self
+
+    def loss_and_grads(self, x, y, extras):
+        return 0.0
+
+
+def test_what_is_sent_has_the_noise_that_was_accounted_for(run):
+    """7 steps of lr 0.5 on the noise of sum / lot: deviation 0.5 * sqrt(7) * sigma * 0.7 / 16."""
+    dp = DpSgd(max_norm=0.7, rounds=3)
+    event = dp.round(100, 16, 1)
+    assert event.steps == 7
+    plan = Epochs(Sgd(0.5), 1, 16, np.arange(100), privacy=dp.privacy(100, 16, 1, np.random.default_rng(3)))
+    data = LocalData(np.zeros((100, 1), np.float32), np.zeros(100, np.int64))
+    moved = local_training.train(Still(), data, plan, run()).tensors["w"]
+    expected = 0.5 * np.sqrt(7) * event.noise * 0.7 / 16
+    assert moved.std() == pytest.approx(expected, rel=0.02)  # of 20,000 draws: 4 deviations of the estimate
+    assert abs(moved.mean()) < 4 * expected / np.sqrt(Still.width)
+
+
+def test_a_private_update_tells_no_loss_and_is_repeated_by_its_noise_alone(model, digits, run):
+    kind = Full(epochs=1, dp=DpSgd(rounds=2))
+
+    def sent(seed, noise):
+        made = kind.train(model, digits, replace(run(seed=seed), noise=lambda: np.random.default_rng(noise)))
+        assert np.isnan(made.train_loss) and made.num_examples == len(digits)
+        return made.tensors["head.weight"].tobytes()
+
+    assert sent(1, 5) == sent(2, 5) != sent(1, 6)
