@@ -1,0 +1,86 @@
+"""What a column of a table measures in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isnan, nan
+
+from simulation.compare.figures import Ran, Terms, figures
+from simulation.compare.wording import BYTES, JOULE, TIMES, Units
+from simulation.metrics.curves import Axis, accuracy
+from simulation.report.table import PASSES, PER_HOUR, PERCENT
+
+
+@dataclass(frozen=True)
+class Among:
+    """A run, the runs of the other rows in its column with its seed, and the row whose end is looked at."""
+
+    ran: Ran
+    rows: Mapping[str, Ran]
+    until: str = ""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """`value` in plain units: shares, seconds, bytes, joules."""
+
+    title: str
+    units: Units
+    value: Callable[[Among], float]
+
+    @property
+    def percent(self) -> bool:
+        return self.units is PERCENT
+
+
+def _figure(name: str) -> Callable[[Among], float]:
+    """A figure of the run alone, as reports have it; none of these depends on the terms."""
+    return lambda among: float(getattr(figures(among.ran, Terms(nan, nan, 1)), name))
+
+
+def _at_equal(axis: Axis, spent: Callable[[Ran], float]) -> Callable[[Among], float]:
+    """Accuracy of the model that is served when `until` ends, or the first of all; the last stays served."""
+
+    def value(among: Among) -> float:
+        if among.until and among.until not in among.rows:
+            return nan
+        looked_at = [among.rows[among.until]] if among.until else among.rows.values()
+        return accuracy(among.ran.rounds, axis).when(min(spent(each) for each in looked_at))
+
+    return value
+
+
+def _best_base(among: Among) -> float:
+    """Of the model that is distributed, where another is served."""
+    known = [line.base_eval_acc for line in among.ran.rounds if not isnan(line.base_eval_acc)]
+    return max(known, default=nan)
+
+
+def _energy(ran: Ran) -> float:
+    return sum(line.energy_j for line in ran.rounds)
+
+
+def _bytes_up_a_round(among: Among) -> float:
+    return sum(line.bytes_up for line in among.ran.rounds) / len(among.ran.rounds)
+
+
+def _bytes(among: Among) -> float:
+    return sum(line.bytes_up + line.bytes_down for line in among.ran.rounds)
+
+
+MEASURES: Mapping[str, Measure] = {
+    "best_acc": Measure("best test accuracy", PERCENT, _figure("best_acc")),
+    "final_acc": Measure("final test accuracy", PERCENT, _figure("final_acc")),
+    "best_base_acc": Measure("best test accuracy of the base model", PERCENT, _best_base),
+    "acc_at_time": Measure("accuracy at equal time", PERCENT, _at_equal("time", lambda ran: ran.ends_s)),
+    "acc_at_energy": Measure("accuracy at equal energy", PERCENT, _at_equal("energy", _energy)),
+    "learning_efficiency": Measure("learning efficiency", PER_HOUR, _figure("learning_efficiency")),
+    "forward_passes": Measure("compute in F", PASSES, _figure("forward_passes")),
+    "bytes_analytic": Measure("bytes by the papers' formula", BYTES, _figure("bytes_analytic")),
+    "bytes_up": Measure("bytes up", BYTES, _figure("bytes_up")),
+    "bytes_up_a_round": Measure("bytes up in a round", BYTES, _bytes_up_a_round),
+    "bytes": Measure("bytes up and down", BYTES, _bytes),
+    "energy": Measure("energy (modelled)", JOULE, _figure("energy_j")),
+    "time": Measure("virtual time", TIMES, _figure("virtual_s")),
+}

@@ -1,0 +1,151 @@
+"""From what a table says to scenarios: data that is there, bundles that are made, a deadline in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from aggregator.errors import TaskError
+from aggregator.task import KindSettings, Task, kinds_named
+from profiles import FleetSpec, ProfileError, fleets
+from simulation.data import DataSpec
+from simulation.errors import ScenarioError
+from simulation.scenario import Scenario
+
+from . import exporting
+from .catalogue import stem
+from .deadlines import FullUpdate, deadline_s
+from .enlarged import enlarged
+from .exporting import Samples
+from .generic import generic_set
+from .layers import Layer, over
+from .places import DataFolder
+from .shared import DataEntry, Shared
+from .table import Column, Row, Scale, Table
+
+MIXED = ("choose", "mixed")
+"""Systems whose rounds offer exactly the kinds that the layers name."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """What is at hand: data, shared definitions, what trains (`place`: cpu, cuda)."""
+
+    folder: DataFolder
+    shared: Shared
+    place: str = "cpu"
+
+
+def notes(table: Table, scale: Scale, where: Where) -> tuple[str, ...]:
+    """What the data at hand is not, in sentences. Raises ScenarioError, DataSetError."""
+    said: dict[str, None] = {}
+    for column in table.columns_at(scale):
+        entry, named = where.shared.entry(column.data, scale), where.shared.data[column.data]
+        if entry is not named:
+            said[f"{entry.title[0].upper()}{entry.title[1:]} stand for {named.title}."] = None
+        form = where.folder.form(entry, scale)
+        if form is not None and form.difference:
+            said[form.difference] = None
+    return tuple(said)
+
+
+def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, Row]) -> Layer:
+    """Data set, table, scale, column, row: the later over the earlier."""
+    column, row = cell
+    below = (entry.at.get(scale, Layer()), table.setting, table.scaled(scale).setting)
+    mine = row.columns.get(column.id, Layer())
+    return over((*below, *column.layers(scale), *row.layers(scale), mine))
+
+
+def scenario(table: Table, scale: Scale, cell: tuple[Column, Row], where: Where) -> Scenario:
+    """What this row is in this column, before its system changes it.
+
+    Exports bundles and enlarges images where that was not done before. Raises ScenarioError, DataSetError,
+    ModelError.
+    """
+    column, row = cell
+    entry = where.shared.entry(column.data, scale)
+    whole = layer(table, scale, entry, cell)
+    try:
+        samples = Samples(entry, where.folder.form(entry, scale))
+        spec = _spec(samples, whole, where.folder)
+        task = _task(whole, spec, samples, where)
+        kinds = _kinds(task, whole, row.system in MIXED)
+        return Scenario(
+            name=stem(table.id),
+            fleet=_fleet(whole, where.shared),
+            devices=_devices(whole),
+            slow=whole.slow or 1.0,
+            eval_every=1 if whole.eval_every is None else whole.eval_every,
+            engine="auto" if where.place == "cpu" else "torch",
+            place=where.place,
+            data=spec,
+            task=msgspec.structs.replace(task, kinds=kinds),
+        )
+    except (TaskError, ProfileError, ValueError) as error:
+        raise ScenarioError(f"{table.id}, {row.name} in {column.id}: {error}") from None
+
+
+def _task(whole: Layer, spec: DataSpec, samples: Samples, where: Where) -> Task:
+    def made(name: str) -> str:
+        return exporting.bundle(name, where.shared, samples, where.folder)
+
+    if whole.bundle is None:
+        raise ValueError("no layer says which bundle")
+    task: dict[str, Any] = {"bundle": made(whole.bundle), **whole.task}
+    if whole.family is not None:
+        task["family"] = [made(name) for name in whole.family]
+    if whole.generic is not None:
+        task["generic"] = str(generic_set(whole.generic, spec))
+    if whole.deadline is not None:
+        settings = whole.settings.get("full", {})
+        update = FullUpdate(task["bundle"], spec, _devices(whole), settings)
+        fleet = _fleet(whole, where.shared)
+        task["round_deadline_s"] = deadline_s(whole.deadline, fleet, whole.slow or 1.0, update)
+    return msgspec.convert(task, Task)
+
+
+def _kinds(task: Task, whole: Layer, mixed: bool) -> tuple[KindSettings, ...]:
+    """Those of mixed rounds, or all, as layers set them; but for `mixed` those too that only they name."""
+    kinds = task.kinds if whole.kinds is None else kinds_named(whole.kinds)
+    there = {kind.name for kind in kinds}
+    others = () if mixed else tuple(name for name in whole.settings if name not in there)
+    return tuple(
+        msgspec.structs.replace(kind, settings={**kind.settings, **whole.settings.get(kind.name, {})})
+        for kind in (*kinds, *(KindSettings(name=name) for name in others))
+    )
+
+
+def _devices(whole: Layer) -> int:
+    if whole.devices is None:
+        raise ValueError("no layer says how many devices")
+    return whole.devices
+
+
+def _fleet(whole: Layer, shared: Shared) -> FleetSpec:
+    name = whole.fleet or "uniform"
+    if name in shared.fleets:
+        return fleets.read({"name": name, **shared.fleets[name]})
+    return fleets.load(name)
+
+
+def _spec(samples: Samples, whole: Layer, folder: DataFolder) -> DataSpec:
+    entry, form = samples.entry, samples.form
+    if form is None:
+        return msgspec.convert({"source": entry.source, **whole.data}, DataSpec)
+    raw = {"source": form.source, "path": str(folder.file(form.file)), **_placed(form.data, folder)}
+    if form.pixels:
+        images = enlarged(msgspec.convert(raw, DataSpec), form.pixels)
+        raw = {"source": "npz", "path": str(images)}
+    return msgspec.convert({**raw, **whole.data}, DataSpec)
+
+
+def _placed(data: Mapping[str, Any], folder: DataFolder) -> dict[str, Any]:
+    """With {folder} for the data folder."""
+    return {
+        name: value.replace("{folder}", str(folder.path)) if isinstance(value, str) else value
+        for name, value in data.items()
+    }

@@ -1,0 +1,110 @@
+"""Every table that comes with the package."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aggregator.task import Task
+from simulation import policies
+from simulation.data import DataSpec
+from simulation.errors import ScenarioError
+from simulation.papers import catalogue, resolving
+from simulation.papers.claims import Verdict, verdicts
+from simulation.papers.printed import value_of
+from simulation.papers.shared import shared
+
+NAMES = catalogue.names()
+PAPERS = Path(resolving.__file__).parents[3] / "shared" / "papers"
+DASHES = str.maketrans({"±": " ", "×": " ", "^": " ", "{": " ", "}": " ", "$": " ", "*": " "})
+
+
+def cells(table):
+    for scale in table.scales:
+        for column in table.columns_at(scale):
+            for row in table.rows_at(scale, column):
+                yield scale, column, row
+
+
+def test_tables_are_in_the_order_of_their_numbers():
+    assert len(NAMES) >= 15
+    assert NAMES.index("paper:002-t5.7") < NAMES.index("paper:002-t5.11")
+    assert NAMES[-1] == "ours:headline"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_has_every_scale_and_something_to_run_in_it(name):
+    table = catalogue.load(name)
+    assert table.scales.keys() == {"smoke", "cpu", "full"}
+    assert {scale for scale, _, _ in cells(table)} == {"smoke", "cpu", "full"}
+    assert table.scales["smoke"].seeds == 1
+    assert all(claim.text for claim in table.claims)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_system_is_known_and_takes_its_settings(name):
+    table = catalogue.load(name)
+    for scale, column, row in cells(table):
+        entry = shared().entry(column.data, scale)
+        whole = resolving.layer(table, scale, entry, (column, row))
+        assert (whole.bundle in shared().bundles) or whole.bundle == "digits-wrn-10-1"
+        assert set(whole.family or ()) <= shared().bundles.keys()
+        task = msgspec.convert({"bundle": "any", **whole.task}, Task)
+        kinds = resolving._kinds(task, whole, row.system in resolving.MIXED)
+        policies.under(row.system + column.modifier, msgspec.structs.replace(task, kinds=kinds))
+        msgspec.convert({"source": "digits", **whole.data}, DataSpec)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("paper:")])
+def test_every_number_stands_in_the_paper(name):
+    table = catalogue.load(name)
+    files = list(PAPERS.glob(f"{table.paper}_*.txt")) if PAPERS.is_dir() else []
+    if not files:
+        pytest.skip("papers are read from ../shared/papers, which is not there")
+    text = _plain(files[0].read_text("utf-8"))
+    printed = [cell for row in table.rows for cell in row.paper.values()]
+    assert printed
+    for cell in printed:
+        number = _plain(re.sub(r"(?<=[\d}]) GB$", "", cell))  # the unit of its column
+        assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", text), cell
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("paper:")])
+def test_the_paper_s_own_numbers_are_as_it_claims(name):
+    table = catalogue.load(name)
+    printed = {
+        (row.name, column): (value_of(cell),) for row in table.rows for column, cell in row.paper.items()
+    }
+    share = {column.id: _size(table, column) for column in table.columns}
+    values = {(row, column): (value[0] * share[column],) for (row, column), value in printed.items()}
+    judged = [each for each in verdicts(table, "full", values) if each.known]
+    assert judged
+    for each in judged:
+        assert each.holds, _said(each)
+
+
+def _said(each: Verdict) -> str:
+    return f"{each.claim.text} in {each.column}: {each.ours.mean}"
+
+
+def _size(table, column):
+    """Of one in the paper's cell: a percentage is printed as 62.95."""
+    from simulation.papers.measures import MEASURES
+
+    return 0.01 if MEASURES[table.measure_of(column)].percent else 1.0
+
+
+def _plain(text):
+    return " ".join(text.translate(DASHES).replace("\\pm", " ").replace("\\times", " ").split())
+
+
+def test_what_is_left_out_is_no_table_and_has_a_reason():
+    left = catalogue.left_out()
+    assert not left.keys() & set(NAMES)
+    assert all(left.values())
+
+
+def test_a_table_that_there_is_not_is_refused():
+    with pytest.raises(ScenarioError, match="no table 'paper:002-t0'; there are paper:000-t3.2"):
+        catalogue.load("paper:002-t0")

@@ -1,0 +1,36 @@
+"""Images that are enlarged once."""
+
+import numpy as np
+import pytest
+
+from simulation.data import DataSpec, cache, load
+from simulation.papers import enlarged
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Three images of one colour each, 4x4; the cache is in the test's folder."""
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path / "cache")
+    x = np.zeros((3, 3, 4, 4), np.uint8)
+    x[0, 0], x[1, 1], x[2, 2] = 200, 100, 50
+    file = tmp_path / "small.npz"
+    np.savez(file, x_train=x[:2], y_train=np.array([0, 1]), x_test=x[2:], y_test=np.array([1]))
+    return DataSpec(source="npz", path=str(file))
+
+
+def test_colours_and_labels_stay(small):
+    data = load(DataSpec(source="npz", path=str(enlarged.enlarged(small, 6))), 0)
+    assert data.train_x.shape == (2, 3, 6, 6)
+    assert data.test_x.shape == (1, 3, 6, 6)
+    assert (data.train_x[0, 0] == 200).all()
+    assert (data.train_x[1, 1] == 100).all()
+    assert (data.test_x[0, 2] == 50).all()
+    assert data.train_y.tolist() == [0, 1]
+    assert data.labels == ("0", "1")
+
+
+def test_it_is_done_once_for_each_size(small, monkeypatch):
+    first = enlarged.enlarged(small, 6)
+    assert enlarged.enlarged(small, 8) != first
+    monkeypatch.setattr(enlarged, "_made", None)
+    assert enlarged.enlarged(small, 6) == first

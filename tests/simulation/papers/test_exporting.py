@@ -1,0 +1,71 @@
+"""Bundles that tables need."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.bundle import Bundle
+from models.errors import ExportError
+from simulation.errors import DataSetError
+from simulation.papers import exporting
+from simulation.papers.exporting import Samples
+from simulation.papers.places import DataFolder
+from simulation.papers.shared import BundleEntry, DataEntry, Form, Shared
+
+ENTRY = DataEntry(title="dots", classes=2, export="--input {pixels} --labels no,yes")
+SAMPLES = Samples(ENTRY, Form(file="dots.npz", source="npz", pixels=6))
+LINEAR = "linear --set inputs=6 --set classes={classes} --tunable all --tunable head"
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(exporting, "folder", lambda: tmp_path / "bundles")
+    return tmp_path / "bundles"
+
+
+def made(name="dots-linear", where=None, **entry):
+    shared = Shared(data={}, bundles={"dots-linear": BundleEntry(**{"export": LINEAR, **entry})})
+    return exporting.bundle(name, shared, SAMPLES, where or DataFolder(None))
+
+
+def test_a_bundle_is_exported_once_for_the_samples_and_kept(cache, monkeypatch):
+    path = made()
+    manifest = Bundle.open(path).manifest
+    assert (manifest.name, manifest.labels, manifest.input.shape) == ("dots-linear", ("no", "yes"), (6,))
+    assert [Path(path)] == list(cache.iterdir())
+    monkeypatch.setattr(exporting, "_export", None)
+    assert made() == path
+
+
+def test_other_words_are_another_bundle(cache):
+    assert made() != made(export=f"{LINEAR} --seed 1")
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_a_damaged_bundle_is_exported_again():
+    path = Path(made())
+    (path / "weights.safetensors").write_bytes(b"")
+    assert made() == str(path)
+    assert Bundle.open(path).weights()
+
+
+def test_weights_come_from_the_data_folder_and_are_part_of_its_key(tmp_path):
+    with pytest.raises(DataSetError, match=r"no dots\.npz without a data folder"):
+        made(weights="dots.npz")
+    names = {spec.name: spec.shape for spec in Bundle.open(made()).manifest.stored()}
+    np.savez(tmp_path / "dots.npz", **{name: np.ones(shape, np.float32) for name, shape in names.items()})
+    path = made(where=DataFolder(tmp_path), weights="dots.npz")
+    assert all((tensor == 1).all() for tensor in Bundle.open(path).weights().values())
+    np.savez(tmp_path / "dots.npz", **{name: np.zeros(shape, np.float32) for name, shape in names.items()})
+    assert made(where=DataFolder(tmp_path), weights="dots.npz") != path
+
+
+def test_what_cannot_be_exported_leaves_nothing(cache):
+    with pytest.raises(ExportError):
+        made(export=f"{LINEAR} --set colour=1")
+    assert not list(cache.iterdir())
+
+
+def test_a_shipped_bundle_keeps_its_name():
+    assert made("digits-wrn-10-1") == "digits-wrn-10-1"

@@ -1,0 +1,132 @@
+"""Runs that are made up, read back and rendered."""
+
+import os
+
+import msgspec
+import pytest
+
+from simulation.compare.lines import Lines
+from simulation.compare.performing import of_policy
+from simulation.compare.run_folder import Info, Name, fingerprint
+from simulation.papers import rendering, resolving
+from simulation.papers.outcome import read
+from simulation.papers.places import DataFolder
+from simulation.papers.resolving import Where
+from simulation.papers.runs import Wanted, cells, plans
+from simulation.papers.shared import shared
+from simulation.records import Ask, RoundLine
+
+NOON = 1_790_000_000  # in September 2026
+ACCURACY = {"drop": (0.5, 0.6), "few-shot": (0.7, 0.6)}
+
+
+@pytest.fixture
+def finish(round_line, ask):
+    """A run of two rounds: half of the accuracy, then all of it."""
+
+    def write(plan, name, accuracy, scale=1.0):
+        folder = plan.of(name)
+        folder.mkdir(parents=True)
+        with Lines(folder, "rounds", RoundLine) as lines:
+            for number, share in ((1, 0.5), (2, 1.0)):
+                closed = 10.0 * number * scale
+                lines.add(round_line(round=number, eval_acc=share * accuracy, closed_s=closed))
+        with Lines(folder, "asks", Ask) as asks:
+            asks.add(ask())
+        sha256 = fingerprint(of_policy(plan.scenario, name.policy), name.seed)
+        versions = {"device-runtime": "0.1.0", "torch": "2"}
+        info = Info(policy=name.policy, seed=name.seed, sha256=sha256, finished=True, versions=versions)
+        (folder / "run.json").write_bytes(msgspec.json.encode(info))
+        os.utime(folder / "run.json", (NOON, NOON))
+
+    return write
+
+
+@pytest.fixture
+def wanted(table, tmp_path):
+    return Wanted(table, "cpu", 2, tmp_path)
+
+
+@pytest.fixture
+def every(table, wanted):
+    where = Where(DataFolder(None), shared())
+    return cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, where))
+
+
+@pytest.fixture
+def outcome(wanted, every, finish):
+    """The long row was not run."""
+    for plan in plans(every):
+        if plan.scenario.task.rounds == 2:
+            for system in ACCURACY:
+                for seed in (0, 1):
+                    finish(plan, Name(system, seed), ACCURACY[system][seed])
+    return read(wanted, every)
+
+
+def test_cells_are_means_over_seeds_and_what_was_not_run_is_unknown(outcome):
+    assert outcome.spread("drop", "even").mean == pytest.approx(0.55)
+    assert outcome.spread("few-shot", "uneven").n == 2
+    assert (outcome.spread("long", "even").n, outcome.spread("long", "even").of) == (0, 2)
+    assert outcome.spread("drop", "efficiency").mean == pytest.approx(
+        0.55 / 40
+    )  # 2 rounds of 20 s of training
+    assert outcome.stragglers["even"] == 0.25
+    assert outcome.date == "2026-09-21"
+
+
+def test_a_terminal_shows_the_paper_beside_ours_the_claims_and_what_differs(outcome):
+    shown = rendering.text(outcome)
+    assert shown.startswith("t9.9 of thesis 002 (Shi): Few shots (scale cpu)")
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "Dirichlet(0.5): best test accuracy; 25% of asks go to stragglers" in lines
+    assert "FedAvg 80.00±1.00 55.0 ± 7.1%" in lines  # 50 and 60
+    assert "few-shot 82.00±1.00 65.0 ± 7.1%" in lines
+    assert "long – – (0 of 2)" in lines
+    assert "system ours" in lines  # of the column without numbers of the paper
+    claimed = "few-shot over FedAvg Dirichlet(0.5) +2.00 +10.00 ± 14.14 1 of 2 holds, within the spread"
+    assert claimed in lines  # 20 and 0
+    assert lines[-1] == "- Fewer rounds."
+
+
+def test_a_section_has_the_command_and_is_the_same_for_the_same_runs(outcome, wanted, every):
+    section = rendering.markdown(outcome, "device-runtime compare it")
+    assert "```\ndevice-runtime compare it\n```" in section
+    assert "2 seeds, mean ± standard deviation; 2026-09-21; device-runtime 0.1.0, torch 2." in section
+    assert "| FedAvg   | 80.00±1.00 | 55.0 ± 7.1% |" in section
+    assert "* Fewer rounds.\n" in section
+    assert rendering.markdown(read(wanted, every), "device-runtime compare it") == section
+
+
+def test_json_is_in_plain_units(outcome):
+    whole = msgspec.json.decode(rendering.json(outcome))
+    assert (whole["table"], whole["scale"], whole["seeds"]) == ("paper:002-t9.9", "cpu", 2)
+    first = whole["columns"][0]["rows"][0]
+    assert (first["row"], first["paper"], first["seeds"]) == ("drop", "80.00±1.00", [0.5, 0.6])
+    assert whole["columns"][0]["rows"][2]["ours"]["mean"] is None
+    assert [claim["verdict"] for claim in whole["claims"]] == ["holds, within the spread"] * 2
+
+
+def test_equal_time_is_when_a_named_row_ends(changed, tmp_path, finish):
+    column = {"id": "even", "title": "", "data": "digits", "measure": "acc_at_time", "until": "few-shot"}
+    rows = [{"system": "drop"}, {"system": "few-shot"}]
+    scales = {"cpu": {}}
+    table = changed(columns=[column], rows=rows, claims=[], scales=scales)
+    where = Where(DataFolder(None), shared())
+    wanted = Wanted(table, "cpu", 1, tmp_path)
+    every = cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, where))
+    finish(plans(every)[0], Name("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
+    finish(plans(every)[0], Name("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
+    found = read(wanted, every)
+    assert found.values["drop", "even"] == (0.4,)
+    assert found.values["few-shot", "even"] == (0.6,)
+
+
+def test_scale_smoke_claims_nothing(table, tmp_path, finish):
+    where = Where(DataFolder(None), shared())
+    wanted = Wanted(table, "smoke", 1, tmp_path)
+    every = cells(wanted, lambda cell: resolving.scenario(table, "smoke", cell, where))
+    finish(plans(every)[0], Name("drop", 0), 0.8)
+    found = read(wanted, every)
+    assert found.verdicts == ()
+    assert "Scale smoke shows that it works, and claims nothing." in rendering.text(found)

@@ -1,0 +1,119 @@
+"""From a table to scenarios."""
+
+import numpy as np
+import pytest
+
+from profiles import shipped
+from simulation.errors import DataSetError, ScenarioError
+from simulation.papers import resolving
+from simulation.papers.places import DataFolder
+from simulation.papers.resolving import Where
+from simulation.papers.shared import DataEntry, Form, Shared, shared
+
+WHERE = Where(DataFolder(None), shared())
+
+
+@pytest.fixture
+def made(changed):
+    """The scenario of a row (by its place) in the first column."""
+
+    def make(row=0, scale="cpu", where=WHERE, **changes):
+        table = changed(**changes)
+        return resolving.scenario(table, scale, (table.columns[0], table.rows[row]), where)
+
+    return make
+
+
+def test_a_scenario_is_what_the_layers_say(made):
+    first, long = made(0), made(2)
+    assert (first.name, first.devices, first.data.alpha) == ("002-t9.9", 6, 0.5)
+    assert (first.task.rounds, long.task.rounds) == (2, 9)
+    assert first.task.bundle == "digits-wrn-10-1"
+    assert made(0, scale="smoke").devices == 4
+
+
+def test_settings_of_kinds_become_those_of_the_task(made):
+    row = {"system": "full", "setting": {"settings": {"full": {"epochs": 3}, "width-slice": {"epochs": 2}}}}
+    kinds = {kind.name: kind.settings for kind in made(rows=[row], claims=[]).task.kinds}
+    assert kinds["full"]["epochs"] == 3
+    assert kinds["width-slice"]["epochs"] == 2
+
+
+def test_mixed_rounds_offer_what_is_listed_and_no_more(made):
+    setting = {"kinds": ["full", "few-shot"], "settings": {"entropy-subset": {"epochs": 2}}}
+    row = {"system": "choose", "setting": setting}
+    kinds = made(rows=[row], claims=[]).task.kinds
+    assert [kind.name for kind in kinds] == ["full", "few-shot"]
+    assert kinds[1].settings == {"join_base": True}
+
+
+def test_without_a_deadline_in_full_updates_a_round_has_a_day(made):
+    row = {"system": "full", "setting": {"deadline": {}}}
+    assert made(rows=[row], claims=[]).task.round_deadline_s == 86400
+
+
+def test_a_deadline_is_so_many_full_updates_of_the_median_device(made):
+    def deadline(**setting):
+        row = {
+            "system": "full",
+            "setting": {"fleet": "boards", "deadline": {"full": 3, "group": "pi-5"}, **setting},
+        }
+        return made(rows=[row], claims=[]).task.round_deadline_s
+
+    once = deadline()
+    assert float(f"{once:.1e}") == once  # two digits
+    # 1437 digits by 6 devices, 10 epochs of 4.7 MFLOP a sample: more than half of it is computing
+    rate = shipped("pi-5").speed.flops_per_s
+    assert once > 3 * 240 * 10 * 3e6 / rate
+    assert deadline(slow=10.0) > 5 * once
+    assert deadline(settings={"full": {"epochs": 1}}) < once
+
+
+def test_a_group_that_the_fleet_has_not_is_named(made):
+    row = {"system": "full", "setting": {"deadline": {"full": 2.0}}}
+    with pytest.raises(ScenarioError, match="fleet uniform has no group fast; it has pi-5"):
+        made(rows=[row], claims=[])
+
+
+def test_a_generic_set_is_drawn_from_its_classes_and_kept(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(resolving.generic_set.__globals__["cache"], "folder", lambda: tmp_path)
+    row = {"system": "full", "setting": {"generic": {"samples": 30, "classes": [1, 2]}}}
+    path = made(rows=[row], claims=[]).task.generic
+    with np.load(path) as drawn:
+        assert drawn["x"].shape == (30, 1, 8, 8)
+        assert set(drawn["y"].tolist()) == {1, 2}
+    assert made(rows=[row], claims=[]).task.generic == path
+    few = {"system": "full", "setting": {"generic": {"samples": 5000}}}
+    with pytest.raises(DataSetError, match="a generic set of 5000 samples, but 1437"):
+        made(rows=[few], claims=[])
+
+
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ({"data": {"alpha": -1}}, "drop in even: .*alpha"),
+        ({"task": {"rounds": 0}}, "drop in even: rounds is 0"),
+        ({"settings": {"full": {"colour": 1}}}, "drop in even: full has no setting 'colour'"),
+        ({"fleet": "titanic"}, "drop in even: no fleet named 'titanic'"),
+    ],
+)
+def test_what_cannot_be_meant_is_named_with_its_cell(made, setting, message):
+    with pytest.raises(ScenarioError, match=f"paper:002-t9.9, {message}"):
+        made(rows=[{"system": "drop", "setting": setting}], claims=[])
+
+
+def test_a_table_without_a_bundle_or_devices_is_refused(made):
+    with pytest.raises(ScenarioError, match="no layer says which bundle"):
+        made(setting={})
+
+
+def test_notes_say_what_stands_for_the_data_and_what_it_is_not(changed, tmp_path):
+    (tmp_path / "images").touch()
+    form = Form(file="images", source="images", difference="They are small.")
+    letters = DataEntry(title="letters", classes=2, export="", smoke="digits", forms=(form,))
+    where = Where(DataFolder(tmp_path), Shared(data={"digits": shared().data["digits"], "letters": letters}))
+    table = changed(
+        columns=[{"id": "even", "title": "", "data": "letters"}], rows=[{"system": "drop"}], claims=[]
+    )
+    assert resolving.notes(table, "smoke", where) == ("Handwritten digits stand for letters.",)
+    assert resolving.notes(table, "cpu", where) == ("They are small.",)

@@ -1,0 +1,58 @@
+"""Which runs a table has."""
+
+import msgspec
+import pytest
+
+from simulation.compare.performing import of_policy
+from simulation.compare.run_folder import Info, Name, fingerprint
+from simulation.errors import ScenarioError
+from simulation.papers import resolving
+from simulation.papers.places import DataFolder
+from simulation.papers.resolving import Where
+from simulation.papers.runs import Wanted, cells, jobs, plans
+from simulation.papers.shared import shared
+
+WHERE = Where(DataFolder(None), shared())
+
+
+@pytest.fixture
+def made(table, tmp_path):
+    wanted = Wanted(table, "cpu", 2, tmp_path)
+    return cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, WHERE))
+
+
+def finish(plan, name):
+    sha256 = fingerprint(of_policy(plan.scenario, name.policy), name.seed)
+    plan.of(name).mkdir(parents=True)
+    info = Info(policy=name.policy, seed=name.seed, sha256=sha256, finished=True)
+    (plan.of(name) / "run.json").write_bytes(msgspec.json.encode(info))
+
+
+def test_columns_of_one_setting_share_their_runs(made):
+    assert len(made) == 7  # three rows in one column, two in each of the others
+    folders = [plan.folder.name.rsplit("-", 1)[0] for plan in plans(made)]
+    assert folders == ["even", "even", "uneven"]  # the long row has rounds of its own
+    uneven = plans(made)[2]
+    assert uneven.comparison.policies == ("drop", "few-shot")
+    assert [cell.plan for cell in made[3:]] == [uneven] * 4
+
+
+def test_runs_come_seed_by_seed_under_the_names_of_their_cells(made):
+    assert [str(name) for name in jobs(made)] == [
+        "drop in even-0", "few-shot in even-0", "long in even-0", "drop in uneven-0", "few-shot in uneven-0",
+        "drop in even-1", "few-shot in even-1", "long in even-1", "drop in uneven-1", "few-shot in uneven-1",
+    ]  # fmt: skip
+
+
+def test_what_is_finished_is_not_run_again(made):
+    uneven = plans(made)[2]
+    finish(uneven, Name("few-shot", 0))
+    left = [str(name) for name in jobs(made)]
+    assert len(left) == 9
+    assert "few-shot in uneven-0" not in left
+
+
+def test_a_system_that_there_is_not_is_refused(changed, tmp_path):
+    table = changed(rows=[{"system": "telepathy"}], claims=[])
+    with pytest.raises(ScenarioError, match="telepathy"):
+        cells(Wanted(table, "cpu", 1, tmp_path), lambda cell: resolving.scenario(table, "cpu", cell, WHERE))
