@@ -21,7 +21,7 @@ BUNDLES = dict.fromkeys(TAUGHT, "taught")
 FAMILIES = {"attention-transfer": "small", "prototypes": "small", "width-slice": "half"}
 QUICK = {"epochs": 1, "lr": 0.05, "batch": 8, "steps": 2, "server_epochs": 1, "metadata_epochs": 1}
 ENDLESS_S = 1e6
-SLOW = 2000.0
+SLOW = 50_000.0
 """So that training, not the link, is what takes these boards long."""
 FLEET = {"name": "alike", "groups": {"all": {"profile": "pi-zero-2w", "share": 1.0}}}
 
@@ -219,6 +219,20 @@ def test_where_every_client_is_a_straggler_the_round_is_made_of_what_they_can_af
     assert_sound(ran)
     assert {(ask.kind, ask.fate, ask.straggler) for ask in ran.asks} == {(kind, "counted", True)}
     assert tensors.encode(ran.served) == tensors.encode(play(alone).served)
+
+
+def test_a_mixed_round_goes_on_without_any_full_update(play):
+    """Four epochs of full updates are 12 forward passes; down to little more than one there is a kind."""
+    longer = (("epochs", 4),)
+    full_s = took_s(play(Case(("full",), thirds(), longer, rounds=1)).asks)
+    chosen = []
+    for share in (0.8, 0.13):
+        ran = play(Case(registry.USUAL, thirds(), longer, deadline_s=share * full_s))
+        assert_sound(ran)
+        assert moved(ran)
+        assert {(ask.fate, ask.straggler) for ask in ran.asks} == {("counted", True)}
+        chosen.append({ask.kind for ask in ran.asks})
+    assert chosen == [{"entropy-subset"}, {"few-shot"}]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "full"])
