@@ -1,0 +1,54 @@
+"""The fast simulator against the wire, for systems with families, memories, and what is sent beside the base."""
+
+import msgspec
+import pytest
+
+from aggregator import systems
+from aggregator.task import KindSettings
+
+from .test_scenario import both, check_equal, scenario
+
+QUICK = {"epochs": 2, "lr": 0.05, "batch": 8}
+BOARDS = 8
+
+
+def system(name, tmp_path, bundle, *, deadline_s=100.0, family=(), rounds=3, **full):
+    """Eight boards under this system, one of them behind 500 bytes a second."""
+    made = scenario(tmp_path, BOARDS, rounds=rounds, round_deadline_s=deadline_s)
+    settings = {"full": QUICK | full, "width-slice": QUICK | {"members": ["half"]}}
+    kinds = tuple(KindSettings(name=kind, settings=given) for kind, given in settings.items())
+    task = msgspec.structs.replace(made.task, bundle=bundle, family=family, kinds=kinds)
+    return msgspec.structs.replace(made, task=systems.under(name, task))
+
+
+def test_they_agree_on_a_family_of_which_slow_devices_train_the_smaller(tmp_path, exported):
+    """A full update takes 31 s behind the narrow link, half of the width a quarter of it."""
+    made = system("heterofl", tmp_path, exported.taught, deadline_s=20.0, family=(exported.half,))
+    noted, served, finished = both(made)
+    assert check_equal(noted, served, finished) == {"full", "width-slice"}
+    narrow = [ask for ask in noted.asks if ask.kind == "width-slice"]
+    assert [(ask.round, ask.form, ask.straggler) for ask in narrow] == [(n, "half", True) for n in (1, 2, 3)]
+    whole = [ask for ask in noted.asks if ask.kind == "full"]
+    assert max(ask.bytes_down for ask in narrow if ask.round > 1) < min(
+        ask.bytes_down for ask in whole if ask.round > 1
+    )
+
+
+@pytest.mark.parametrize("name", ["moon", "fedadam", "random"])
+def test_they_agree_on_what_is_kept_on_either_side(name, tmp_path, exported):
+    """On devices what they trained last, on the aggregator an optimiser's moments; and on fresh parameters."""
+    noted, served, finished = both(system(name, tmp_path, exported.tuned))
+    assert check_equal(noted, served, finished) == {"full"}
+    assert [line.participants for line in noted.lines] == [BOARDS] * 3
+
+
+def test_they_agree_on_what_is_sent_beside_the_base(tmp_path, exported):
+    """The full updates of round 3 are held near the few-shot classifier of round 2, which is sent with the
+    base: 10 classes of 32 features.
+    """
+    made = system("fscprox", tmp_path, exported.tuned, rounds=4, mu_head=1.0)
+    noted, served, finished = both(made)
+    assert check_equal(noted, served, finished) == {"full", "full+few-shot"}
+    fetched = {ask.round: ask.bytes_down for ask in noted.asks if ask.device.startswith("phone")}
+    assert fetched[3] - fetched[2] > 4 * 10 * 32
+    assert fetched[4] == fetched[3]
