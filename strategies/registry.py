@@ -19,6 +19,7 @@ from .full_and_few_shot import FullAndFewShot
 from .kind import AnyStrategy, Settings
 from .local_zeroth_order import LocalZerothOrder
 from .peft import Peft
+from .representatives import Representatives
 from .slora import SparseStage
 from .width_slice import WidthSlice
 from .zeroth_order import ZerothOrder
@@ -29,6 +30,7 @@ KINDS: dict[str, type[AnyStrategy]] = {
     kind.name: kind
     for kind in (
         FullAndFewShot,
+        Representatives,
         Full,
         WidthSlice,
         SparseStage,
