@@ -5,6 +5,7 @@ The name FedAT elsewhere means asynchronous tiers (Chai et al. 2021); here it is
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +25,8 @@ from .kind import Contribution, Effect, LocalData, RoundModel, Run, formed
 from .members import OfFamily
 from .teaching import Attention, Lesson, Rows
 from .tensor_mean import TensorMean
+
+log = logging.getLogger(__name__)
 
 MAPS, COUNTS = "metadata.maps", "metadata.counts"
 
@@ -133,9 +136,10 @@ class AttentionTransfer(OfFamily):
         sent = dict(contribution.tensors)
         maps, counts = sent.pop(MAPS), sent.pop(COUNTS)
         metadata = LocalData(maps, np.repeat(np.arange(len(counts)), counts))
-        taught = self._taught(state, member, sent, metadata)
-        if teaching.finite(taught):
-            state.copies.add(taught, self.share * weight)
+        try:
+            state.copies.add(self._taught(state, member, sent, metadata), self.share * weight)
+        except teaching.Diverged as error:
+            log.warning("the copy of client %d is left out, it diverges: %s", state.clients, error)
         mean = state.teachers.get(member, TensorMean()).add(sent, weight)
         return replace(state, teachers={**state.teachers, member: mean}, clients=state.clients + 1)
 
@@ -175,6 +179,8 @@ class AttentionTransfer(OfFamily):
 
     def _next_members(self, state: Copies, base: Tensors) -> dict[str, Tensors]:
         """Each member's next base: its clients' mean, or what it was, after attention to the new base."""
+        if not teaching.finite(base):
+            return {}
         tools, data = members.tools_of(state.model, self.name)
         own = {name: tuple(teaching.attended(tools.manifest(name))) for name in self.members}
         every = tuple(dict.fromkeys(level for levels in own.values() for level in levels))
@@ -185,8 +191,7 @@ class AttentionTransfer(OfFamily):
             weights = {**state.model.family[name], **mean}
             rng = teaching.generator(state.model.seed, f"{self.name}:members", order)
             lesson = self._lesson({level: maps[level] for level in levels}, levels)
-            after = teaching.teach(tools.model(name), weights, data, lesson, rng)
-            taught[name] = after if teaching.finite(after) else weights
+            taught[name] = teaching.taught_or_same(tools.model(name), weights, data, lesson, rng)
         return taught
 
 

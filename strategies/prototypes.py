@@ -195,11 +195,12 @@ class Prototypes(OfFamily):
         """After the lesson; as it was where that diverges."""
         tools, _ = members.tools_of(state.model, self.name)
         rng = teaching.generator(state.model.seed, f"{self.name}:{member}", 1)
-        after = teaching.teach(tools.model(member), weights, state.drawn, lesson, rng)
-        return after if teaching.finite(after) else weights
+        return teaching.taught_or_same(tools.model(member), weights, state.drawn, lesson, rng)
 
     def _refined(self, state: Known, lesson: Lesson, base: Tensors) -> Tensors:
         """The global model: from the merged base to what the lesson makes of it, by `share`."""
+        if not teaching.finite(base):
+            return {}
         after = self._taught(state, "", base, lesson)
         share, names = np.float32(self.share), [spec.name for spec in members.whole(state.model.manifest)]
         return {name: after[name] * share + base[name] * (1 - share) for name in names}

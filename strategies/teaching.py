@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -19,11 +20,17 @@ from models.tensors import Tensors
 
 from .kind import LocalData
 
+log = logging.getLogger(__name__)
+
 Indices = NDArray[np.int64]
 Rows = Mapping[str, NDArray[np.float32]]
 
 BLOCK = 256
 """Samples whose feature maps are held at once."""
+
+
+class Diverged(Exception):
+    """Raised when training ends with what is no number."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ def teach(
 ) -> dict[str, NDArray[Any]]:
     """`weights`, which are the whole model's, after the lesson; `model` is left with what it was given.
 
-    Raises BundleError where the bundle has no such graph.
+    Raises BundleError where the bundle has no such graph, and Diverged.
     """
     model.load(weights)
     trainer = model.trainer(lesson.tunable, lesson.objective)
@@ -63,7 +70,20 @@ def teach(
             steps.step(params.vector, grads.vector)
             for name, value in held.items():
                 params.views[name][...] = value
+    if not (np.isfinite(params.vector).all() and np.isfinite(trainer.statistics.vector).all()):
+        raise Diverged(f"{lesson.objective} at {lesson.optimizer}")
     return {**weights, **params.tensors(), **trainer.statistics.tensors()}
+
+
+def taught_or_same(
+    model: DeviceModel, weights: Tensors, data: LocalData, lesson: Lesson, rng: np.random.Generator
+) -> Tensors:
+    """As `teach`; `weights` where that diverges."""
+    try:
+        return teach(model, weights, data, lesson, rng)
+    except Diverged as error:
+        log.warning("%s diverges: %s", model.manifest.name, error)
+        return weights
 
 
 def generator(seed: int, kind: str, order: int) -> np.random.Generator:
@@ -160,7 +180,7 @@ def need_places(teacher: Manifest, student: Manifest) -> None:
 
 
 def finite(weights: Tensors) -> bool:
-    """Whether training has not diverged."""
+    """Whether nothing is infinite or no number."""
     return all(bool(np.isfinite(value).all()) for value in weights.values() if value.dtype.kind == "f")
 
 

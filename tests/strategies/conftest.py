@@ -1,11 +1,16 @@
-"""Partitions of the digits, and a device's run on a clock that stands still."""
+"""Partitions of the digits, a device's run on a clock that stands still, a family of two networks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from strategies.kind import LocalData, Run
+from models.bundle import Bundle
+from models.manifest import InputSpec, Manifest
+from models.onnx_engine import OnnxModel
+from strategies.kind import LocalData, RoundModel, Run
 
 
 @pytest.fixture
@@ -31,3 +36,74 @@ def partitions(digits: LocalData) -> dict[str, list[LocalData]]:
         "by class": [part(data, np.isin(data.y, pair)) for pair in ((0, 1), (2, 3, 4), (5, 6, 7, 8, 9))],
         "single sample": [part(data, order[:1]), part(data, order[1:])],
     }
+
+
+class Tools:
+    """What an aggregator has, over bundles by member."""
+
+    def __init__(self, bundles: Mapping[str, Bundle], generic: LocalData | None) -> None:
+        self.generic, self._bundles = generic, bundles
+        self._opened: dict[str, OnnxModel] = {}
+
+    def model(self, member: str = "") -> OnnxModel:
+        if member not in self._opened:
+            self._opened[member] = OnnxModel(self._bundles[member])
+        return self._opened[member]
+
+    def manifest(self, member: str = "") -> Manifest:
+        return self._bundles[member].manifest
+
+
+@dataclass(frozen=True)
+class Family:
+    """A network of three levels for digits, and a smaller one, "small", whose maps have the same shapes."""
+
+    bundles: Mapping[str, Bundle]
+    data: LocalData
+
+    def tools(self, generic: LocalData | None = None) -> Tools:
+        return Tools(self.bundles, generic)
+
+    def round(self, generic: LocalData | None, number: int = 1, **changes: Any) -> RoundModel:
+        """A round that distributes what the bundles hold, unless `changes` say otherwise."""
+        main, small = self.bundles[""], self.bundles["small"]
+        model = RoundModel(main.manifest, main.weights(), number, 77 + number)
+        family = {"small": small.weights()}
+        return replace(model, **{"family": family, "tools": self.tools(generic), **changes})
+
+
+@pytest.fixture(scope="session")
+def family(digits: LocalData, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """Plain convolutions with tanh, whose graphs are made soonest."""
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+    from models.torch_export import ExportSpec, export
+
+    def level(inner: int, outer: int, blocks: int, stride: int) -> Any:
+        first = nn.Conv2d(inner, outer, 3, stride, padding=1)
+        more = (nn.Conv2d(outer, outer, 3, padding=1) for _ in range(blocks - 1))
+        return nn.Sequential(*(part for layer in (first, *more) for part in (layer, nn.Tanh())))
+
+    class Net(nn.Module):  # type: ignore[misc, name-defined]
+        levels = {"low": "low", "mid": "mid", "up": "up", "head": "head"}  # noqa: RUF012
+        level_outputs = {"low": "low", "mid": "mid", "up": "up"}  # noqa: RUF012
+
+        def __init__(self, blocks: int) -> None:
+            super().__init__()
+            self.low, self.mid = level(1, 6, blocks, 1), level(6, 8, 1, 2)
+            self.up, self.head = level(8, 10, blocks, 1), nn.Linear(10, 10)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.up(self.mid(self.low(x))).mean((2, 3)))
+
+    bundles = {}
+    for name, blocks in (("", 2), ("small", 1)):
+        torch.manual_seed(blocks)
+        above: dict[str, Any] = {} if name else {"mid": {}}
+        objectives = ("train", "attention", "prototype", "distil", *(() if name else ("above-low",)))
+        spec = ExportSpec(
+            name or "main", InputSpec((1, 8, 8)), tuple("0123456789"),
+            sets={"all": {}, **above}, objectives=objectives, features=("low", "mid", "up"),
+        )  # fmt: skip
+        bundles[name] = export(Net(blocks), spec, tmp_path_factory.mktemp(name or "main"))
+    return Family(bundles, digits)
