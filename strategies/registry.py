@@ -11,6 +11,7 @@ import msgspec
 
 from broker.messages import Kind, pack
 
+from .attention_transfer import AttentionTransfer
 from .class_means import ClassMeans
 from .entropy_subset import EntropySubset
 from .few_shot import FewShot
@@ -19,6 +20,7 @@ from .full_and_few_shot import FullAndFewShot
 from .kind import AnyStrategy, Settings
 from .local_zeroth_order import LocalZerothOrder
 from .peft import Peft
+from .prototypes import Prototypes
 from .representatives import Representatives
 from .slora import SparseStage
 from .width_slice import WidthSlice
@@ -36,6 +38,8 @@ KINDS: dict[str, type[AnyStrategy]] = {
         SparseStage,
         Peft,
         EntropySubset,
+        AttentionTransfer,
+        Prototypes,
         FewShot,
         LocalZerothOrder,
         ZerothOrder,

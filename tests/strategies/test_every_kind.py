@@ -14,7 +14,7 @@ SHORT = {
     "peft": {"tunable": "head", "epochs": 2},
     "local-zeroth-order": {"steps": 2},
 }
-ELSEWHERE = {"sparse", "representatives"}
+ELSEWHERE = {"sparse", "representatives", "attention-transfer", "prototypes"}
 """Kinds for which the shipped bundle has not what they need; their own tests make one that does."""
 HERE = [name for name in registry.KINDS if name not in ELSEWHERE]
 

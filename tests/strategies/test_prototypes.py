@@ -226,7 +226,7 @@ def test_what_is_missing_on_the_aggregator_is_said(family, generic):
     odd = msgspec.structs.replace(small, features={**small.features, "up": (10, 2, 2)})
     with pytest.raises(
         BundleError,
-        match=r"maps of level up must have one shape in a family: main gives \(10, 4, 4\), small \(10, 2, 2\)",
+        match=r"level up must have one shape in a family: main gives \(10, 4, 4\), small \(10, 2, 2\)",
     ):
         KAD.lacks({"": main, "small": odd})
     with pytest.raises(ValueError, match="prototypes needs samples that are nobody's own"):
