@@ -1,26 +1,36 @@
 """A world of digits for executors, jobs of every kind, and what makes two results the same."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 from models import tensors
+from models.bundle import Bundle
+from models.engines import EngineWish
+from models.tensors import Tensors
 from simulation.clients import Clients
-from simulation.executors.job import Failed, Job, World
+from simulation.executors.job import Failed, Job, World, base_key
 from simulation.executors.plain import Plain
 from strategies import registry
+from strategies.tensor_update import FEW_SHOT
 
 SHORT = {"full": {"epochs": 1}, "entropy-subset": {"epochs": 1}, "few-shot": {"epochs": 2}}
 DEVICES = 6
 
 
-@pytest.fixture(scope="session")
-def world(bundle) -> World:
+def six() -> Clients:
     """Six devices of 40 digits together, of one to twelve each."""
     from sklearn.datasets import load_digits
 
     raw = load_digits()
     parts = np.split(np.random.default_rng(3).permutation(len(raw.target))[:40], [1, 12, 19, 24, 33])
-    return World(bundle, Clients.of(raw.images[:, None], raw.target.astype(np.int64), parts))
+    return Clients.of(raw.images[:, None], raw.target.astype(np.int64), parts)
+
+
+@pytest.fixture(scope="session")
+def world(bundle) -> World:
+    return World(bundle, six())
 
 
 @pytest.fixture(scope="session")
@@ -59,11 +69,64 @@ def same(results):
         result
         if isinstance(result, Failed)
         else (
-            result.kind,
+            (result.kind, result.form),
             list(result.tensors),
             tensors.encode(result.tensors),
             result.num_examples,
             repr(result.train_loss),
+            None if result.memory is None else tensors.encode(result.memory),
         )
         for result in results
     ]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A world with a family; bases with what is beside them; jobs of kinds that need more than their base."""
+
+    world: World
+    bases: dict[str, Tensors]
+    jobs: list[Job]
+
+
+@pytest.fixture(scope="session")
+def kept(exported) -> Kept:
+    """Two rounds of each kind; in the second devices have kept something, and one base of two is another.
+
+    Device 0 has one sample: of its two classifiers one has no rows.
+    """
+    main, half = (Bundle.open(path) for path in (exported.tuned, exported.half))
+    first, small = main.weights(), half.weights()
+    head = {FEW_SHOT + name: first[name] + 1 for name in ("head.weight", "head.bias")}
+    trained = main.manifest.names("all")
+    again = first | {name: first[name] * np.float32(0.9) for name in trained if "head" not in name}
+    bases = {"1": first, "2": again, "1/half": small, "2/half": small, "2//aside": head}
+    learnt = {name: first[name] + np.float32(0.01) for name in trained}
+    settings = {"epochs": 1, "batch": 8}
+    kinds = [
+        registry.make("full", {**settings, "moon": 1.0}),
+        registry.make("full+few-shot", {**settings, "mu_head": 1.0, "head_anchor": "few-shot"}),
+        registry.make("width-slice", {**settings, "members": ("half",)}),
+        registry.make("few-shot", SHORT["few-shot"]),
+    ]
+    jobs = [
+        Job(
+            device,
+            f"pi-{device}",
+            kind,
+            seed=77 + number,
+            base=base_key(number, kind.member),
+            memory=learnt if number == 2 and kind is kinds[0] and device % 2 else {},
+            aside="2//aside" if number == 2 else "",
+        )
+        for number in (1, 2)
+        for kind in kinds
+        for device in range(3)
+    ]
+    return Kept(World(main, six(), EngineWish("onnxruntime"), {"half": half}), bases, jobs)
+
+
+@pytest.fixture(scope="session")
+def kept_plainly(kept):
+    """What the plain executor makes of the jobs of `kept`."""
+    return same(Plain(kept.world).run(kept.bases, kept.jobs))

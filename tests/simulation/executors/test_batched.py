@@ -121,6 +121,15 @@ def test_kinds_that_train_more_and_devices_without_samples_go_to_the_fallback_in
     assert [result.kind for result in found] == [job.strategy.name for job in mixed]
 
 
+def test_smaller_models_and_what_takes_more_than_the_base_go_to_the_fallback(kept):
+    watched = Watched(kept.world)
+    found = results(Batched(kept.world, watched), kept.bases, kept.jobs)
+    assert_alike(found, results(Plain(kept.world), kept.bases, kept.jobs))
+    assert [result.form for result in found] == [job.strategy.form for job in kept.jobs]
+    [asked] = watched.asked
+    assert len(asked) == sum(job.strategy.name != "few-shot" for job in kept.jobs)
+
+
 def test_features_are_computed_anew_for_another_extractor_and_not_for_another_head(
     world, bundle, monkeypatch
 ):

@@ -1,11 +1,14 @@
 """The plain executor: the device's own code, one device after another."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from models import tensors
 from models.onnx_engine import OnnxModel
-from simulation.executors.job import Failed, Job
+from simulation.errors import ExecutorError
+from simulation.executors.job import Failed, Job, run_of
 from simulation.executors.plain import Plain
 from strategies import registry
 from strategies.full import Full
@@ -25,6 +28,54 @@ def test_a_job_is_what_a_device_of_that_name_and_data_would_send(kind, world, ba
         alone = job.strategy.train(model, data, run)
         assert tensors.encode(sent) == tensors.encode(alone.tensors)
         assert (result.num_examples, repr(result.train_loss)) == (alone.num_examples, repr(alone.train_loss))
+
+
+def test_a_job_begins_with_what_its_device_kept_and_was_sent_and_ends_with_what_it_keeps(kept):
+    executor = Plain(kept.world)
+    for job in kept.jobs:
+        [made] = executor.run(kept.bases, [job])
+        model = OnnxModel(kept.world.of(job.strategy.member), kept.bases[job.base])
+        data = kept.world.clients.local(job.device, model.manifest.input)
+        aside = kept.bases[job.aside] if job.aside else {}
+        run = Run(job.seed, job.name, lambda: 0.0, 1.0, memory=job.memory, aside=aside)
+        alone = job.strategy.train(model, data, run)
+        assert made.form == job.strategy.form
+        assert tensors.encode(made.tensors) == tensors.encode(alone.tensors)
+        assert (made.memory is None) == (alone.memory is None)
+        if made.memory is not None:
+            assert tensors.encode(made.memory) == tensors.encode(alone.memory)
+
+
+def test_memory_and_what_is_beside_the_base_change_what_is_trained(kept):
+    """Of the second round: kinds that take neither are trained to the same bits without."""
+    executor = Plain(kept.world)
+    second = [job for job in kept.jobs if job.round == 2 and len(kept.world.clients.indices(job.device)) > 1]
+    without = [replace(job, memory={}, aside="") for job in second]
+    with_it, without_it = (same(executor.run(kept.bases, jobs)) for jobs in (second, without))
+    pairs = zip(second, with_it, without_it, strict=True)
+    changed = {job.strategy.name for job, one, other in pairs if one != other}
+    assert changed == {"full", "full+few-shot"}
+
+
+def test_a_result_s_memory_is_the_caller_s_own(kept):
+    first, second = (job for job in kept.jobs[:2])
+    executor = Plain(kept.world)
+    [made] = executor.run(kept.bases, [first])
+    before = tensors.encode(made.memory)
+    list(executor.run(kept.bases, [second]))
+    assert tensors.encode(made.memory) == before
+
+
+def test_noise_is_a_job_s_own_and_the_same_whenever_it_is_done():
+    jobs = [Job(0, name, Full(), seed, "1") for name in "ab" for seed in (1, 2)]
+    drawn = [run_of(job).noise().random() for job in jobs]
+    assert drawn == [run_of(job).noise().random() for job in jobs]
+    assert len({*drawn, *(run_of(job).rng().random() for job in jobs)}) == 8
+
+
+def test_a_member_that_is_not_there_is_named(world):
+    with pytest.raises(ExecutorError, match="no member 'wrn-22-1'; it has none"):
+        world.of("wrn-22-1")
 
 
 def test_order_and_company_of_jobs_change_nothing(world, bases, every_kind, plainly):

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -23,6 +24,7 @@ from simulation.executors.job import Failed, Job
 from simulation.executors.plain import Plain
 from simulation.executors.processes import Processes
 from strategies.full import Full
+from strategies.tensor_update import FEW_SHOT
 from strategies.zeroth_order import ZerothOrder
 
 from .conftest import jobs_of, same
@@ -82,6 +84,33 @@ def gone(pid: int) -> bool:
 def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases, every_kind, plainly):
     assert executor.name == "processes (2)"
     assert same(executor.run(bases, every_kind)) == plainly
+
+
+def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors_bit_for_bit(
+    kept, kept_plainly, monkeypatch
+):
+    monkeypatch.setattr("simulation.executors.processes_wave.RESULTS_BYTES", 1)  # slots are used again
+    executor = Processes(kept.world, 2)
+    try:
+        assert same(executor.run(kept.bases, kept.jobs)) == kept_plainly
+        results = executor.run(kept.bases, kept.jobs[::-1])
+        made = same([next(results)])
+        os.kill(executor.pids[0], signal.SIGKILL)
+        assert (made + same(results))[::-1] == kept_plainly
+    finally:
+        executor.close()
+
+
+def test_what_is_beside_the_base_may_change_its_shape(kept):
+    """Shared memory that another layout has left is written anew."""
+    executor = Processes(kept.world, 1)
+    job = next(job for job in kept.jobs if job.aside and job.strategy.name == "full+few-shot")
+    try:
+        for beside in (kept.bases[job.aside], {}, {f"{FEW_SHOT}head.bias": np.ones(10, np.float32)}):
+            bases = kept.bases | {job.aside: beside}
+            assert same(executor.run(bases, [job])) == same(Plain(kept.world).run(bases, [job]))
+    finally:
+        executor.close()
 
 
 def test_the_same_workers_give_the_same_again_in_another_order(executor, bases, every_kind, plainly):

@@ -40,6 +40,15 @@ def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases
 
 
 @with_ray
+def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors(kept, kept_plainly):
+    executor = RayExecutor(kept.world, workers=1)
+    try:
+        assert same(executor.run(kept.bases, kept.jobs)) == kept_plainly
+    finally:
+        executor.close()
+
+
+@with_ray
 def test_a_base_model_of_the_same_number_may_be_another_in_the_next_run(executor, world, bases):
     jobs = [replace(job, base="1") for job in jobs_of("class-means")]
     for weights in (bases["1"], bases["4"], bases["1"]):

@@ -1,4 +1,4 @@
-"""The fast simulator against the wire, for systems with families, memories, and what is sent beside the base."""
+"""The fast simulator against the wire, for systems with families, memories, and more than a base to send."""
 
 import msgspec
 import pytest
@@ -36,7 +36,7 @@ def test_they_agree_on_a_family_of_which_slow_devices_train_the_smaller(tmp_path
 
 @pytest.mark.parametrize("name", ["moon", "fedadam", "random"])
 def test_they_agree_on_what_is_kept_on_either_side(name, tmp_path, exported):
-    """On devices what they trained last, on the aggregator an optimiser's moments; and on fresh parameters."""
+    """On devices what they trained last, on the aggregator an optimiser's moments; and fresh parameters."""
     noted, served, finished = both(system(name, tmp_path, exported.tuned))
     assert check_equal(noted, served, finished) == {"full"}
     assert [line.participants for line in noted.lines] == [BOARDS] * 3
