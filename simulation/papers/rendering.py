@@ -80,8 +80,8 @@ def json(outcome: Outcome) -> str:
 def heading(outcome: Outcome) -> str:
     """Which table, and at which scale."""
     table = outcome.table
-    named = table.id.removeprefix("paper:").partition("-")[2]
-    of = f"{named} of {PAPERS[table.paper]}" if table.paper else table.id
+    number = table.id.partition("-t")[2]
+    of = f"Table {number} of {PAPERS[table.paper]}" if table.paper else table.id
     return f"{of}: {table.title} (scale {outcome.wanted.scale})"
 
 
