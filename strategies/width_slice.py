@@ -67,8 +67,15 @@ class WidthSlice(TensorUpdate):
 
         Raises TensorError for a member that is no part of the main model, KeyError for one without manifest.
         """
-        main = manifests[""]
-        return {member: Slices.of(main, manifests[member]).cut(base) for member in self.members if member}
+        return {member: slices.cut(base) for member, slices in self._slices(manifests).items()}
+
+    def lacks(self, manifests: Mapping[str, Manifest]) -> None:
+        """Nothing, where all members are parts of the main model; raises as `derive`."""
+        self._slices(manifests)
+
+    def _slices(self, manifests: Mapping[str, Manifest]) -> dict[str, Slices]:
+        members = filter(None, self.members)
+        return {member: Slices.of(manifests[""], manifests[member]) for member in members}
 
     def start(self, model: RoundModel) -> SliceMean:  # type: ignore[override]
         return SliceMean(TensorMean(), model.weights)

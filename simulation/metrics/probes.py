@@ -84,7 +84,8 @@ class Probes:
     """A watch over local models: those whose update changes more than the head are compared.
 
     A local model is the base that the device had, with the tensors that it sent; `over` tells of the bases.
-    Kinds that send no weights (scalars, class statistics) have none.
+    Kinds that send no weights (scalars, class statistics) have none; smaller models of a family are passed
+    over.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Probes:
     def trained(self, job: Job, made: Contribution) -> None:
         """Reads the update while it is valid."""
         base = self._bases.get(job.base)
-        if self._round not in self._rounds or base is None:
+        if self._round not in self._rounds or base is None or job.strategy.member:
             return
         own = {name: tensor for name, tensor in made.tensors.items() if name in base}
         moved = own.keys() - self._head

@@ -13,7 +13,7 @@ from models.softmax import accuracy_and_loss
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from strategies import registry
 from strategies.full import Full
-from strategies.kind import Contribution, Derives, RoundModel
+from strategies.kind import Contribution, Derives, NeedsModels, RoundModel
 from strategies.merge import merge
 from strategies.width_slice import WidthSlice
 from strategies.workload import workload
@@ -95,8 +95,12 @@ def test_the_base_of_a_member_is_the_leading_part_of_the_main_base(manifests, di
 
 def test_a_member_that_is_no_part_of_the_main_model_is_refused(manifests, distributed):
     swapped = {"": manifests["half"], "half": manifests[""]}
-    with pytest.raises(TensorError, match="digits-wrn-10-1 is no narrower half"):
-        WidthSlice(members=("half",)).derive(distributed.weights, swapped)
+    strategy = WidthSlice(members=("half",))
+    for refuse in (lambda: strategy.derive(distributed.weights, swapped), lambda: strategy.lacks(swapped)):
+        with pytest.raises(TensorError, match="digits-wrn-10-1 is no narrower half"):
+            refuse()
+    strategy.lacks(manifests)
+    assert isinstance(strategy, NeedsModels)
 
 
 def test_a_member_that_was_trained_changes_its_part_and_nothing_else(

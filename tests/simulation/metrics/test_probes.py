@@ -7,6 +7,7 @@ from simulation.executors.job import Job
 from simulation.metrics.probes import Probes, ProbeSet, Rounds, spread_rounds
 from strategies.full import Full
 from strategies.kind import Contribution
+from strategies.width_slice import WidthSlice
 
 RNG = np.random.default_rng(0)
 PROBE = ProbeSet(RNG.normal(size=(12, 1, 8, 8)).astype(np.float32), np.arange(12) % 10)
@@ -86,6 +87,14 @@ def test_the_heat_map_is_of_the_base_with_what_was_sent(probes, model, bundle, t
 def test_what_holds_no_weights_has_no_model(probes, told, round_line):
     scalars = {"zeroth-order.scalars": np.zeros(2, np.float32)}
     probes.trained(job("a"), Contribution("zeroth-order", scalars, 9, 1.0))
+    probes.closed(round_line(round=1))
+    assert told == []
+
+
+def test_a_smaller_model_of_the_family_is_passed_over(probes, bundle, told, round_line):
+    half = {name: value[: len(value) // 2] for name, value in bundle.weights().items()}
+    member = Job(0, "a", WidthSlice(members=("half",)), 0, base="1")
+    probes.trained(member, Contribution("width-slice", half, 9, 1.0, "half"))
     probes.closed(round_line(round=1))
     assert told == []
 
