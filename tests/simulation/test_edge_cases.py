@@ -32,7 +32,8 @@ class Case:
 
     kinds: tuple[str, ...]
     parts: tuple[tuple[int, ...], ...]
-    settings: tuple[tuple[str, int], ...] = ()
+    settings: tuple[tuple[str, float], ...] = ()
+    private: bool = False
     deadline_s: float = ENDLESS_S
     rounds: int = 2
     like: str = ""
@@ -98,15 +99,16 @@ def play(digits, exported, tmp_path_factory):
         like = case.like or case.kinds[0]
         bundle = getattr(exported, BUNDLES.get(like, "tuned"))
         family = [getattr(exported, FAMILIES[like])] if like in FAMILIES else []
+        over = dict(case.settings) | ({"dp": {"rounds": case.rounds}} if case.private else {})
         task = {
             "bundle": bundle,
             "rounds": case.rounds,
             "round_deadline_s": case.deadline_s,
-            "kinds": [{"name": kind, "settings": settings(kind, dict(case.settings))} for kind in case.kinds],
+            "kinds": [{"name": kind, "settings": settings(kind, over)} for kind in case.kinds],
             "family": family,
             "generic": exported.generic,
         }
-        over = {
+        table = {
             "fleet": FLEET,
             "devices": len(case.parts),
             "slow": SLOW,
@@ -114,7 +116,7 @@ def play(digits, exported, tmp_path_factory):
             "task": task,
         }
         notes = Notes()
-        served = simulate(prepare(scenario.load("uniform", over), seed=1), watch=notes)
+        served = simulate(prepare(scenario.load("uniform", table), seed=1), watch=notes)
         return Ran(served, Bundle.open(bundles.find(bundle)), notes.asks, notes.lines)
 
     return played
@@ -190,6 +192,18 @@ def test_batches_of_one_sample_are_trained_on(kind, play):
     ran = play(Case((kind,), thirds(30), ones, rounds=1))
     assert_sound(ran)
     assert_counted(ran.asks)
+    assert moved(ran)
+
+
+@pytest.mark.parametrize("kind", ["full", "peft"])
+def test_private_steps_of_one_sample_or_of_none_are_taken(kind, play):
+    """A step draws each of 29 samples with a chance of 1/29: no sample at all is as likely as one."""
+    pytest.importorskip("dp_accounting")
+    ones = (("batch", 1), ("lr", 0.005))
+    ran = play(Case((kind,), ((0,), tuple(range(1, 30))), ones, private=True))
+    assert_sound(ran)
+    assert_counted(ran.asks)
+    assert len(ran.asks) == 4
     assert moved(ran)
 
 
