@@ -62,7 +62,7 @@ def check_message(message: Contribution, offered: Offered) -> None:
     if not 1 <= message.num_examples <= task.max_num_examples:
         raise UpdateRefused(f"num_examples is {message.num_examples}, expected 1 to {task.max_num_examples}")
     metrics = message.metrics
-    if min(metrics.train_time_ms, metrics.energy_mj, metrics.peak_memory_kib) < 0:
+    if min(metrics.train_time_ms, metrics.energy_mj, metrics.peak_memory_kib, metrics.epsilon_milli) < 0:
         raise UpdateRefused(f"its metrics are negative: {metrics}")
     _check_size(message, _expected(message, offered))
 

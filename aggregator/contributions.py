@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import nan
 
 import msgspec
 
@@ -146,4 +147,5 @@ def record_of(stored: Stored, moved: Bytes) -> ContributionRecord:
         bytes_up=moved.up,
         bytes_down=moved.down,
         why=stored.why,
+        epsilon=metrics.epsilon_milli / 1000 if metrics.epsilon_milli else nan,
     )

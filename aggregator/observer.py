@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import Protocol
 
 from broker.messages import Status
@@ -15,7 +16,8 @@ class ContributionRecord:
     """One counted contribution; a line of contributions.jsonl. Energy is the device's own figure.
 
     `round` is the round it counted in. `bytes_up` and `bytes_down` are those of the device in that round,
-    whole MQTT packets; they stand at the first of several contributions, the others have 0.
+    whole MQTT packets; they stand at the first of several contributions, the others have 0. `epsilon` is what
+    the device has spent of its samples' privacy, nan for an update that is not private.
     """
 
     round: int
@@ -29,6 +31,7 @@ class ContributionRecord:
     bytes_up: int
     bytes_down: int
     why: str
+    epsilon: float = nan
 
 
 @dataclass(frozen=True)

@@ -154,12 +154,16 @@ class Plan(Message, frozen=True, array_like=True, kw_only=True):
 
 
 class Metrics(msgspec.Struct, frozen=True, array_like=True):
-    """What one update cost and gave; whole numbers, because they are short on the wire."""
+    """What one update cost and gave; whole numbers, because they are short on the wire.
+
+    `epsilon_milli` is what the device has spent of its samples' privacy so far; 0 for an update not private.
+    """
 
     train_loss: float
     train_time_ms: int
     energy_mj: int
     peak_memory_kib: int
+    epsilon_milli: int = 0
 
 
 class Contribution(Message, frozen=True, array_like=True, kw_only=True):

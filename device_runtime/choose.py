@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from profiles import Cost, DeviceProfile, Verdict, Workload, classify
@@ -22,6 +22,7 @@ USUAL = Full()
 
 
 Loads = Mapping[str, Workload]
+Barred = Callable[[AnyStrategy], str]
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,21 @@ class Plan:
         return tuple(passed)
 
 
-def choose(profile: DeviceProfile, kinds: Sequence[AnyStrategy], loads: Loads, remaining_s: float) -> Plan:
+def choose(
+    profile: DeviceProfile,
+    kinds: Sequence[AnyStrategy],
+    loads: Loads,
+    remaining_s: float,
+    barred: Barred = lambda _: "",
+) -> Plan:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
 
     Of a kind with several forms, the richest that fits. `loads` has what the task takes with each model that
-    can be had here, by member; the main one's is judged for the straggler, where it is among them.
+    can be had here, by member; the main one's is judged for the straggler, where it is among them. `barred`
+    says why a form must not be trained here at all; empty when it may be.
     """
     usable_s = MARGIN * remaining_s
-    candidates = tuple(_candidates(profile, kinds, loads, usable_s))
+    candidates = tuple(_candidates(profile, kinds, loads, usable_s, barred))
     chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
     return Plan(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
 
@@ -96,7 +104,7 @@ def _verdict(
 
 
 def _candidates(
-    profile: DeviceProfile, kinds: Iterable[AnyStrategy], loads: Loads, usable_s: float
+    profile: DeviceProfile, kinds: Iterable[AnyStrategy], loads: Loads, usable_s: float, barred: Barred
 ) -> Iterable[Candidate]:
     for kind in kinds:
         for form in kind.variants():
@@ -104,7 +112,7 @@ def _candidates(
             if workload is None:
                 yield Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
                 continue
-            if unfit := form.unfit(workload):
+            if unfit := form.unfit(workload) or barred(form):
                 yield Candidate(form, None, (unfit,))
                 continue
             try:

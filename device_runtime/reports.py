@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil, isnan
+
 from broker.messages import Contribution, Hello, Metrics, Offer, Plan
 
 from .work import Decision, Outcome
@@ -48,6 +50,7 @@ def contribution_message(offer: Offer, outcome: Outcome, body: bytes) -> Contrib
             train_time_ms=round(1e3 * outcome.train_time_s),
             energy_mj=round(1e3 * outcome.energy_j),
             peak_memory_kib=outcome.peak_memory_bytes // 1024,
+            epsilon_milli=0 if isnan(outcome.epsilon) else ceil(1000 * outcome.epsilon),
         ),
         body=body,
         form=made.form,

@@ -15,6 +15,7 @@ from models.engines import EngineWish, engine_choice, open_model
 from models.tensors import Tensors
 from profiles import DeviceProfile, Speed
 from strategies import registry
+from strategies.accountant import Limit
 from strategies.kind import Contribution
 from strategies.workload import workload
 
@@ -23,6 +24,7 @@ from .choose import MAIN, choose
 from .link_speed import LinkSpeed
 from .measuring import SpeedCache, cache_key, measure, profile
 from .memories import Memories
+from .privacy_budget import Guard
 from .watching import Pretence, own_memory, rest, watcher
 from .work import Assignment, Equipment, Listener, Outcome, corrected, perform
 
@@ -31,7 +33,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Settings:
-    """How a device takes part. `memory_bytes` limits the process; None leaves what the machine has free."""
+    """How a device takes part. `memory_bytes` limits the process; None leaves what the machine has free.
+
+    `owner` limits what may be spent of the samples' privacy: None sets no limit but those of tasks.
+    """
 
     name: str
     data: Path
@@ -39,6 +44,7 @@ class Settings:
     pretence: Pretence | None = None
     memory_bytes: int | None = None
     engine: EngineWish = field(default_factory=EngineWish)
+    owner: Limit | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,10 @@ class DeviceTask:
         self.profile = self._as_it_is_now()
         counts = data.class_counts(len(bundle.manifest.labels))
         loads = {member: workload(one.manifest, counts) for member, one in bundles.items()}
-        self._equipment = Equipment(settings.name, {MAIN: self.model}, data, loads, self.watcher, clock)
+        guard = Guard.of(settings.folder, settings.data, settings.owner)
+        self._equipment = Equipment(
+            settings.name, {MAIN: self.model}, data, loads, self.watcher, clock, guard
+        )
         log.info(
             "%d samples of %d classes; %.2f ms a forward pass (%s)",
             len(data),
@@ -117,7 +126,8 @@ class DeviceTask:
         if len(self._bundles) == 1 or not offer.kinds:
             return MAIN
         kinds = registry.known(offer.kinds)
-        plan = choose(self._profile_now(), kinds, self._equipment.loads, remaining_s)
+        equipment = self._equipment
+        plan = choose(self._profile_now(), kinds, equipment.loads, remaining_s, equipment.barred)
         return MAIN if plan.chosen is None else plan.chosen.strategy.member
 
     def keep(self, run: str, made: Contribution) -> None:

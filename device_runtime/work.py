@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import nan
 from typing import Protocol
 
 from models.engine import DeviceModel
 from models.errors import ModelError
 from models.tensors import Tensors, check
 from profiles import DeviceProfile
+from strategies.accountant import PrivacyError
 from strategies.kind import NOTHING, AnyStrategy, Contribution, LocalData, OutOfTime, Run
 
 from .choose import MARGIN, Candidate, Loads, Plan, choose
 from .errors import OutOfMemory
+from .privacy_budget import Guard
 from .watching import Watcher
 
 log = logging.getLogger(__name__)
@@ -70,10 +73,17 @@ class Worker(Protocol):
     def begin(self) -> None:
         """A new piece of work."""
 
+    def barred(self, strategy: AnyStrategy) -> str:
+        """Why this form must not be trained here; empty when it may be."""
+
+    def spent(self, strategy: AnyStrategy) -> float:
+        """Epsilon of all that was spent on the samples here, at this form's delta; nan if not private."""
+
     def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
         """The form that it was in the end (see `Strategy.stopped`), and what came of it.
 
-        Raises OutOfTime, OutOfMemory; EngineError, BundleError; TensorError for one that diverged.
+        Raises OutOfTime, OutOfMemory, PrivacyError; EngineError, BundleError; TensorError for one that
+        diverged.
         """
 
 
@@ -81,7 +91,8 @@ class Worker(Protocol):
 class Equipment:
     """What the device has to work with; see `Worker`. `models` by member, the main one by "".
 
-    `memory` gives what a kind kept here, `aside` is what came beside the base.
+    `memory` gives what a kind kept here, `aside` is what came beside the base; `guard` spends the samples'
+    privacy before they are trained on.
     """
 
     name: str
@@ -90,6 +101,7 @@ class Equipment:
     loads: Loads
     watcher: Watcher
     clock: Callable[[], float]
+    guard: Guard
     progress: Callable[[float], None] = lambda _: None
     memory: Callable[[str], Tensors] = lambda _: NOTHING
     aside: Tensors = field(default_factory=lambda: NOTHING)
@@ -101,10 +113,17 @@ class Equipment:
     def begin(self) -> None:
         self.watcher.start()
 
+    def barred(self, strategy: AnyStrategy) -> str:
+        return self.guard.unfit(strategy, len(self.data))
+
+    def spent(self, strategy: AnyStrategy) -> float:
+        return self.guard.spent(strategy)
+
     def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
         strategy = chosen.strategy
         model, memory = self.models[strategy.member], self.memory(strategy.name)
         run = Run(seed, self.name, self.clock, deadline, self.progress, memory, self.aside)
+        self.guard.before(strategy, len(self.data))
         trained = strategy.train(model, self.data, run)
         check(trained.tensors, strategy.expected(model.manifest))
         form = trained.form or strategy.form
@@ -133,7 +152,8 @@ class Outcome:
     """What came of it. `contribution` is None when the device sat out; `plan` is the one that was kept.
 
     `train_time_s` covers scoring and training, and what was given up on the way; `energy_j` is modelled from
-    it and the profile's load power. `timings` are of each attempt that said how long it takes.
+    it and the profile's load power. `timings` are of each attempt that said how long it takes. `epsilon` is
+    what was spent of the samples' privacy so far, where the update is private.
     """
 
     plan: Plan
@@ -143,6 +163,7 @@ class Outcome:
     peak_memory_bytes: int = 0
     gave_up: tuple[str, ...] = ()
     timings: tuple[Timing, ...] = ()
+    epsilon: float = nan
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -160,7 +181,7 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
     while True:
         attempt = worker.clock()
         left_s = assignment.deadline - attempt
-        plan = choose(profile, kinds, worker.loads, left_s)
+        plan = choose(profile, kinds, worker.loads, left_s, worker.barred)
         chosen = plan.chosen
         assignment.decided(Decision(plan, gave_up, _room_bytes(chosen, profile, left_s)))
         contribution = None
@@ -172,7 +193,7 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
                     plan = plan.ended_as(done, done.cost(worker.loads[done.member], profile))
                     chosen = plan.chosen or chosen
                 timings += _timing(chosen, worker.clock() - attempt)
-            except (OutOfTime, OutOfMemory, ModelError) as error:
+            except (OutOfTime, OutOfMemory, PrivacyError, ModelError) as error:
                 gave_up = (*gave_up, f"{chosen.label} given up: {error}")
                 log.warning(gave_up[-1])
                 timings += _timing(chosen, error.whole_s) if isinstance(error, OutOfTime) else ()
@@ -180,7 +201,8 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
                 continue
         seconds = worker.clock() - began
         energy_j = seconds * profile.power.load_w
-        return Outcome(plan, contribution, seconds, energy_j, worker.peak_bytes, gave_up, timings)
+        epsilon = nan if chosen is None else worker.spent(chosen.strategy)
+        return Outcome(plan, contribution, seconds, energy_j, worker.peak_bytes, gave_up, timings, epsilon)
 
 
 def _room_bytes(chosen: Candidate | None, profile: DeviceProfile, left_s: float) -> float:

@@ -13,11 +13,12 @@ from device_runtime.work import corrected
 from models.manifest import Manifest
 from profiles import DeviceProfile
 from profiles.fleets import BatterySpec, Chances, Fleet
+from strategies.privacy import Ledger
 from strategies.workload import workload
 
 from .bases import NOTHING_HELD, Held
 from .clients import Clients
-from .timeline import Asked, Luck, Timeline, timeline
+from .timeline import UNSPENT, Asked, Luck, Timeline, timeline
 
 NOTHING_LEARNT: Mapping[str, float] = {}
 
@@ -26,13 +27,15 @@ NOTHING_LEARNT: Mapping[str, float] = {}
 class Known:
     """Of one device that was asked before: its corrections, and what it holds beside its bundles.
 
-    `charge_j` is in its battery at `charged_s`, less what it spends on the work that it was then given.
+    `charge_j` is in its battery at `charged_s`, less what it spends on the work that it was then given;
+    `ledger` is what was spent of its samples' privacy.
     """
 
     corrections: Mapping[str, float] = field(default_factory=lambda: NOTHING_LEARNT)
     charge_j: float = 0.0
     charged_s: float = 0.0
     held: Held = NOTHING_HELD
+    ledger: Ledger = UNSPENT
 
 
 class Devices:
@@ -104,7 +107,8 @@ class Devices:
         if battery is not None:
             known.charge_j, known.charged_s = self._charge(device, battery, asked.now), asked.now
             asked = replace(asked, charge_j=known.charge_j, charge_w=battery.charge_w)
-        line = timeline(profile, self.loads(device), asked)
+        line = timeline(profile, self.loads(device), replace(asked, ledger=known.ledger))
+        known.ledger = line.ledger
         self._free_s[device] = line.back_s
         if battery is not None:
             known.charge_j -= line.energy_j

@@ -76,6 +76,7 @@ class Ledger:
             forward_passes=line.flops / self._forward_flops,
             train_loss=nan if made is None else made.train_loss,
             why=why or "; ".join(outcome.reasons),
+            epsilon=outcome.epsilon,
         )
         self._ended.append(ask)
         self._watch.asked(ask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import Literal
 
 Lost = Literal["crashed", "dropped out", "sat out"]
@@ -19,7 +20,8 @@ class Ask:
     one that sat out; `form` names the variant ("entropy-subset 25%"). `group` is its group in the fleet.
     `compute_s` covers what was given up on the way. Bytes and energy are what was spent, whatever became of
     it (of one that is unheard: what all of its work takes). `forward_passes` counts compute in F, one forward
-    pass of one sample (thesis 000, A.1).
+    pass of one sample (thesis 000, A.1). `epsilon` is what was spent of the device's samples' privacy, nan
+    for an update that is not private.
     """
 
     round: int
@@ -43,6 +45,7 @@ class Ask:
     forward_passes: float
     train_loss: float
     why: str
+    epsilon: float = nan
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from math import inf, isnan, nan
 from device_runtime.choose import MAIN, Candidate, Loads, choose
 from device_runtime.work import Assignment, Outcome, perform
 from profiles import DeviceProfile, Power
+from strategies.accountant import PrivacyError
 from strategies.kind import AnyStrategy, Contribution, OutOfTime, Run
+from strategies.privacy import Ledger, round_of, settings_of
 
 from .course import Busy, Course
 from .records import Lost
@@ -34,6 +36,7 @@ class Luck:
     away_s: float = 0.0
 
 
+UNSPENT = Ledger()
 LUCK = Luck()
 """As predicted, and nothing happens."""
 
@@ -46,6 +49,7 @@ class Asked:
     `until` and `back` tell of its availability from a moment on: when it ends, and when the next begins.
     `charge_j` is what its battery holds (inf: it is on mains), `charge_w` what it gains while it works.
     `lobby_bytes` were fetched while it waited to be asked: they cost energy, and no time of the round.
+    `ledger` is what was spent of its samples' privacy.
     """
 
     now: float
@@ -59,6 +63,7 @@ class Asked:
     charge_j: float = inf
     charge_w: float = 0.0
     lobby_bytes: int = 0
+    ledger: Ledger = UNSPENT
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ class Timeline:
     member: str
     fetched: bool
     straggler: bool
+    ledger: Ledger = UNSPENT
 
 
 class VirtualWorker:
@@ -93,7 +99,11 @@ class VirtualWorker:
     what it has learnt.
     """
 
-    def __init__(self, believed: DeviceProfile, loads: Loads, now: float, slowdown: float) -> None:
+    def __init__(
+        self, believed: DeviceProfile, loads: Loads, now: float, slowdown: float, ledger: Ledger = UNSPENT
+    ) -> None:
+        """`ledger`: what was spent of its samples' privacy; it goes on with what its training spends."""
+        self.ledger = ledger
         self.loads = loads
         self.peak_bytes = 0
         self.now = now
@@ -110,12 +120,25 @@ class VirtualWorker:
     def begin(self) -> None:
         self.peak_bytes = self._believed.memory.resident_bytes
 
+    def barred(self, strategy: AnyStrategy) -> str:
+        return barred(self.ledger, strategy, self._samples)
+
+    def spent(self, strategy: AnyStrategy) -> float:
+        dp = settings_of(strategy)
+        return nan if dp is None else self.ledger.epsilon(dp.delta)
+
+    @property
+    def _samples(self) -> int:
+        return next(iter(self.loads.values())).samples
+
     def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
         """The form that there was time for; of what came of it, all but the tensors.
 
         Raises OutOfTime when a device would find out that the deadline will be missed.
         """
         strategy, load = chosen.strategy, self.loads[chosen.strategy.member]
+        if event := round_of(strategy, load.samples):
+            self.ledger = self.ledger.after(event)
         cost = chosen.cost or strategy.cost(load, self._believed)
         self.peak_bytes = max(self.peak_bytes, cost.peak_memory_bytes)
         predicted_s = cost.compute_s / self._believed.corrections.get(chosen.kind, 1.0)
@@ -159,6 +182,18 @@ class VirtualWorker:
         return (strategy, 1.0) if least is None else (least, (self.now - began) / seconds)
 
 
+def barred(ledger: Ledger, strategy: AnyStrategy, samples: int) -> str:
+    """Why a device with this past must not train this form; empty when it may."""
+    dp, event = settings_of(strategy), round_of(strategy, samples)
+    if dp is None or event is None:
+        return ""
+    try:
+        ledger.check(event, dp.limit)
+    except PrivacyError as error:
+        return str(error)
+    return ""
+
+
 def _least(strategy: AnyStrategy, done: float) -> float:
     """The least share of the work, to a hundredth, after which something of it can be sent."""
     if strategy.stopped(0.99) is None:
@@ -175,12 +210,21 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: Asked) -> Timeline:
     when it is again.
     """
     luck, power = asked.luck, profile.power
-    plan = choose(profile, asked.kinds, loads, asked.closes_s - asked.now) if len(loads) > 1 else None
+    plan = None
+    if len(loads) > 1:
+        samples = loads[MAIN].samples
+        plan = choose(
+            profile,
+            asked.kinds,
+            loads,
+            asked.closes_s - asked.now,
+            lambda form: barred(asked.ledger, form, samples),
+        )
     member = plan.chosen.strategy.member if plan and plan.chosen else MAIN
     down_bytes, load = asked.down_bytes(member), loads[member]
     here = {member: replace(load, download_bytes=0) if load.download_bytes else load}
     download_s = asked.latency_s + down_bytes / (profile.bandwidth.down * luck.downlink)
-    worker = VirtualWorker(profile, here, asked.now + download_s, luck.slowdown)
+    worker = VirtualWorker(profile, here, asked.now + download_s, luck.slowdown, asked.ledger)
     outcome = perform(worker, profile, Assignment(asked.kinds, 0, asked.closes_s))
     chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
     if chosen is not None and chosen.cost is not None:
@@ -214,6 +258,7 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: Asked) -> Timeline:
         member=member,
         fetched=came_down == down_bytes,
         straggler=(plan or outcome.plan).straggler.straggler,
+        ledger=worker.ledger,
     )
 
 

@@ -18,9 +18,11 @@ from broker.topics import check_device
 from broker.url import TLS, BrokerUrl
 from device_runtime import data as local_data
 from device_runtime.agent import Agent
+from device_runtime.errors import DataError
 from device_runtime.task import Settings
+from strategies.accountant import Limit
 
-from .options import add_engine, add_pretence, engine_wish, memory_bytes, pretence
+from .options import add_engine, add_pretence, engine_wish, memory_bytes, positive, pretence
 
 HELP = "Join a task as a device: measure, choose, train, send."
 EXAMPLE = "device-runtime join mqtt://127.0.0.1:1883 --data samples/ --name kitchen-pi"
@@ -41,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ca", type=Path, help="certificate authority of the broker (PEM)")
     parser.add_argument("--cert", type=Path, help="this device's certificate (PEM)")
     parser.add_argument("--key", type=Path, help="this device's private key (PEM)")
+    parser.add_argument(
+        "--privacy-epsilon", type=positive, metavar="E", help="send nothing that could spend more privacy"
+    )
+    parser.add_argument(
+        "--privacy-delta", type=positive, default=1e-3, metavar="D", help="at which (default: 0.001)"
+    )
     parser.add_argument("--insecure", action="store_true", help="allow mqtt:// without TLS over a network")
     add_engine(parser)
     add_pretence(parser)
@@ -77,5 +85,21 @@ def _settings(options: argparse.Namespace, url: BrokerUrl) -> Settings:
     folder = options.state or Path(platformdirs.user_state_dir("device-runtime")) / name
     folder.mkdir(parents=True, exist_ok=True)
     return Settings(
-        name, options.data, folder, pretence(options), memory_bytes(options), engine_wish(options)
+        name,
+        options.data,
+        folder,
+        pretence(options),
+        memory_bytes(options),
+        engine_wish(options),
+        _owner(options),
     )
+
+
+def _owner(options: argparse.Namespace) -> Limit | None:
+    """What may be spent of the samples' privacy, in all tasks together. Raises DataError."""
+    if options.privacy_epsilon is None:
+        return None
+    try:
+        return Limit(options.privacy_epsilon, options.privacy_delta)
+    except ValueError as error:
+        raise DataError(f"--privacy-epsilon, --privacy-delta: {error}") from None

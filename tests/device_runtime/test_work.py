@@ -1,16 +1,25 @@
+from math import isnan
+
+import numpy as np
 import pytest
 
 from device_runtime.choose import MAIN
 from device_runtime.errors import OutOfMemory
+from device_runtime.privacy_budget import Budget, Guard
 from device_runtime.watching import Pretence, Time, Watcher
 from device_runtime.work import Assignment, Equipment, cheaper, corrected, perform
 from models.errors import EngineError
 from models.onnx_engine import OnnxModel
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from strategies import registry
+from strategies.accountant import Limit
 from strategies.class_means import ClassMeans
 from strategies.full import Full
+from strategies.kind import LocalData
 from strategies.workload import workload
+
+UNLIMITED = Guard(Budget)
+"""Of a device whose owner says nothing; its budget is never looked at unless a kind is private."""
 
 
 @pytest.fixture
@@ -18,7 +27,7 @@ def every_kind():
     return tuple(registry.make(name) for name in registry.USUAL)
 
 
-def equip(bundle, digits, clock, pretence=None):
+def equip(bundle, digits, clock, pretence=None, guard=UNLIMITED):
     watcher = Watcher(10**12, pretence, time=Time(clock, clock.sleep))
     return Equipment(
         "dev",
@@ -27,6 +36,7 @@ def equip(bundle, digits, clock, pretence=None):
         {MAIN: workload(bundle.manifest, digits.class_counts(10))},
         watcher,
         clock,
+        guard,
     )
 
 
@@ -158,3 +168,34 @@ def test_what_is_tried_is_told_before_it_is_with_the_room_that_it_leaves_on_the_
     assert decision.reasons == outcome.reasons
     bytes_up = outcome.plan.chosen.cost.bytes_up
     assert decision.room_bytes == pytest.approx(0.9 * 60.0 * profile.bandwidth.up - bytes_up)
+
+
+def test_private_training_is_refused_as_soon_as_it_would_exceed_the_budget(bundle, digits, clock, tmp_path):
+    """Planned for two rounds: the third is not begun, and the device sends what needs none of the budget."""
+    (data := tmp_path / "data.npz").write_bytes(b"")
+    np.savez(data, x=digits.x[:40], y=digits.y[:40])
+    few = LocalData(digits.x[:40], digits.y[:40])
+    settings = {"tunable": "head", "epochs": 1, "batch": 8, "dp": {"rounds": 2}}
+    kinds = (registry.make("peft", settings), registry.make("class-means"))
+    sent, spent = [], []
+    for _ in range(3):
+        equipment = equip(bundle, few, clock, guard=Guard.of(tmp_path, data))
+        outcome = perform(equipment, believed(57e9), Assignment(kinds, 1, deadline=clock.now + 60))
+        sent.append(outcome.contribution.kind)
+        spent.append(outcome.epsilon)
+    assert sent == ["peft", "peft", "class-means"]
+    assert 0 < spent[0] < spent[1] <= 5 and isnan(spent[2])
+    assert "epsilon would be" in outcome.reasons[0]
+
+
+def test_an_owner_s_limit_bars_all_that_is_not_private(bundle, digits, clock, tmp_path):
+    guard = Guard.of(tmp_path, tmp_path, owner=Limit(1.0, 1e-3))
+    kinds = (registry.make("full"), registry.make("peft", {"tunable": "head", "dp": {"epsilon": 5.0}}))
+    outcome = perform(
+        equip(bundle, digits, clock, guard=guard), believed(57e9), Assignment(kinds, 1, deadline=60.0)
+    )
+    assert outcome.contribution is None
+    assert outcome.reasons == (
+        "full is not private, and the owner asks for epsilon 1 at delta 0.001",
+        "peft head asks for epsilon 5 at delta 0.001, the owner allows epsilon 1 at delta 0.001",
+    )

@@ -8,6 +8,7 @@ import pytest
 from profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Power, Speed, Workload
 from simulation.timeline import Asked, Luck, timeline
 from strategies.full import Full
+from strategies.privacy import DpSgd
 
 FULL = Full(epochs=2, batch=32)
 DEVICE = DeviceProfile(
@@ -214,3 +215,14 @@ def test_what_was_fetched_in_the_lobby_costs_bytes_and_energy_and_no_time_of_the
     assert line.ends_s == run(asked()).ends_s
     assert line.bytes_down == 60_000
     assert line.energy_j == pytest.approx(6.0 * 5 + 3.4 * 1)
+
+
+def test_a_device_that_has_spent_the_privacy_of_its_samples_sits_out():
+    """Planned for one round: the second is refused, with what it would have come to."""
+    private = Full(epochs=2, batch=32, dp=DpSgd(rounds=1))
+    first = run(replace(asked(), kinds=(private,)))
+    assert (first.lost, first.ledger.rounds) == (None, 1)
+    assert 4.9 < first.outcome.epsilon <= 5.0
+    second = run(replace(asked(), kinds=(private,), ledger=first.ledger))
+    assert second.lost == "sat out"
+    assert "epsilon would be" in second.outcome.reasons[0]
