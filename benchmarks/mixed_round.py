@@ -8,10 +8,15 @@ every round; the other three send nothing, or all of them one kind of cheap upda
 accuracy of the served model in the last round and its mean over all rounds (which rewards learning sooner).
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 from statistics import mean, stdev
+
+sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
 
 import numpy as np
 from tabulate import tabulate

@@ -10,8 +10,8 @@ of the head is the mean of its class at length 1, the bias is 0. With --clients 
 Dirichlet(0.1) and a simulated fleet sends class means; what it serves is evaluated. Real data is read from
 ../shared/data.
 """
-# ruff: noqa: E402
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
