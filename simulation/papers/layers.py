@@ -20,13 +20,6 @@ class Deadline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: str = "fast"
 
 
-class Generic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Samples that the aggregator has; `classes`: () is all."""
-
-    samples: int
-    classes: tuple[int, ...] = ()
-
-
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is said here; the rest is as in the layers below.
 
@@ -43,7 +36,6 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     family: tuple[str, ...] | None = None
     kinds: tuple[str, ...] | None = None
     deadline: Deadline | None = None
-    generic: Generic | None = None
     data: dict[str, Any] = {}
     task: dict[str, Any] = {}
     settings: dict[str, Settings] = {}

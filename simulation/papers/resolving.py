@@ -20,7 +20,6 @@ from .catalogue import stem
 from .deadlines import FullUpdate, deadline_s
 from .enlarged import enlarged
 from .exporting import Samples
-from .generic import generic_set
 from .layers import Layer, over
 from .places import DataFolder
 from .shared import DataEntry, Shared
@@ -98,8 +97,6 @@ def _task(whole: Layer, spec: DataSpec, samples: Samples, where: Where) -> Task:
     task: dict[str, Any] = {"bundle": made(whole.bundle), **whole.task}
     if whole.family is not None:
         task["family"] = [made(name) for name in whole.family]
-    if whole.generic is not None:
-        task["generic"] = str(generic_set(whole.generic, spec))
     if whole.deadline is not None:
         settings = whole.settings.get("full", {})
         update = FullUpdate(task["bundle"], spec, _devices(whole), settings)

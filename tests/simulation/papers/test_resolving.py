@@ -1,10 +1,9 @@
 """From a table to scenarios."""
 
-import numpy as np
 import pytest
 
 from profiles import shipped
-from simulation.errors import DataSetError, ScenarioError
+from simulation.errors import ScenarioError
 from simulation.papers import resolving
 from simulation.papers.places import DataFolder
 from simulation.papers.resolving import Where
@@ -73,19 +72,6 @@ def test_a_group_that_the_fleet_has_not_is_named(made):
     row = {"system": "full", "setting": {"deadline": {"full": 2.0}}}
     with pytest.raises(ScenarioError, match="fleet uniform has no group fast; it has pi-5"):
         made(rows=[row], claims=[])
-
-
-def test_a_generic_set_is_drawn_from_its_classes_and_kept(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(resolving.generic_set.__globals__["cache"], "folder", lambda: tmp_path)
-    row = {"system": "full", "setting": {"generic": {"samples": 30, "classes": [1, 2]}}}
-    path = made(rows=[row], claims=[]).task.generic
-    with np.load(path) as drawn:
-        assert drawn["x"].shape == (30, 1, 8, 8)
-        assert set(drawn["y"].tolist()) == {1, 2}
-    assert made(rows=[row], claims=[]).task.generic == path
-    few = {"system": "full", "setting": {"generic": {"samples": 5000}}}
-    with pytest.raises(DataSetError, match="a generic set of 5000 samples, but 1437"):
-        made(rows=[few], claims=[])
 
 
 @pytest.mark.parametrize(
