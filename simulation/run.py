@@ -10,6 +10,7 @@ import msgspec
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.feasible import check_kinds
 from aggregator.rounds import first
+from aggregator.task import Task
 from aggregator.tools import Tools as ServerSide
 from aggregator.tools import open_family, samples
 from device_runtime.choose import MAIN
@@ -126,11 +127,16 @@ def simulate(
 
 def _check(prepared: Prepared) -> None:
     """Raises ScenarioError where no device can do what the task asks for."""
-    task, world = prepared.scenario.task, prepared.world
+    try:
+        check_task(prepared.scenario.task, prepared)
+    except AggregatorError as error:
+        raise ScenarioError(str(error)) from None
+
+
+def check_task(task: Task, prepared: Prepared) -> None:
+    """Raises TaskError for a task that cannot be done with these models and generic samples."""
+    world = prepared.world
     if task.generic is None and prepared.generic is not None:
         task = msgspec.structs.replace(task, generic="[data]")
     family = {member: bundle.manifest for member, bundle in world.family.items()}
-    try:
-        check_kinds(task, world.bundle.manifest, family)
-    except AggregatorError as error:
-        raise ScenarioError(str(error)) from None
+    check_kinds(task, world.bundle.manifest, family)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aggregator.feasible import check_kinds
 from models import bundle as bundles
 from models.bundle import Bundle
 from models.errors import ModelError
@@ -15,7 +14,7 @@ from simulation.data import DataSet
 from simulation.errors import ScenarioError
 from simulation.executors import choice
 from simulation.executors.choice import ExecutorWish
-from simulation.run import prepare
+from simulation.run import check_task, prepare
 from simulation.scenario import Scenario
 
 from .performing import of_policy
@@ -37,7 +36,7 @@ def check(scenario: Scenario, missing: Sequence[Name], wish: ExecutorWish) -> No
     fit(prepared.data, manifest, scenario.data.source)
     for policy in dict.fromkeys(name.policy for name in missing):
         task = of_policy(scenario, policy).task
-        check_kinds(task, manifest)
+        check_task(task, prepared)
         choice.choose(prepared.world, wish, [kind.strategy for kind in task.kinds])
 
 

@@ -1,9 +1,11 @@
 """What is said before any run is started."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from aggregator.errors import TaskError
+from aggregator.task import KindSettings
 from models import bundle as bundles
 from models.bundle import Bundle
 from simulation import scenario
@@ -65,3 +67,17 @@ def test_a_policy_that_the_bundle_cannot_do_is_refused(monkeypatch):
 def test_a_bundle_is_known_by_its_content_and_none_by_nothing():
     assert bundle_sha256("digits-wrn-10-1") == DIGITS.sha256
     assert bundle_sha256("nowhere/at/all") == ""
+
+
+def test_a_policy_is_held_against_the_family_that_the_task_has(tmp_path, monkeypatch):
+    """Which is here the same network by another name: the whole is a part of itself."""
+    named = msgspec.structs.replace(DIGITS.manifest, name="twin", seal="")
+    graphs = {name: DIGITS.graph(name) for name in named.graphs}
+    twin = bundles.write(tmp_path / "twin", named, DIGITS.weights(), graphs)
+    mine = scenario.load("digits", {"devices": 3, "task": {"family": [str(twin.path)]}})
+    check(mine, (Name("heterofl", 0),), ExecutorWish("plain"))
+    kind = KindSettings(name="width-slice", settings={"members": ["other"]})
+    other = msgspec.structs.replace(mine, task=msgspec.structs.replace(mine.task, kinds=(kind,)))
+    monkeypatch.setattr("simulation.compare.ahead.of_policy", lambda *_: other)
+    with pytest.raises(TaskError, match="width-slice cannot be merged: 'other'"):
+        check(mine, (Name("heterofl", 0),), ExecutorWish("plain"))
