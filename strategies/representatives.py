@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -23,6 +24,8 @@ from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .teaching import Lesson
 from .tensor_mean import TensorMean
 from .workload import upload_bytes
+
+log = logging.getLogger(__name__)
 
 MAPS, COUNTS = "representatives.maps", "representatives.counts"
 
@@ -217,5 +220,9 @@ class Representatives(Usual):
             self._objective, lambda batch: {"maps": np.stack([pool.maps[i] for i in batch])},
         )  # fmt: skip
         fresh = {**model.weights, **initial.fresh(main.manifest, names, rng)}
-        trained = teaching.teach(main, fresh, data, lesson, rng)
-        return {name: trained[name] for name in names} if teaching.finite(trained) else None
+        try:
+            trained = teaching.teach(main, fresh, data, lesson, rng)
+        except teaching.Diverged as error:
+            log.warning("the upper part of round %d is left out: %s", model.round, error)
+            return None
+        return {name: trained[name] for name in names}
