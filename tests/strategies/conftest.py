@@ -107,3 +107,24 @@ def family(digits: LocalData, tmp_path_factory: pytest.TempPathFactory) -> Famil
         )  # fmt: skip
         bundles[name] = export(Net(blocks), spec, tmp_path_factory.mktemp(name or "main"))
     return Family(bundles, digits)
+
+
+@pytest.fixture(scope="session")
+def wide_family(bundle: Bundle, digits: LocalData, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """WRN-16-1, and WRN-10-1 as "small"; it takes a minute or so."""
+    torch = pytest.importorskip("torch")
+    from models.torch_export import ExportSpec, export
+    from models.torch_networks import build
+
+    bundles = {}
+    for name, depth in (("", 16), ("small", 10)):
+        torch.manual_seed(depth)
+        module = build("wrn", {"depth": depth, "width": 1, "in_channels": 1, "classes": 10})
+        above: dict[str, Any] = {} if name else {"mid": {}}
+        objectives = ("attention", "train") if name else ("attention", "above-low")
+        spec = ExportSpec(
+            name or "main", bundle.manifest.input, bundle.manifest.labels,
+            sets={"all": {}, **above}, objectives=objectives, features=("low", "mid", "up"),
+        )  # fmt: skip
+        bundles[name] = export(module, spec, tmp_path_factory.mktemp(f"wide-{name}"))
+    return Family(bundles, digits)
