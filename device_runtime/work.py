@@ -189,7 +189,7 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
             try:
                 must_end = _upload_begins(chosen, profile, assignment)
                 done, contribution = worker.train(chosen, assignment.seed, must_end)
-                if done != chosen.strategy:
+                if done is not chosen.strategy:
                     plan = plan.ended_as(done, done.cost(worker.loads[done.member], profile))
                     chosen = plan.chosen or chosen
                 timings += _timing(chosen, worker.clock() - attempt)

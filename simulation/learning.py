@@ -96,8 +96,9 @@ class Learning:
 
     def _trained(self, flights: list[Flight], now: float) -> Iterator[tuple[Flight, Contribution]]:
         """Those whose update is believed, one by one; the others are noted as refused."""
+        seeds = {number: self._task.round_seed(number) for number in {flight.round for flight in flights}}
         for together in _without_repeats(flights):
-            jobs = [self._job(flight) for flight in together]
+            jobs = [self._job(flight, seeds[flight.round]) for flight in together]
             results = self._tools.executor.run(self._bases.tensors(), jobs)
             for flight, job, result in zip(together, jobs, results, strict=True):
                 if isinstance(result, Failed):
@@ -112,7 +113,7 @@ class Learning:
                 self._tools.watch.trained(job, result)
                 yield flight, result
 
-    def _job(self, flight: Flight) -> Job:
+    def _job(self, flight: Flight, seed: int) -> Job:
         strategy, number = flight.strategy, flight.round
         if strategy is None:
             raise ValueError(f"{flight.device} sits out round {number}: there is nothing to train")
@@ -120,7 +121,7 @@ class Learning:
             flight.index,
             flight.device,
             strategy,
-            self._task.round_seed(number),
+            seed,
             base_key(number, strategy.member),
             self._memories.get((flight.index, flight.kind), NOTHING),
             aside_key(number) if self._bases.of(number).aside else "",

@@ -184,8 +184,8 @@ class VirtualWorker:
 
 def barred(ledger: Ledger, strategy: AnyStrategy, samples: int) -> str:
     """Why a device with this past must not train this form; empty when it may."""
-    dp, event = settings_of(strategy), round_of(strategy, samples)
-    if dp is None or event is None:
+    dp = settings_of(strategy)
+    if dp is None or (event := round_of(strategy, samples)) is None:
         return ""
     try:
         ledger.check(event, dp.limit)

@@ -65,7 +65,7 @@ class Full(TensorUpdate):
         """Where it may end early, a copy of the parameters besides."""
         work = super().work_on(workload, samples, scored)
         kept = 4 * workload.values("all") if self.least else 0
-        return replace(work, peak_bytes=work.peak_bytes + kept)
+        return replace(work, peak_bytes=work.peak_bytes + kept) if kept else work
 
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> local_training.Epochs:
         return replace(super().plan(model, data, run), least=self.least)

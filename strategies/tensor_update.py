@@ -129,7 +129,7 @@ class TensorUpdate(TrainingSettings, Averaged):
         work = work_of(workload, training)
         features = 4 * (2 * samples * workload.feature_width + workload.values(self.trained))
         more = (features if self.moon else 0) + (ACCOUNTANT_BYTES if private else 0)
-        return replace(work, peak_bytes=work.peak_bytes + more)
+        return replace(work, peak_bytes=work.peak_bytes + more) if more else work
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         plan = self.plan(model, data, run)
