@@ -12,13 +12,18 @@ def _first(rounds: int) -> int:
     return 1
 
 
+def _probing(rounds: int) -> int:
+    """Of LP+FT: 5 rounds (thesis 000, table A.3), or half of them where there are fewer than 10."""
+    return max(1, min(5, rounds // 2))
+
+
 def _share(share: float) -> Rounds:
     return lambda rounds: ceil(share * rounds)
 
 
 FULL = Part("full")
 ONE_EPOCH = {"reduced_epochs": 1}
-HALF, FIFTH = _share(0.5), _share(0.2)
+FIFTH = _share(0.2)
 FULL_ONCE = Part("full", until=_first)
 
 
@@ -63,9 +68,9 @@ SYSTEMS: dict[str, System] = {
     ),
     "ft": System("FedAvg from the bundle's pre-trained parameters", "thesis 000, chapter 3", (FULL,)),
     "lp+ft": System(
-        "the linear head for half of the rounds, then everything",
+        "the linear head for five rounds, then everything",
         "thesis 000, section 3.1.3",
-        (Part("peft", {"tunable": "head", "tunables": ()}, until=HALF), Part("full", after=HALF)),
+        (Part("peft", {"tunable": "head", "tunables": ()}, until=_probing), Part("full", after=_probing)),
     ),
     "fedfsc": System(
         "every device sends a full and a few-shot update",
