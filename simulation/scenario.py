@@ -67,6 +67,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name, instead in _NOT_OURS.items():
             if getattr(self.task, name) != getattr(_ANY_TASK, name):
                 raise ScenarioError(f"task has {name}: {instead}")
+        if self.task.generic is not None and self.data.generic_samples:
+            raise ScenarioError("task has generic and data generic_samples: give one of them")
         if self.task.min_contributions > self.devices:
             most = f"expected at most {self.devices}, one of each device"
             raise ScenarioError(f"min_contributions is {self.task.min_contributions}, {most}")

@@ -2,9 +2,11 @@
 
 from dataclasses import asdict
 
+import msgspec
 import numpy as np
 import pytest
 
+from aggregator import systems
 from models import tensors
 from simulation import checkpoint, scenario
 from simulation.bases import Base, Version
@@ -48,6 +50,44 @@ def test_a_run_of_late_crashed_and_returning_devices_goes_on_with_the_same_bytes
     whole = goes_on_with_the_same_bytes(prepared, tmp_path)
     assert any("'fate': 'crashed'" in ask for ask in whole.asks)
     assert not all("'staleness': 0.0," in line for line in whole.lines)
+
+
+@pytest.mark.parametrize(
+    ("system", "task"),
+    [
+        (
+            "moon+fedadam",
+            {"late": "count", "buffer_size": 3, "devices_per_round": 5, "round_deadline_s": 9.0},
+        ),
+        ("fscprox", {"rounds": 5}),
+        ("heterofl", {"rounds": 4, "round_deadline_s": 0.4}),
+    ],
+)
+def test_a_run_with_a_family_and_with_memories_goes_on_with_the_same_bytes(system, task, exported, tmp_path):
+    settings = {"epochs": 2, "lr": 0.05}
+    kinds = [{"name": "full", "settings": {**settings, "mu_head": 0.1}}]
+    family = {"bundle": exported.tuned}
+    if system == "heterofl":
+        family = {"bundle": exported.taught, "family": [exported.half]}
+        kinds = [
+            {"name": name, "settings": settings | more}
+            for name, more in (("full", {}), ("width-slice", {"members": ["half"]}))
+        ]
+    over = {
+        "fleet": "boards",
+        "devices": 8,
+        "slow": 200.0,
+        "data": {"samples_per_client": 30},
+        "task": {"rounds": 6, **family, "kinds": kinds, **task},
+    }
+    made = scenario.load("uniform", over)
+    made = msgspec.structs.replace(made, task=systems.under(system, made.task))
+    whole = goes_on_with_the_same_bytes(prepare(made, 3), tmp_path)
+    if system == "heterofl":
+        assert {kind for kind in ("'full'", "'width-slice'") for ask in whole.asks if kind in ask} == {
+            "'full'",
+            "'width-slice'",
+        }
 
 
 def goes_on_with_the_same_bytes(prepared, tmp_path):

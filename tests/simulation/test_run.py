@@ -187,3 +187,44 @@ def test_the_executor_is_closed_whatever_happens():
     with pytest.raises(RuntimeError, match="no more"):
         simulate(prepare(scenario.load("uniform", over), 0), Watched)
     assert closed == [True]
+
+
+def test_the_generic_set_is_held_out_of_the_data_or_comes_from_a_file(tmp_path):
+    data = {"generic_samples": 50, "generic_classes": 3, "samples_per_client": 5}
+    prepared = prepare(scenario.load("uniform", {"devices": 8, "data": data}), 1)
+    assert prepared.generic.x.shape == (50, 1, 8, 8)
+    assert prepared.generic.x.dtype == np.float32
+    assert len(set(prepared.generic.y.tolist())) == 3
+    assert len(prepared.data.train_y) == 1437 - 50
+    np.savez(tmp_path / "own.npz", x=np.ones((4, 1, 8, 8)), y=np.arange(4))
+    task = {"generic": str(tmp_path / "own.npz")}
+    from_file = prepare(scenario.load("uniform", {"devices": 8, "task": task}), 1)
+    assert from_file.generic.y.tolist() == [0, 1, 2, 3]
+    assert prepare(scenario.load("uniform", {"devices": 8}), 1).generic is None
+    with pytest.raises(ScenarioError, match="give one of them"):
+        scenario.load("uniform", {"devices": 8, "task": task, "data": data})
+    missing = {"devices": 8, "task": {"generic": str(tmp_path / "none.npz")}}
+    with pytest.raises(ScenarioError, match=r"generic set .*none\.npz"):
+        prepare(scenario.load("uniform", missing), 1)
+
+
+def test_a_family_is_opened_by_the_names_in_its_bundles(tmp_path):
+    over = {"devices": 8, "task": {"family": ["digits-wrn-10-1"]}}
+    with pytest.raises(ScenarioError, match="two models of the family are called 'digits-wrn-10-1'"):
+        prepare(scenario.load("uniform", over), 1)
+
+
+def test_a_fresh_start_is_fetched_while_devices_wait_and_is_another_for_another_seed():
+    """All of the weights in round 1's lobby, beside the bundle; in later rounds what has changed."""
+    kinds = [{"name": "class-means"}]  # which leave all but the head as it is
+    task = {"start": "random", "rounds": 1, "round_deadline_s": 600.0, "kinds": kinds}
+    one, notes = play(seed=1, fleet=SETTLED, task=task, slow=1.0)
+    other, _ = play(seed=2, fleet=SETTLED, task=task, slow=1.0)
+    _, shipped = play(seed=1, fleet=SETTLED, task={**task, "start": "bundle"}, slow=1.0)
+    size = len(tensors.encode(one))
+    more = notes.asks[0].bytes_down - shipped.asks[0].bytes_down
+    assert size < more < 1.05 * size  # with the header of each part
+    assert notes.asks[0].download_s == 0.0
+    drawn = [name for name in one if name.endswith("conv1.weight")]
+    assert drawn
+    assert not any(np.array_equal(one[name], other[name]) for name in drawn)

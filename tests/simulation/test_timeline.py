@@ -226,3 +226,44 @@ def test_a_device_that_has_spent_the_privacy_of_its_samples_sits_out():
     second = run(replace(asked(), kinds=(private,), ledger=first.ledger))
     assert second.lost == "sat out"
     assert "epsilon would be" in second.outcome.reasons[0]
+
+
+@dataclass(frozen=True)
+class OfSize(Full):
+    """A full update of a member of the family."""
+
+    of: str = ""
+
+    @property
+    def member(self) -> str:
+        return self.of
+
+
+def test_of_a_family_a_device_fetches_the_model_that_it_can_afford_and_trains_no_other():
+    """Of the main model 6 s of training and 2 s of download do not fit into 0.9 * 8; of one a third as large
+    they do: 0.5 s for 10 kB, then 2 s.
+    """
+    third = replace(LOAD, graphs={"train.all": GraphWork(1e7, 1000, 100)}, parameters={"all": 200})
+    loads = {"": replace(LOAD, download_bytes=40_000), "small": replace(third, download_bytes=10_000)}
+    kinds = (OfSize(epochs=2, batch=32), OfSize(epochs=2, batch=32, of="small"))
+    offered = replace(asked(), kinds=kinds, down_bytes={"": 40_000, "small": 10_000}.__getitem__)
+    line = timeline(DEVICE, loads, replace(offered, closes_s=18.0))
+    assert (line.member, line.fetched, line.straggler, line.lost) == ("small", True, True, None)
+    assert (line.busy.download_s, line.busy.compute_s) == pytest.approx((0.5, 2.0))
+    assert line.bytes_down == 10_000
+    rich = timeline(DEVICE, loads, replace(offered, closes_s=30.0))
+    assert (rich.member, rich.straggler) == ("", False)
+    assert rich.outcome.plan.candidates[0].misfits == ()
+
+
+def test_where_no_member_fits_it_has_fetched_the_main_model_and_sits_out():
+    loads = dict.fromkeys(("", "small"), replace(LOAD, download_bytes=40_000))
+    kinds = (OfSize(epochs=2, batch=32), OfSize(epochs=2, batch=32, of="small"))
+    line = timeline(DEVICE, loads, replace(asked(closes_s=13.0), kinds=kinds))
+    assert (line.member, line.lost, line.bytes_down) == ("", "sat out", 40_000)
+    assert line.outcome.reasons[-1] == "full small is not here"
+
+
+def test_a_download_that_is_cut_off_has_not_fetched_the_base():
+    assert not run(asked(luck=Luck(crash=0.1, away_s=60.0))).fetched
+    assert run(asked(luck=Luck(crash=0.9, away_s=60.0))).fetched

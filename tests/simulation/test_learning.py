@@ -1,0 +1,141 @@
+"""What is trained, from which base, with what was kept: by an executor that only answers."""
+
+from dataclasses import dataclass, field, replace
+from math import nan
+
+import numpy as np
+import pytest
+
+from aggregator.task import KindSettings, Task
+from aggregator.tools import Tools as ServerSide
+from simulation.asking import Flight
+from simulation.bases import Bases, Shipped
+from simulation.executors.job import Failed, Job
+from simulation.learning import Learning, Tools
+from simulation.ledger import Figures
+from strategies.kind import Carried, Contribution
+from strategies.registry import make
+
+FULL = make("full", {"epochs": 1, "moon": 1.0})
+
+
+@dataclass
+class Answers:
+    """Full updates of ones, fails for devices of `failing`; the number of a job is what its device keeps."""
+
+    weights: dict[str, np.ndarray]
+    failing: set[str] = field(default_factory=set)
+    runs: list[list[Job]] = field(default_factory=list)
+    done: int = 0
+    name: str = "answers"
+
+    def run(self, bases, jobs):
+        self.runs.append(list(jobs))
+        for job in jobs:
+            assert job.base in bases
+            if job.name in self.failing:
+                yield Failed("it diverged")
+                continue
+            tensors = {name: np.ones_like(value) for name, value in self.weights.items()}
+            self.done += 1
+            yield Contribution("full", tensors, 10, 1.0, memory={"done": np.full(1, self.done, np.float32)})
+
+    def close(self):
+        pass
+
+
+@dataclass
+class Told:
+    fates: list[tuple[str, str]] = field(default_factory=list)
+
+    def ended(self, flight, fate, now, **more):
+        self.fates.append((flight.device, fate))
+
+    def trained(self, job, made):
+        pass
+
+
+@dataclass
+class Run:
+    learning: Learning
+    executor: Answers
+    told: Told
+    bases: Bases
+    checkpoints: list
+
+    def round(self, number: int, *flights: tuple[str, int]):
+        """Merges updates of these devices from these rounds; gives their jobs' memories, run by run."""
+        before = len(self.executor.runs)
+        for device, asked_in in flights:
+            self.learning.keep(Flight(int(device), device, "all", asked_in, 0.0, "full", FULL, None))
+        self.learning.merge(number, 0.0)
+        self.learning.evaluate(number)
+        self.learning.publish(number, [number])
+        runs = self.executor.runs[before:]
+        return [[(job.name, *(float(v[0]) for v in job.memory.values())) for job in jobs] for jobs in runs]
+
+
+@pytest.fixture
+def run(bundle) -> Run:
+    weights = bundle.weights()
+    kind = KindSettings(name="full", settings={"epochs": 1, "moon": 1.0}, max_norm=1e6)
+    task = Task(bundle="digits-wrn-10-1", late="count", kinds=(kind,))
+    executor, told, kept = Answers(weights), Told(), []
+    bases = Bases({"": Shipped.of(bundle)}, weights, Carried())
+    server = ServerSide({"": bundle})
+    tools = Tools(server, executor, lambda *_: Figures(nan), told, told, kept.append)
+    return Run(Learning(task, bases, Carried(), tools), executor, told, bases, kept)
+
+
+def test_a_device_is_given_what_it_kept_when_it_trains_the_kind_again(run):
+    assert run.round(1, ("1", 1), ("2", 1)) == [[("1",), ("2",)]]
+    assert run.round(2, ("2", 2), ("3", 2)) == [[("2", 2.0), ("3",)]]
+    assert run.round(3, ("1", 3), ("2", 3)) == [[("1", 1.0), ("2", 3.0)]]
+
+
+def test_training_that_diverged_leaves_what_was_kept(run):
+    run.round(1, ("1", 1))
+    run.executor.failing = {"1"}
+    run.round(2, ("1", 2))
+    run.executor.failing = set()
+    assert run.round(3, ("1", 3)) == [[("1", 1.0)]]
+    assert run.told.fates == [("1", "counted"), ("1", "refused"), ("1", "counted")]
+
+
+def test_a_device_that_counts_twice_in_a_round_remembers_the_first_time(run):
+    run.round(1, ("7", 1))
+    assert run.round(2, ("2", 1), ("2", 2), ("3", 2)) == [[("2",)], [("2", 2.0), ("3",)]]
+    assert [device for device, _ in run.told.fates] == ["7", "2", "2", "3"]
+
+
+def test_checkpoints_hold_what_was_kept_then_and_not_what_came_later(run):
+    run.round(1, ("1", 1))
+    run.round(2, ("1", 2))
+    first, second = (checkpoint.kept.devices[1, "full"]["done"][0] for checkpoint in run.checkpoints)
+    assert (first, second) == (1.0, 2.0)
+
+
+def test_seeds_and_bases_are_those_of_the_round_that_asked(run):
+    run.round(1, ("1", 1))
+    run.round(2, ("1", 1), ("2", 2))
+    [late, fresh] = run.executor.runs[-1]
+    assert (late.base, late.round, fresh.base) == ("1", 1, "2")
+    assert late.seed == run.executor.runs[0][0].seed != fresh.seed
+
+
+def test_a_late_update_of_a_member_counts_as_a_change_of_its_own_base(bundle):
+    """From 1 to 3 is a change of 2; a round late and at weight 0.5 it counts by 1 / sqrt(2), from 10 on."""
+    model = {name: np.ones_like(value) for name, value in bundle.weights().items()}
+    shipped = {"": Shipped.of(bundle), "small": Shipped(model, (tuple(model),), (1,))}
+    bases = Bases(shipped, bundle.weights(), Carried({"small": model}))
+    tens = {name: np.full_like(value, 10) for name, value in model.items()}
+    newer = replace(bases.of(1), number=2, family={"small": tens})
+    bases.restore([bases.of(1), newer])
+    task = Task(bundle="digits-wrn-10-1", late="count", kinds=(KindSettings(name="full"),))
+    learning = Learning(task, bases, Carried(), Tools(ServerSide({"": bundle}), *[None] * 4))
+    strategy = make("width-slice", {"members": ["small"]})
+    flight = Flight(0, "0", "all", 1, 0.0, "width-slice", strategy, None)
+    made = Contribution("width-slice", {"head.bias": np.full(10, 3, np.float32)}, 9, 1.0)
+    moved = learning._as_of(made, flight, 2).tensors["head.bias"]
+    np.testing.assert_allclose(moved, 10 + 2 / np.sqrt(2), rtol=1e-6)
+    assert learning._as_of(made, flight, 1) is made
