@@ -104,23 +104,22 @@ class Duty:
 
         Of a family, only the base of the model that the device would train as things stand.
         """
-        offer = current.offer
-        bundles = self._holdings.missing_bundles(offer)
-        missing = bundles or self._missing(current, now)
+        missing = self._holdings.missing_bundles(current.offer)
+        if not missing:
+            if current.member is None:
+                current = self.open = self._aimed(current, now)
+            missing = self._holdings.missing(current.base, current.offer.aside)
         if not self._downloads.advance(missing, now):
             self.open = None
         elif not missing:
             self._work(current, progress)
 
-    def _missing(self, current: Open, now: float) -> tuple[Blob, ...]:
-        """Of the base, once the bundles are here. Raises as `due` does."""
-        offer = current.offer
-        task = self._task_of(offer)
-        if current.member is None:
-            current = self.open = replace(current, member=task.member(offer, current.closes - now))
-        base = current.base
-        self._holdings.take_parts(task.bundle(current.member or ""), base)
-        return self._holdings.missing(base, offer.aside)
+    def _aimed(self, current: Open, now: float) -> Open:
+        """With the member decided, and of its base what the bundle has. Raises as `due` does."""
+        task = self._task_of(current.offer)
+        aimed = replace(current, member=task.member(current.offer, current.closes - now))
+        self._holdings.take_parts(task.bundle(aimed.member or ""), aimed.base)
+        return aimed
 
     def _work(self, current: Open, progress: Callable[[float], None]) -> None:
         offer = current.offer

@@ -7,146 +7,17 @@ import numpy as np
 import pytest
 
 from broker import topics
-from broker.blobs import BLOCK, block_count, name
-from broker.link import Connected, Received
-from broker.messages import Base, Contribution, Get, Hello, Offer, Plan, Receipt, State, Step, decode, encode
+from broker.blobs import name
+from broker.link import Connected
+from broker.messages import Base, Contribution, Get, Hello, Plan, State, Step, decode, encode
 from broker.topics import parse
 from device_runtime.agent import Agent
 from device_runtime.downloads import Downloads
 from device_runtime.task import Settings
 from device_runtime.watching import Pretence, Time
-from models import bundle as bundles
-from models import manifest as manifests
 from models import tensors
 from models.bundle import Bundle
-from profiles import Speed, shipped
-from strategies import registry
-from strategies.class_means import ClassMeans
-
-ROUND_S = 60.0
-
-
-class ScriptedLink:
-    """An aggregator in place of the link: answers hellos with `offer`, gets with blocks, keeps the rest."""
-
-    url = "scripted"
-
-    def __init__(self, agent, contents):
-        self.agent, self.contents = agent, contents
-        self.offer = None
-        self.receipts = True
-        self.sent = []
-        self.waiting = []  # topics of what the broker has not acknowledged
-
-    def under_way(self, topic=""):
-        return sum(topic in ("", one) for one in self.waiting)
-
-    def publish(self, topic, payload, retain=False):
-        leaf = parse(topic).leaf
-        types = {"hello": Hello, "contribution": Contribution, "plan": Plan, "get": Get}
-        if leaf in types:
-            message = decode(payload, types[leaf])
-            self.sent.append(message)
-            self._answer(message)
-        return True
-
-    def _answer(self, message):
-        if isinstance(message, Hello) and self.offer is not None:
-            self.tell("task", encode(self.offer))
-        elif isinstance(message, Get):
-            for index in message.blocks:
-                data = self.contents[message.blob.sha][index * BLOCK : (index + 1) * BLOCK]
-                self.tell(topics.block(message.blob.sha, index), data)
-        elif isinstance(message, Contribution) and self.receipts:
-            self.receipt(message)
-
-    def tell(self, leaf, payload):
-        self.agent.inbox.put(Received(topics.down("a", leaf), payload))
-
-    def announce(self, offer, retain=False, unasked=True):
-        """The offer to all, with the base model unasked, as after every round that changed it."""
-        self.offer = offer
-        self.agent.inbox.put(Received(topics.ROUND, encode(offer), retain))
-        if not unasked:
-            return
-        (blob,) = offer.base.checkpoint
-        for index in range(block_count(blob)):
-            data = self.contents[blob.sha][index * BLOCK : (index + 1) * BLOCK]
-            self.tell(topics.block(blob.sha, index), data)
-
-    def receipt(self, message, status="accepted"):
-        receipt = Receipt(boot=message.boot, seq=message.seq, round=message.round, status=status)
-        self.tell("receipt", encode(receipt))
-
-    def of(self, kind):
-        return [message for message in self.sent if isinstance(message, kind)]
-
-
-class Stage:
-    """A device with its folder, the aggregator that it hears, and as many ticks as a test asks for."""
-
-    def __init__(self, bundle, folder, clock):
-        self.bundle, self.folder, self.clock = bundle, folder, clock
-        self.contents = {}
-        self.start()
-
-    def start(self, boot=1):
-        """A (new) life of the process."""
-        settings = Settings("a", self.folder / "a.npz", self.folder)
-        self.agent = Agent(settings, boot, self.clock)
-        self.link = ScriptedLink(self.agent, self.contents)
-        self.agent.inbox.put(Connected(first=True))
-        return self
-
-    def offer(self, number=1, bundle=None, **changes):
-        bundle = bundle or self.bundle
-        packed, weights = bundle.packed(), tensors.encode(bundle.weights())
-        self.contents |= {name(packed).sha: packed, name(weights).sha: weights}
-        given = {
-            "task": "t", "run": "r", "round": number, "seed": 5, "deadline_s": ROUND_S,
-            "remaining_s": ROUND_S, "bundle": name(packed),
-            "base": Base(checkpoint=(name(weights),), sha=name(weights).sha),
-            "kinds": (registry.write(ClassMeans()),),
-        }  # fmt: skip
-        return Offer(**{**given, **changes})
-
-    def go(self, ticks=12):
-        """Until so many looks have found nothing to do."""
-        stop = threading.Event()
-        take = self.agent.inbox.next
-        idle = iter(range(ticks))
-
-        def next_event(_timeout):
-            event = take(0.0)
-            if event is None and next(idle, None) is None:
-                stop.set()
-            return event
-
-        self.agent.inbox.next = next_event
-        self.agent.run(self.link, stop)
-        self.agent.inbox.next = take
-        return self
-
-    @property
-    def contributions(self):
-        return self.link.of(Contribution)
-
-
-@pytest.fixture
-def stage(bundle, tmp_path, clock, monkeypatch):
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    np.savez(tmp_path / "a.npz", x=digits.images[:40].astype(np.uint8), y=digits.target[:40])
-    monkeypatch.setattr("device_runtime.task.measure", lambda *_: Speed(1e9, source="set"))
-    return Stage(bundle, tmp_path, clock)
-
-
-def other_bundle(bundle, folder):
-    """The same network under another name: another hash, another task."""
-    manifest = msgspec.structs.replace(bundle.manifest, name="another")
-    graphs = {name: bundle.graph(name) for name in manifest.graphs}
-    return bundles.write(folder, manifests.decode(manifests.encode(manifest)), bundle.weights(), graphs)
+from profiles import shipped
 
 
 def test_a_device_fetches_trains_and_sends_once(stage):
@@ -158,10 +29,9 @@ def test_a_device_fetches_trains_and_sends_once(stage):
     assert len(stage.contributions) == 1
 
 
-def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, tmp_path):
+def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, another):
     stage.link.announce(stage.offer(1))
     stage.go()
-    another = other_bundle(stage.bundle, tmp_path / "another")
     stage.link.announce(stage.offer(1, another, run="s"))
     stage.go()
     assert [c.run for c in stage.contributions] == ["r", "s"]
@@ -354,8 +224,7 @@ def test_a_blob_that_was_not_there_is_asked_for_again_by_a_later_offer(tmp_path)
     assert len(asked) == 2
 
 
-def test_the_bundle_written_for_these_tests_is_another_one(bundle, tmp_path):
-    another = other_bundle(bundle, tmp_path / "another")
+def test_the_bundle_written_for_these_tests_is_another_one(bundle, another):
     assert another.sha256 != Bundle.open(bundle.path).sha256
 
 
@@ -446,7 +315,7 @@ def test_a_virtual_device_computes_in_the_time_of_its_profile_and_measures_nothi
     profile = shipped("pi-zero-2w")
     pretence = Pretence(profile, time=Time(stage.clock, stage.clock.sleep))
     agent = Agent(Settings("a", stage.folder / "a.npz", stage.folder, pretence), 1, stage.clock)
-    link = ScriptedLink(agent, stage.contents)
+    link = stage.wire(agent)
     agent.begin(link)
     link.announce(stage.offer())
     while agent.step():
