@@ -31,8 +31,14 @@ def opened(offer: Offer, came: float) -> Open:
     for name, seconds in (("remaining_s", offer.remaining_s), ("deadline_s", offer.deadline_s)):
         if not isfinite(seconds) or seconds < 0:
             raise MessageError(f"{where}: {name} is {seconds}, expected 0 or more seconds")
-    if offer.round < 0 or offer.base.steps < 0:
-        raise MessageError(f"{where}: rounds and steps ({offer.base.steps}) are counted from 0")
+    if offer.round < 0:
+        raise MessageError(f"{where}: rounds are counted from 0")
     if not 0 <= offer.seed < 2**64:
         raise MessageError(f"{where}: seed is {offer.seed}, expected 64 bits")
+    names = ["", *(member.name for member in offer.family)]
+    if len(set(names)) != len(names):
+        raise MessageError(f"{where}: models of its family are called {names[1:]}, each needs its own")
+    for base in (offer.base, *(member.base for member in offer.family)):
+        if not base.checkpoint or base.steps < 0:
+            raise MessageError(f"{where}: a base has no checkpoint, or {base.steps} steps")
     return Open(offer, came + offer.remaining_s)

@@ -1,10 +1,11 @@
 """A device in a task with smaller models: which of them it fetches, trains and sends."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from broker.blobs import name
-from broker.messages import Base, Member
+from broker.messages import Base, Get, Member
 from models import tensors
 from strategies import registry
 from strategies.prototypes import Prototypes
@@ -16,13 +17,15 @@ SMALLER = Prototypes(beta=0, members=("another",), epochs=1)
 def offer(stage, another):
     """An offer of training the smaller model, whose base is that of its bundle, moved by `by`."""
 
-    def make(number, by=0.0, **changes):
+    def make(number, by=0.0, names=("another",), **changes):
         weights = {name: value + np.float32(by) for name, value in another.weights().items()}
         packed, base = another.packed(), tensors.encode(weights)
         stage.contents |= {name(packed).sha: packed, name(base).sha: base}
-        member = Member("another", name(packed), Base(checkpoint=(name(base),), sha=name(base).sha))
+        family = tuple(
+            Member(each, name(packed), Base(checkpoint=(name(base),), sha=name(base).sha)) for each in names
+        )
         kinds = (registry.write(SMALLER),) if number else ()
-        return stage.offer(number, **{"kinds": kinds, "family": (member,), **changes})
+        return stage.offer(number, **{"kinds": kinds, "family": family, **changes})
 
     return make
 
@@ -35,3 +38,45 @@ def test_a_device_trains_the_smaller_model_whose_base_it_has_already(stage, offe
         stage.link.announce(offer(number, by))
         stage.go()
     assert [(c.round, c.form) for c in stage.contributions] == [(n, "another") for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("names", [("",), ("another", ""), ("another", "another")])
+def test_a_family_in_which_two_have_one_name_is_ignored(stage, offer, names):
+    """The main model's own name is the empty one."""
+    stage.link.announce(offer(1, names=names))
+    stage.go()
+    assert stage.contributions == []
+    stage.link.announce(offer(2))
+    stage.go()
+    assert [(c.round, c.form) for c in stage.contributions] == [(2, "another")]
+
+
+@pytest.mark.parametrize("of", ["main", "member"])
+def test_a_base_without_a_checkpoint_is_ignored(stage, offer, of, caplog):
+    good = offer(1)
+    [member] = good.family
+    empty = Base(checkpoint=(), sha=good.base.sha)
+    family = (msgspec.structs.replace(member, base=empty),)
+    stage.link.announce(offer(1, **({"base": empty} if of == "main" else {"family": family})), unasked=False)
+    stage.go()
+    assert stage.contributions == []
+    assert "no checkpoint" in caplog.text
+    stage.link.announce(offer(2))
+    stage.go()
+    assert [(c.round, c.form) for c in stage.contributions] == [(2, "another")]
+
+
+def test_what_a_base_has_of_the_bundle_is_looked_for_once(stage, offer, another, monkeypatch):
+    """It takes reading and hashing the whole model: not at each look while the rest is fetched."""
+    looks, given = [], type(another).weights
+    monkeypatch.setattr(type(another), "weights", lambda bundle: looks.append(bundle) or given(bundle))
+    moved = offer(1, 0.25)
+    looks.clear()
+    stage.contents.pop(moved.family[0].base.checkpoint[0].sha)  # it never comes
+    monkeypatch.setattr(stage.link, "_answer", lambda message: None)
+    for blob in (moved.bundle, moved.family[0].bundle):
+        stage.agent._duty._holdings.blobs.put(stage.contents[blob.sha])
+    stage.link.announce(moved, unasked=False)
+    stage.go(ticks=30)
+    assert stage.link.of(Get)
+    assert len(looks) <= 2
