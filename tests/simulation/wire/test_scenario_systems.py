@@ -12,9 +12,9 @@ QUICK = {"epochs": 2, "lr": 0.05, "batch": 8}
 BOARDS = 8
 
 
-def system(name, tmp_path, bundle, *, deadline_s=100.0, family=(), rounds=3, **full):
+def system(name, tmp_path, bundle, *, deadline_s=100.0, family=(), rounds=3, generic=None, **full):
     """Eight boards under this system, one of them behind 500 bytes a second."""
-    made = scenario(tmp_path, BOARDS, rounds=rounds, round_deadline_s=deadline_s)
+    made = scenario(tmp_path, BOARDS, rounds=rounds, round_deadline_s=deadline_s, generic=generic)
     settings = {"full": QUICK | full, "width-slice": QUICK | {"members": ["half"]}}
     kinds = tuple(KindSettings(name=kind, settings=given) for kind, given in settings.items())
     task = msgspec.structs.replace(made.task, bundle=bundle, family=family, kinds=kinds)
@@ -52,3 +52,16 @@ def test_they_agree_on_what_is_sent_beside_the_base(tmp_path, exported):
     fetched = {ask.round: ask.bytes_down for ask in noted.asks if ask.device.startswith("phone")}
     assert fetched[3] - fetched[2] > 4 * 10 * 32
     assert fetched[4] == fetched[3]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("fedat", "attention-transfer"), ("fedkad", "prototypes"), ("fedsplit", "representatives")],
+)
+def test_they_agree_on_what_the_aggregator_teaches_with_samples_of_its_own(name, kind, tmp_path, exported):
+    """Models of the family are taught there, and go to devices in the next round; feature maps come up."""
+    family = () if name == "fedsplit" else (exported.small,)
+    given = {"deadline_s": 4000.0, "family": family, "rounds": 2, "generic": exported.generic}
+    noted, served, finished = both(system(name, tmp_path, exported.taught, **given))
+    assert check_equal(noted, served, finished) == {kind}
+    assert [line.participants for line in noted.lines] == [BOARDS] * 2
