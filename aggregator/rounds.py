@@ -32,6 +32,7 @@ from .tools import Tools, open_family, samples
 
 FRESH = 3
 """Purpose of the draws of fresh parameters."""
+SHA_BYTES = 32
 SERVED = "served.safetensors"
 """In the run folder: the served model of the latest closed round."""
 
@@ -68,7 +69,8 @@ class Rounds:
             raise
 
     def _identify(self, folder: Path) -> tuple[str, bool]:
-        mine = Identity(self.task.json(), secrets.token_hex(4), self._packed.sha)
+        shas = [blob.sha for blob in (self._packed, *self._family.values())]
+        mine = Identity(self.task.json(), secrets.token_hex(4), b"".join(shas))
         found = self.store.identity()
         if found is None:
             self.store.found(mine)
@@ -81,11 +83,13 @@ class Rounds:
                 f"run folder {folder} belongs to another task ({changed}): give another --run-dir, "
                 "or the settings it was begun with"
             )
-        if found.bundle != mine.bundle:
-            raise RunFolderError(
-                f"run folder {folder} was begun with another bundle {self.task.bundle} "
-                f"({found.bundle.hex()[:8]}, now {mine.bundle.hex()[:8]}): give another --run-dir"
-            )
+        begun_with = [found.bundles[at : at + SHA_BYTES] for at in range(0, len(mine.bundles), SHA_BYTES)]
+        for path, old, new in zip((self.task.bundle, *self.task.family), begun_with, shas, strict=True):
+            if old != new:
+                raise RunFolderError(
+                    f"run folder {folder} was begun with another bundle {path} "
+                    f"({old.hex()[:8]}, now {new.hex()[:8]}): give another --run-dir"
+                )
         return found.run, True
 
     @property

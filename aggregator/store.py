@@ -31,11 +31,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run folder belongs to. `task` is canonical JSON, `bundle` the sha256 of the canonical zip."""
+    """What a run folder belongs to. `task` is canonical JSON, `bundles` the sha256 of the main model's
+    canonical zip, and then those of the smaller models.
+    """
 
     task: bytes
     run: str
-    bundle: bytes
+    bundles: bytes
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,9 @@ class Store:
     def found(self, identity: Identity) -> None:
         """Make the folder this run's. Raises RunFolderError when it is another's."""
         with self._db.commit() as db:
-            db.execute("INSERT INTO meta VALUES (1, ?, ?, ?)", (identity.task, identity.run, identity.bundle))
+            db.execute(
+                "INSERT INTO meta VALUES (1, ?, ?, ?)", (identity.task, identity.run, identity.bundles)
+            )
 
     def saved(self) -> Saved | None:
         """Where the run is, for `machine.resume`."""

@@ -48,15 +48,17 @@ class Tools:
 def open_family(paths: tuple[str, ...], main: Manifest) -> dict[str, Bundle]:
     """The smaller models of a task, by the names in their manifests.
 
-    Raises ModelError, and TaskError for two of one name, or one that does not learn the same from the same.
+    Raises ModelError, and TaskError for two of one name, one without, or one that does not learn the same from the same.
     """
     family: dict[str, Bundle] = {}
     for path in paths:
         bundle = Bundle.open(bundles.find(path))
         member = bundle.manifest
-        if member.name in family or member.name == main.name:
+        if member.name in ("", main.name, *family):
             raise TaskError(
                 f"two models of the family are called {member.name!r}: export one by another name"
+                if member.name
+                else f"{path} has no name: export it by one"
             )
         if (member.input, member.labels) != (main.input, main.labels):
             raise TaskError(f"{member.name} has other inputs or labels than {main.name}")

@@ -170,7 +170,8 @@ def _found(task: Task, folder: Path, seed: int) -> None:
     name = np.random.default_rng([seed, RUNS]).bytes(4).hex()
     store = Store(folder)
     try:
-        packed = store.models.put(Bundle.open(bundles.find(task.bundle)).packed())
-        store.found(Identity(task.json(), name, packed.sha))
+        models = (Bundle.open(bundles.find(path)) for path in (task.bundle, *task.family))
+        shas = [store.models.put(model.packed()).sha for model in models]
+        store.found(Identity(task.json(), name, b"".join(shas)))
     finally:
         store.close()

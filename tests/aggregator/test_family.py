@@ -1,0 +1,103 @@
+"""A task with smaller models on a bench: what their updates are held against, and what is kept of them.
+
+The smaller one here is the main network under another name: a part of it that is all of it.
+"""
+
+import msgspec
+import numpy as np
+import pytest
+
+from aggregator.errors import RunFolderError, TaskError
+from aggregator.task import KindSettings
+from models import bundle as bundles
+from models import manifest as manifests
+
+SLICE = KindSettings(name="width-slice", settings={"members": ["", "twin"]})
+
+
+@pytest.fixture
+def twin(bundle, tmp_path):
+    """Writes it below this name, with all weights moved by `by`, and returns its path."""
+
+    def write(name="twin", folder="twin", by=0.0):
+        manifest = msgspec.structs.replace(bundle.manifest, name=name)
+        graphs = {name: bundle.graph(name) for name in manifest.graphs}
+        weights = {name: value + np.float32(by) for name, value in bundle.weights().items()}
+        manifest = manifests.decode(manifests.encode(manifest))
+        return str(bundles.write(tmp_path / folder, manifest, weights, graphs).path)
+
+    return write
+
+
+def moved(bundle, by):
+    return {name: bundle.weights()[name] + np.float32(by) for name in bundle.manifest.names("all")}, 10
+
+
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [("", "has no name"), ("twin", "called 'twin'"), ("digits-wrn-10-1", "called 'digits")],
+)
+def test_models_of_one_name_are_refused(bench, make_task, twin, name, refusal):
+    """The main model is known by the empty one, and by its own."""
+    family = (twin("twin"), twin(name, "second"))
+    with pytest.raises(TaskError, match=refusal):
+        bench(make_task("full", family=family))
+
+
+def test_a_run_that_was_begun_with_another_smaller_model_is_refused(bench, make_task, twin):
+    """As one with another main model: bases that were kept are not of it."""
+    b = bench(make_task(SLICE, family=(twin(),)))
+    b.join("a")
+    b.restart()
+    assert b.service.state.round == 1
+    twin(by=0.5)
+    with pytest.raises(RunFolderError, match="another bundle .*twin"):
+        b.restart()
+
+
+def test_an_update_of_a_smaller_model_is_held_against_its_own_base_late_ones_against_that_of_their_round(
+    bench, make_task, twin, bundle
+):
+    """Rounds of one update, which moves the biases of the head by 1: at most 4 away is believed.
+
+    The third round's base is 2 from the start: what is 5 from the start is 3 from it, and 4 from round 2's.
+    """
+    slices = msgspec.structs.replace(SLICE, max_norm=4.0 * 10**0.5 + 1e-3)
+    name = bundle.manifest.head.bias
+    b = bench(make_task(slices, family=(twin(),), rounds=9, buffer_size=1, max_staleness=2))
+    b.join("a", "b")
+
+    def update(to):
+        return {**moved(bundle, 0)[0], name: bundle.weights()[name] + np.float32(to)}, 10
+
+    def send(device, to, number):
+        [receipt] = b.contribute(device, b.contribution("width-slice", update(to), number, form="twin"))
+        return receipt.status
+
+    def base(number):
+        return float(
+            (b.weights(b.store.carried(number).family["twin"])[name] - bundle.weights()[name]).mean()
+        )
+
+    assert [send("a", 1.0, 1), send("a", 2.0, 2)] == ["accepted", "accepted"]
+    assert base(3) == pytest.approx(2.0, abs=1e-5)
+    b.restart()
+    b.join("a", "b")
+    assert [send("b", 5.5, 2), send("b", 5.0, 2)] == ["refused", "accepted"]
+    assert base(4) == pytest.approx(2 + 4 * 2**-0.5, abs=1e-5)
+    for number in (4, 5, 6):
+        assert send("a", base(number) + 1, number) == "accepted"
+    assert [send("b", 5.0, 4), send("b", base(5), 5)] == ["late", "accepted"]
+
+
+@pytest.mark.parametrize("form", ["no such", "../../twin", "\x00", "twin " * 1000])
+def test_a_form_that_there_is_not_is_taken_for_the_first(bench, make_task, twin, bundle, form):
+    b = bench(make_task(SLICE, family=(twin(),)))
+    b.join("a")
+    [receipt] = b.contribute("a", b.contribution("width-slice", moved(bundle, 1.0), form=form))
+    assert receipt.status == "accepted"
+    b.restart()
+    change = (
+        b.weights(b.store.base(2))[bundle.manifest.head.bias] - bundle.weights()[bundle.manifest.head.bias]
+    )
+    np.testing.assert_allclose(change, 1.0, atol=1e-5)
