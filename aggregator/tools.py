@@ -48,7 +48,8 @@ class Tools:
 def open_family(paths: tuple[str, ...], main: Manifest) -> dict[str, Bundle]:
     """The smaller models of a task, by the names in their manifests.
 
-    Raises ModelError, and TaskError for two of one name, one without, or one that does not learn the same from the same.
+    Raises ModelError, and TaskError for two of one name, one without, or one that does not learn the same
+    from the same.
     """
     family: dict[str, Bundle] = {}
     for path in paths:
