@@ -13,6 +13,7 @@ from simulation.clients import Clients
 from simulation.executors.batched import Batched
 from simulation.executors.job import Failed, Job, Result, World
 from simulation.executors.plain import Plain
+from strategies import registry
 from strategies.class_means import ClassMeans
 from strategies.entropy_subset import EntropySubset
 from strategies.few_shot import FewShot
@@ -248,6 +249,20 @@ def test_small_networks_are_trained_together_on_torch(on_torch, bundle, strategy
     expected = results(Plain(on_torch), bases, jobs(strategy, devices))
     assert_alike(found, expected, within=5e-4)
     assert watched.asked == []
+
+
+def test_kinds_that_tune_a_part_are_the_same_together_or_not_trained_together(kept):
+    settings = {"epochs": 2, "lr": 0.05, "batch": 8}
+    kinds = [
+        registry.make("peft", {**settings, "tunable": tunable, "tunables": ()})
+        for tunable in ("bias", "lora", "head")
+    ]
+    kinds += [registry.make("sparse", settings), registry.make("full", {**settings, "moon": 1.0})]
+    on_torch, bases = replace(kept.world, engine=EngineWish("torch")), {"1": kept.bases["1"]}
+    asked = [job for kind in kinds for job in jobs(kind, [0, 1, 2], "1")]
+    found = results(Batched(on_torch, Plain(on_torch), networks=True), bases, asked)
+    assert_alike(found, results(Plain(on_torch), bases, asked), within=5e-4)
+    assert [result.memory is not None for result in found] == [False] * 12 + [True] * 3
 
 
 def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(world, on_torch, bundle):
