@@ -153,7 +153,9 @@ class Duty:
         self._voice.plan(reports.plan_message(offer, decision), decision.room_bytes)
 
     def _report(self, offer: Offer, outcome: Outcome) -> None:
-        """Keep and send what was trained."""
+        """Keep and send what was trained: first what the kind remembers of it, then the update itself, after
+        which this round's work is not done again.
+        """
         if outcome.contribution is None:
             log.warning("round %d: sitting out: %s", offer.round, "; ".join(outcome.reasons))
             return
@@ -162,9 +164,9 @@ class Duty:
         try:
             blob = self._holdings.blobs.put(body) if len(body) > INLINE_LIMIT else None
             message = reports.contribution_message(offer, outcome, b"" if blob else body)
-            self.sending.keep(msgspec.structs.replace(message, blob=blob))
             if self.task is not None:
-                self.task.keep(offer.run, outcome.contribution)
+                self.task.keep(offer, outcome.contribution)
+            self.sending.keep(msgspec.structs.replace(message, blob=blob))
         except (BlobError, OSError) as error:
             log.warning("round %d left out: its contribution cannot be kept: %s", offer.round, error)
             return

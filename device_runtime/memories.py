@@ -8,6 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
+from broker.partial import admit, sync_folder
 from models import tensors
 from models.errors import TensorError
 from models.tensors import Tensors
@@ -15,37 +16,58 @@ from strategies.kind import NOTHING
 
 log = logging.getLogger(__name__)
 
+SUFFIX = ".safetensors"
+
 
 class Memories:
-    """One file for each kind, of one run at a time: those of another go when the first of a run is kept."""
+    """Of each kind what it kept in the last two rounds, of one run at a time: those of another go when the
+    first of a run is kept.
+
+    Two, so that a round whose work is done again, after a crash, begins with what it began with.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def get(self, run: str, kind: str) -> Tensors:
-        """What was kept last; nothing where nothing was, or what was is damaged."""
-        path = self._path(run, kind)
-        try:
-            return tensors.decode(path.read_bytes())
-        except FileNotFoundError:
+    def get(self, run: str, kind: str, number: int) -> Tensors:
+        """What was kept last before round `number`; nothing where nothing was, or what was is damaged."""
+        folder = self._of(run, kind)
+        earlier = [one for one in _rounds(folder) if one < number]
+        if not earlier:
             return NOTHING
+        try:
+            return tensors.decode(_path(folder, earlier[-1]).read_bytes())
         except (OSError, TensorError) as error:
             log.warning("what %s kept is not readable, and is left out: %s", kind, error)
             return NOTHING
 
-    def put(self, run: str, kind: str, kept: Tensors) -> None:
-        """Durably, in place of what was kept before. Raises OSError."""
-        path = self._path(run, kind)
-        if not path.parent.exists():
+    def put(self, run: str, kind: str, number: int, kept: Tensors) -> None:
+        """Durably, for the rounds after `number`. Raises OSError."""
+        folder = self._of(run, kind)
+        if not folder.parent.exists():
             shutil.rmtree(self._folder, ignore_errors=True)
-            path.parent.mkdir(parents=True)
-        beside = path.with_suffix(".tmp")
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            for made in (folder.parent, self._folder, self._folder.parent):
+                sync_folder(made)
+        beside = folder / "put.tmp"
         with beside.open("wb") as file:
             file.write(tensors.encode(kept))
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        admit(beside, _path(folder, number))
+        for old in _rounds(folder)[:-2]:
+            _path(folder, old).unlink(missing_ok=True)
 
-    def _path(self, run: str, kind: str) -> Path:
+    def _of(self, run: str, kind: str) -> Path:
         """A run's name comes over the wire: it is no path."""
-        return self._folder / hashlib.sha256(run.encode()).hexdigest()[:16] / f"{kind}.safetensors"
+        return self._folder / hashlib.sha256(run.encode()).hexdigest()[:16] / kind
+
+
+def _rounds(folder: Path) -> list[int]:
+    """In which something was kept, in order."""
+    return sorted(int(path.stem) for path in folder.glob(f"*{SUFFIX}"))
+
+
+def _path(folder: Path, number: int) -> Path:
+    return folder / f"{number}{SUFFIX}"

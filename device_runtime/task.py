@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from broker.messages import Hello, Offer
@@ -130,10 +129,10 @@ class DeviceTask:
         plan = choose(self._profile_now(), kinds, equipment.loads, remaining_s, equipment.barred)
         return MAIN if plan.chosen is None else plan.chosen.strategy.member
 
-    def keep(self, run: str, made: Contribution) -> None:
-        """What the device keeps of an update for the next of its kind. Raises OSError."""
+    def keep(self, offer: Offer, made: Contribution) -> None:
+        """What the device keeps of a round's update for the next of its kind. Raises OSError."""
         if made.memory is not None:
-            self._memories.put(run, made.kind, made.memory)
+            self._memories.put(offer.run, made.kind, offer.round, made.memory)
 
     def perform(self, given: Given, deadline: float, listener: Listener) -> Outcome:
         """The round's work from this base model; see `work.perform`. Learns from how long it took.
@@ -152,7 +151,7 @@ class DeviceTask:
             models={member: model},
             loads={member: replace(self._equipment.loads[member], download_bytes=0)},
             progress=listener.progress,
-            memory=partial(self._memories.get, offer.run),
+            memory=lambda kind: self._memories.get(offer.run, kind, offer.round),
             aside=given.aside,
         )
         outcome = perform(
