@@ -59,6 +59,30 @@ def split(samples: Samples, share: float, seed: int) -> DataSet:
     return DataSet(x[train], y[train], x[test], y[test], samples.labels, groups)
 
 
+def of_classes(data: DataSet, spec: DataSpec, where: str) -> DataSet:
+    """Only the samples of the classes of `spec`, relabelled 0, 1, .. in that order.
+
+    Raises DataSetError, naming `where`, for a class that the data has not, or without samples of any.
+    """
+    if spec.classes is None:
+        return data
+    if (top := max(spec.classes)) >= len(data.labels):
+        raise DataSetError(f"{where}: classes has {top}, expected 0 to {len(data.labels) - 1}")
+    place = np.full(len(data.labels), -1, np.int64)
+    place[list(spec.classes)] = np.arange(len(spec.classes))
+    train, test = (np.flatnonzero(place[y] >= 0) for y in (data.train_y, data.test_y))
+    kept = replace(
+        data,
+        train_x=data.train_x[train],
+        train_y=place[data.train_y[train]],
+        test_x=data.test_x[test],
+        test_y=place[data.test_y[test]],
+        labels=tuple(data.labels[index] for index in spec.classes),
+        groups=None if data.groups is None else data.groups[train],
+    )
+    return checked(kept, where)
+
+
 def limited(data: DataSet, spec: DataSpec, seed: int) -> DataSet:
     """At most max_train and max_test samples, drawn at random, in their old order."""
     rng = np.random.default_rng([seed, SUBSET])

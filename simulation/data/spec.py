@@ -13,6 +13,7 @@ PARTITIONS = ("iid", "dirichlet", "dirichlet-by-class", "shards", "classes", "na
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+NotNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -25,6 +26,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     path: str = ""  # folder or file, where the source needs one
     test_path: str = ""  # a second file, for sources of one file each
     test_share: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.2  # of data that comes without a split
+    classes: tuple[NotNegativeInt, ...] | None = None  # only samples of these, which become 0, 1, ..
     max_train: Count | None = None  # a random part of the training samples
     max_test: Count | None = None
     generic_samples: Annotated[int, msgspec.Meta(ge=0)] = 0  # nobody's: held out of the training samples
@@ -52,6 +54,8 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise ValueError(f"source is {self.source!r}, expected one of {', '.join(SOURCES)}")
+        if self.classes is not None and (not self.classes or len(set(self.classes)) < len(self.classes)):
+            raise ValueError(f"classes is {list(self.classes)}, expected one or more, each once")
         if self.generic_classes and not self.generic_samples:
             raise ValueError("generic_classes is for generic_samples: give these too")
         if self.partition not in PARTITIONS:

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from simulation.data import DataSet, DataSpec
-from simulation.data.dataset import held_out
+from simulation.data import DataSet, DataSpec, load
+from simulation.data.dataset import held_out, of_classes
 from simulation.errors import DataSetError
 
 Y = np.repeat(np.arange(5), 20)
@@ -11,6 +13,40 @@ WHOLE = DataSet(np.arange(100)[:, None], Y, np.zeros((2, 1)), np.zeros(2, np.int
 
 def spec(**settings) -> DataSpec:
     return DataSpec(**settings)
+
+
+def test_only_samples_of_the_classes_stay_numbered_in_their_order():
+    data = of_classes(replace(WHOLE, test_y=np.array([3, 0])), spec(classes=(3, 1)), "there")
+    assert data.labels == ("d", "b")
+    assert data.train_x[:, 0].tolist() == [*range(20, 40), *range(60, 80)]
+    assert data.train_y.tolist() == [1] * 20 + [0] * 20
+    assert data.groups.tolist() == [1] * 20 + [0] * 20  # Y % 3
+    assert data.test_y.tolist() == [0]
+
+
+def test_no_classes_named_are_all_of_them():
+    assert of_classes(WHOLE, spec(), "there") is WHOLE
+
+
+@pytest.mark.parametrize(
+    ("classes", "says"), [((5,), "there: classes has 5, expected 0 to 4"), ((1,), "there: no test samples")]
+)
+def test_classes_without_samples_are_an_error(classes, says):
+    with pytest.raises(DataSetError, match=says):
+        of_classes(WHOLE, spec(classes=classes), "there")
+
+
+@pytest.mark.parametrize("classes", [(), (1, 1)])
+def test_classes_are_one_or_more_each_once(classes):
+    with pytest.raises(ValueError, match="expected one or more, each once"):
+        spec(classes=classes)
+
+
+def test_a_source_gives_only_the_classes_that_are_asked_for():
+    data = load(spec(source="digits", classes=(7, 2), max_train=100), seed=0)
+    assert data.labels == ("7", "2")
+    assert len(data.train_y) == 100
+    assert set(data.train_y.tolist()) == {0, 1}
 
 
 def test_generic_samples_are_of_so_many_classes_and_nobody_trains_on_them():
