@@ -30,12 +30,15 @@ class Offering:
             self.everybody(state)
 
     def opened(self, state: State) -> None:
-        """A round is open. A base that is new to everyone is on its way; who lacks more of it asks."""
+        """A round is open. A base that is new to everyone is on its way; who lacks more of it asks.
+
+        Where there are smaller models, of which a device needs one in place of the main one, all ask.
+        """
         if self._cohorts:
             return
         self.everybody(state)
         store, number = self._rounds.store, state.round
-        if number == 1:
+        if number == 1 or self._rounds.task.family:
             return
         known = store.base(number - 1).checkpoint
         for part in store.base(number).checkpoint:

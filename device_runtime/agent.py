@@ -121,7 +121,8 @@ class Agent:
         """The offer to all. A retained one only says that there is a task: what remains is told after hello.
 
         One that was heard before comes from an aggregator that has restarted, and does not know who is here.
-        A base that is new to all is on its way to those who said that they are ready, unasked.
+        A base that is new to all is on its way to those who said that they are ready, unasked; not where some
+        train smaller models.
         """
         offer, checkpoint = heard.offer, heard.offer.base.checkpoint
         if retained and not offer.done:
@@ -132,7 +133,7 @@ class Agent:
             if again:
                 self._duty.hello()
                 self._duty.sending.restart()
-            elif offer.round > 1:
+            elif offer.round > 1 and not offer.family:
                 for part in checkpoint:
                     if part not in self._base:
                         self._duty.expect(part)

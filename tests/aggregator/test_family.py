@@ -101,3 +101,12 @@ def test_a_form_that_there_is_not_is_taken_for_the_first(bench, make_task, twin,
         b.weights(b.store.base(2))[bundle.manifest.head.bias] - bundle.weights()[bundle.manifest.head.bias]
     )
     np.testing.assert_allclose(change, 1.0, atol=1e-5)
+
+
+def test_nothing_comes_unasked_where_devices_may_train_another_model(bench, make_task, twin, bundle):
+    b = bench(make_task(SLICE, family=(twin(),)))
+    b.join("a", "b")
+    b.contribute("a", b.contribution("width-slice", moved(bundle, 1.0), form="twin"))
+    b.contribute("b", b.contribution("width-slice", moved(bundle, 1.0)))
+    assert b.offer.round == 2
+    assert not [topic for topic, _ in b.link.sent if "/block/" in topic and "/dn/" in topic]

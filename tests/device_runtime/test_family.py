@@ -80,3 +80,17 @@ def test_what_a_base_has_of_the_bundle_is_looked_for_once(stage, offer, another,
     stage.go(ticks=30)
     assert stage.link.of(Get)
     assert len(looks) <= 2
+
+
+def test_a_new_main_base_is_asked_for_at_once_where_there_is_a_family(stage, offer):
+    """Nothing comes unasked there; the clock stands still, so that no patience can run out."""
+    weights = {name: value + np.float32(0.5) for name, value in stage.bundle.weights().items()}
+    body = tensors.encode(weights)
+    stage.contents[name(body).sha] = body
+    main = (registry.write(Prototypes(beta=0, epochs=1)),)
+    stage.link.announce(offer(1))
+    stage.go()
+    base = Base(checkpoint=(name(body),), sha=name(body).sha)
+    stage.link.announce(offer(2, base=base, kinds=main), unasked=False)
+    stage.go()
+    assert [(c.round, c.form) for c in stage.contributions] == [(1, "another"), (2, "")]
