@@ -20,6 +20,9 @@ from .errors import DataError
 
 log = logging.getLogger(__name__)
 
+Stamp = frozenset[tuple[str, int, int]]
+"""Files by name, size in bytes, and time of the last change in ns."""
+
 
 def load(path: Path | str, manifest: Manifest) -> LocalData:
     """All readable samples below `path`, prepared as the bundle wants them.
@@ -53,6 +56,16 @@ def raw(path: Path) -> Iterator[NDArray[Any]]:
     for file in _files(path):
         with suppress(_Unreadable):
             yield _arrays(file)[0]
+
+
+def stamp(path: Path) -> Stamp:
+    """Of the files below `path`, now: one that is later changed or removed is then not among them."""
+    found = set()
+    for file in _files(path):
+        with suppress(OSError):  # it goes as we look
+            status = file.stat()
+            found.add((file.name, status.st_size, status.st_mtime_ns))
+    return frozenset(found)
 
 
 def check_path(path: Path | str) -> Path:

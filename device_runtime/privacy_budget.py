@@ -34,7 +34,8 @@ def samples(path: Path) -> frozenset[Sample]:
     """Who the samples below `path` are: SHA-256, cut, of each as it is stored, whatever its label.
 
     Equal samples are one. The same sample in another form (scaled, or of another dtype) is another. To be
-    called after the samples are loaded: one that came in between is then counted, not missed.
+    called after the samples are loaded: one that came in between is then counted, not missed (for one that
+    went see `Guard.of`).
     """
     found: set[Sample] = set()
     for x in local_data.raw(path):
@@ -120,9 +121,24 @@ class Guard:
     owner: Limit | None = None
 
     @classmethod
-    def of(cls, folder: Path, data: Path, owner: Limit | None = None) -> Guard:
-        """Of the device with this folder, and the samples below `data`. Reads neither until it must."""
-        return cls(lambda: Budget(folder / FILE, samples(data)), owner)
+    def of(
+        cls, folder: Path, data: Path, owner: Limit | None = None, loaded: local_data.Stamp = frozenset()
+    ) -> Guard:
+        """Of the device with this folder, and the samples below `data`. Reads neither until it must.
+
+        `loaded`: the files that were there before the samples to train on were loaded. While one of them is
+        no longer what it was, it cannot be said whose privacy training would spend.
+        """
+
+        def opened() -> Budget:
+            here = samples(data)
+            if loaded - local_data.stamp(data):
+                raise DataError(
+                    f"samples in {data} were changed or removed since they were loaded: start again"
+                )
+            return Budget(folder / FILE, here)
+
+        return cls(opened, owner)
 
     @cached_property
     def budget(self) -> Budget:

@@ -79,6 +79,7 @@ class DeviceTask:
         bundle = bundles[MAIN]
         self.manifest = bundle.manifest
         self._bundles = bundles
+        before = local_data.stamp(settings.data)
         data = local_data.load(settings.data, bundle.manifest)
         self.watcher = watcher(settings.pretence, settings.memory_bytes)
         self.model = open_model(bundle, settings.engine, watch=self.watcher)
@@ -91,7 +92,7 @@ class DeviceTask:
         self.profile = self._as_it_is_now()
         counts = data.class_counts(len(bundle.manifest.labels))
         loads = {member: workload(one.manifest, counts) for member, one in bundles.items()}
-        guard = Guard.of(settings.folder, settings.data, settings.owner)
+        guard = Guard.of(settings.folder, settings.data, settings.owner, before)
         self._equipment = Equipment(
             settings.name, {MAIN: self.model}, data, loads, self.watcher, clock, guard
         )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from device_runtime import privacy_budget
+from device_runtime.data import stamp
 from device_runtime.errors import DataError
 from device_runtime.privacy_budget import Budget, Guard, samples
 from strategies.accountant import Limit, PrivacyError, Spent, spent
@@ -261,6 +262,23 @@ def test_a_device_s_guard_reads_its_samples_and_its_file_when_a_private_kind_com
     guard.before(kind, 2)
     assert Guard.of(tmp_path, tmp_path / "data.npz").spent(kind) == guard.spent(kind) > 0
     assert Budget(path, samples(tmp_path / "data.npz")).rounds == 1
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced", "added"])
+def test_samples_that_went_after_they_were_loaded_are_not_trained_on_unaccounted(tmp_path, change):
+    """They would be in memory still; one that was added is accounted for, though nothing is trained on it."""
+    data, kind = tmp_path / "data", Kind(DpSgd())
+    data.mkdir()
+    for name in "ab":
+        np.savez(data / f"{name}.npz", x=np.full((5, 2), ord(name)), y=np.zeros(5, int))
+    guard = Guard.of(tmp_path, data, loaded=stamp(data))
+    if change == "removed":
+        (data / "b.npz").unlink()
+    else:
+        np.savez(data / f"{'b' if change == 'replaced' else 'c'}.npz", x=np.ones((7, 2)), y=np.zeros(7, int))
+    refusal = "" if change == "added" else f"samples in {data} were changed or removed since they were loaded"
+    assert guard.unfit(kind, 10).startswith(refusal)
+    assert bool(guard.unfit(kind, 10)) == bool(refusal)
 
 
 def test_a_damaged_file_keeps_private_kinds_from_being_trained(tmp_path, path):
