@@ -85,6 +85,11 @@ def widened(tensors: Tensors) -> dict[str, NDArray[Any]]:
     return {n: v.astype(np.float32) if v.dtype == np.float16 else v for n, v in tensors.items()}
 
 
+def finite(tensors: Tensors) -> bool:
+    """Whether no value is infinite or no number."""
+    return all(bool(np.isfinite(value).all()) for value in tensors.values() if value.dtype.kind in "fc")
+
+
 def check(tensors: Tensors, expected: Sequence[TensorSpec]) -> None:
     """Raises TensorError unless `tensors` are exactly `expected`: names, shapes, dtypes, all finite."""
     wanted = {spec.name for spec in expected}

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from models.tensors import Tensors
+from models.errors import TensorError
+from models.tensors import Tensors, finite
 
 from .kind import NOTHING, AnyStrategy, Carried, Contribution, Derives, RoundModel
 from .merge import AVERAGE, NOTHING_CARRIED, Merged, Optimizer, merge
@@ -38,18 +39,26 @@ class Folding:
             self._states[kind] = self._kinds[kind].fold(self._states[kind], contribution, weight)
 
     def merged(self) -> tuple[Merged, str]:
-        """What all of them make, and what was odd about it; a model that is not finite is left as it was."""
-        model, carried = self._model, self._carried
-        with np.errstate(over="ignore", invalid="ignore"):
-            effects = {
-                name: kind.finish(self._states[name], self._models[name])
-                for name, kind in self._kinds.items()
-            }
-            merged = merge(model, effects, self._optimizer, carried)
-        if all(_finite(weights) for weights in (merged.base, merged.served, *merged.carried.all())):
-            return self._derived(merged), ""
-        unchanged = Merged(model.weights, model.weights, steps=(), replayable=True, carried=carried)
-        return unchanged, "the merged model is not finite: the base stays as it was"
+        """What all of them make, and what was odd about it; all stays as it was where that is not finite, or
+        a kind cannot go on with what it got.
+        """
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self._merged(), ""
+        except TensorError as error:
+            weights = self._model.weights
+            unchanged = Merged(weights, weights, steps=(), replayable=True, carried=self._carried)
+            return unchanged, f"{error}: the base stays as it was"
+
+    def _merged(self) -> Merged:
+        """Raises TensorError."""
+        effects = {
+            name: kind.finish(self._states[name], self._models[name]) for name, kind in self._kinds.items()
+        }
+        merged = merge(self._model, effects, self._optimizer, self._carried)
+        if not all(finite(weights) for weights in (merged.base, merged.served, *merged.carried.all())):
+            raise TensorError("the merged model is not finite")
+        return self._derived(merged)
 
     def _derived(self, merged: Merged) -> Merged:
         """With the bases of members that are parts of the main model."""
@@ -69,7 +78,3 @@ def derived(kinds: Iterable[AnyStrategy], base: Tensors, model: RoundModel) -> d
             manifests = {name: model.tools.manifest(name) for name in ("", *sorted(names))}
             bases |= kind.derive(base, manifests)
     return bases
-
-
-def _finite(weights: Tensors) -> bool:
-    return all(bool(np.isfinite(value).all()) for value in weights.values() if value.dtype.kind == "f")

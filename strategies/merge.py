@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from broker.messages import Step
-from models.tensors import Tensors
+from models.tensors import Tensors, finite
 
 from .kind import Carried, Effect, RoundModel
 from .tensor_mean import TensorMean
@@ -68,8 +68,9 @@ def merge(
     Tensors are averaged over those who trained them, by weight, across kinds; a tensor that nobody trained
     stays. `optimizer` steps towards that mean. Zeroth-order steps are then taken beside it, scaled by the
     share of samples behind them among all that move the base (1 when only they came). What is assigned is
-    put in, and each kind's refinement is made of the result, in order. The served model is the distributed
-    one with the tensors that the most preferred kind says to serve, or else the new base.
+    put in, and each kind's refinement is made of the result, in order; of a base that is not finite nothing
+    is made, nor does it teach. The served model is the distributed one with the tensors that the most
+    preferred kind says to serve, or else the new base. Raises TensorError where a kind cannot go on.
     """
     effects = tuple(kinds.values())
     joined = TensorMean()
@@ -89,7 +90,7 @@ def merge(
         if effect.assigned:
             base, replayable = {**base, **effect.assigned}, False
     for effect in effects:
-        if effect.refine is not None:
+        if effect.refine is not None and finite(base):
             base, replayable = {**base, **effect.refine(base)}, False
     served = _served(effects)
     return Merged(
@@ -115,10 +116,11 @@ def _served(effects: Sequence[Effect]) -> Tensors:
 def _carried(before: Carried, kinds: Mapping[str, Effect], moments: Tensors, base: Tensors) -> Carried:
     """What was there stays, where no kind has anything new."""
     family, memory, aside = dict(before.family), dict(before.memory), dict(before.aside)
+    sound = any(effect.teach is not None for effect in kinds.values()) and finite(base)
     if moments:
         memory[OPTIMIZER] = moments
     for name, effect in kinds.items():
-        family |= {**effect.family, **(effect.teach(base) if effect.teach is not None else {})}
+        family |= {**effect.family, **(effect.teach(base) if effect.teach is not None and sound else {})}
         if effect.memory is not None:
             memory[name] = effect.memory
         if effect.aside is not None:
