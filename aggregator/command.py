@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-staleness", type=int, metavar="N", help="rounds that a late one may be late (default: 5)")
     add("--staleness-weight", type=float, metavar="A", help="t rounds late counts (1+t)^-A (default: 0.5)")
     add("--kinds", metavar="A,B,..", help="kinds of update, the preferred first (default: the usual ones)")
-    add("--system", metavar="NAME", help="a system by name, as `device-runtime systems` lists them")
+    add("--system", metavar="NAME", help="by name, as `device-runtime systems` lists them (default: --kinds)")
     add("--family", metavar="A,B,..", help="bundles of smaller models, the largest first")
     add("--generic", metavar="FILE.npz", help="samples that are nobody's own, for kinds that need them here")
     add("--eval-data", metavar="FILE.npz", help="x (raw) and y to evaluate on (default: no evaluation)")

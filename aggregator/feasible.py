@@ -11,6 +11,7 @@ from models.manifest import Manifest
 from profiles import shipped
 from profiles.cost import MissingGraph
 from strategies.kind import AnyStrategy, NeedsModels
+from strategies.width_slice import WidthSlice
 from strategies.workload import workload
 
 from .errors import TaskError
@@ -26,26 +27,30 @@ ANY_DEVICE = "pi-5"
 def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] = ALONE) -> None:
     """Logs each kind of update that no device can do with this bundle and family, by name.
 
-    Raises TaskError where round 1 offers no other, and for one that needs a generic set or graphs on the
-    aggregator that there are not.
+    Raises TaskError where round 1 offers no other, and for one that needs a generic set, narrower models or
+    graphs on the aggregator that there are not.
     """
     for kind in task.kinds:
         if kind.strategy.generic and task.generic is None:
             raise TaskError(
-                f"{kind.name} needs samples that are nobody's own: give the task generic = FILE.npz"
+                f"{kind.name} needs samples that are nobody's own: "
+                "give the task generic = FILE.npz (serve --generic)"
             )
     manifests = {"": manifest, **family}
     for kind in task.kinds:
+        if isinstance(kind.strategy, WidthSlice) and not kind.strategy.members:
+            raise TaskError(f"{kind.name} needs narrower models: give the task a family (serve --family A,B)")
         if isinstance(kind.strategy, NeedsModels):
             try:
                 kind.strategy.lacks(manifests)
             except (ModelError, KeyError) as error:
                 raise TaskError(f"{kind.name} cannot be merged: {error}") from None
     lacking = {kind.name: _lacking(kind.strategy, manifests) for kind in task.kinds}
-    texts = [f"{name} {lack}" for name, lack in lacking.items() if lack]
-    if all(lacking[kind.name] for kind in task.offered(1)):
-        raise TaskError(f"no device can do what round 1 offers: {'; '.join(texts)}")
-    for text in texts:
+    texts = {name: f"{name} {lack}" for name, lack in lacking.items() if lack}
+    first = [kind.name for kind in task.offered(1)]
+    if all(name in texts for name in first):
+        raise TaskError(f"no device can do what round 1 offers: {'; '.join(texts[name] for name in first)}")
+    for text in texts.values():
         log.warning("no device can do this kind: %s", text)
 
 
@@ -60,7 +65,7 @@ def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:
         try:
             form.cost(workload(manifest, (1,) * len(manifest.labels)), shipped(ANY_DEVICE))
         except MissingGraph as error:
-            missing = str(error)
+            missing = f"{error}: export it with {error.options}"
             continue
         return ""
     return missing

@@ -8,6 +8,7 @@ papers name, and under those without which it would be another system.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from .task import KindSettings, Task
 ALIASES = {"fedfsc+(baseline+)": "fedfsc+(fedavg+)", "drop": "fedavg", "reduced": "fedavg+"}
 SERVERS = ("fedadam", "fedyogi", "fedadagrad", "fedavgm")
 MODIFIERS: Mapping[str, str] = {
-    "": "stragglers train one epoch instead of being dropped (fedavg+, fedprox+, moon+)",
+    "": "stragglers train one epoch instead of being dropped",
     "fedprox": "local training stays near the base",
     "moon": "local training is contrasted with the device's last",
     **{name: f"{SYSTEMS[name].says.partition(', ')[2]}" for name in SERVERS},
@@ -61,7 +62,7 @@ def _parsed(name: str) -> tuple[System, tuple[str, ...]]:
     known = {**SYSTEMS, **{kind: _alone(kind) for kind in KINDS}}
     bases = [base for base in known if name == base or name.startswith(f"{base}+")]
     if not bases:
-        raise TaskError(f"no system is called {name!r}; there are {', '.join(names())}")
+        raise TaskError(f"no system is called {name!r}; {_instead(name)}")
     base = max(bases, key=len)
     rest = name[len(base) :]
     modifiers = tuple(rest.split("+")[1:])
@@ -70,6 +71,14 @@ def _parsed(name: str) -> tuple[System, tuple[str, ...]]:
             known_text = ", ".join(f"+{known}" for known in MODIFIERS)
             raise TaskError(f"{name!r}: there is no modifier +{modifier}; there are {known_text}")
     return known[base], modifiers
+
+
+def _instead(name: str) -> str:
+    """What may have been meant: `device-runtime systems` shows more than fits into a line."""
+    near = get_close_matches(name.lower().partition("+")[0], names(), n=3, cutoff=0.7)
+    if near:
+        return f"near it are {', '.join(near)}; `device-runtime systems` lists all"
+    return f"there are {', '.join(names())}"
 
 
 def _alone(kind: str) -> System:

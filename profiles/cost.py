@@ -13,7 +13,19 @@ SESSION_BYTES = 16 * 2**20
 
 
 class MissingGraph(LookupError):
-    """Work on a graph that the bundle does not have."""
+    """Work on a graph, as "moon.bias", that the bundle does not have."""
+
+    def __init__(self, message: str, graph: str) -> None:
+        super().__init__(message)
+        self.graph = graph
+
+    @property
+    def options(self) -> str:
+        """Of `export`, that give a bundle the graph."""
+        what, _, of = self.graph.partition(".")
+        if what == "features":
+            return f"--features {of}"
+        return f"--tunable {of}" if what in ("train", "loss") else f"--objective {what} --tunable {of}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ class Workload:
     def graph(self, name: str) -> GraphWork:
         """The work of one graph. Raises MissingGraph."""
         if name not in self.graphs:
-            raise MissingGraph(f"needs graph {name}, the bundle has {', '.join(self.graphs)}")
+            raise MissingGraph(f"needs graph {name}, the bundle has {', '.join(self.graphs)}", name)
         return self.graphs[name]
 
     def map_values(self, level: str) -> int:
@@ -60,7 +72,8 @@ class Workload:
     def values(self, tunable: str) -> int:
         """How many values a tunable set trains. Raises MissingGraph where the bundle has no such set."""
         if tunable not in self.parameters:
-            raise MissingGraph(f"needs tunable set {tunable}, the bundle has {', '.join(self.parameters)}")
+            had = ", ".join(self.parameters)
+            raise MissingGraph(f"needs tunable set {tunable}, the bundle has {had}", f"train.{tunable}")
         return self.parameters[tunable]
 
     @cached_property

@@ -18,7 +18,8 @@ def test_every_kind_can_be_done_with_the_shipped_bundle(make_task, manifest, cap
 def test_a_task_that_no_device_could_do_is_refused_when_it_is_served(make_task, manifest):
     with pytest.raises(
         TaskError,
-        match="no device can do what round 1 offers: zeroth-order needs .*lora, the bundle has",
+        match="no device can do what round 1 offers: zeroth-order needs .*lora, the bundle has .*"
+        "head: export it with --tunable lora$",
     ):
         check_kinds(make_task(LORA, KindSettings(name="full", from_round=2)), manifest)
 
@@ -27,3 +28,24 @@ def test_a_kind_that_the_bundle_lacks_graphs_for_is_named_beside_others(make_tas
     caplog.set_level(logging.WARNING)
     check_kinds(make_task(LORA, "full"), manifest)
     assert "no device can do this kind: zeroth-order needs" in caplog.text
+
+
+def test_what_later_rounds_lack_is_not_said_of_the_first(make_task, manifest):
+    tuned = KindSettings(name="peft", settings={"tunable": "bias"}, from_round=2)
+    with pytest.raises(TaskError) as refused:
+        check_kinds(make_task(LORA, tuned), manifest)
+    assert "lora" in str(refused.value)
+    assert "peft" not in str(refused.value)
+
+
+def test_an_objective_that_the_bundle_lacks_is_named_with_the_options_that_export_it(make_task, manifest):
+    moon = KindSettings(name="full", settings={"moon": 1.0})
+    with pytest.raises(
+        TaskError, match=r"full needs graph moon\.all, .*: export it with --objective moon --"
+    ):
+        check_kinds(make_task(moon), manifest)
+
+
+def test_a_width_slice_of_no_family_would_be_a_full_update_by_another_name(make_task, manifest):
+    with pytest.raises(TaskError, match="width-slice needs narrower models: give the task a family"):
+        check_kinds(make_task("full", "width-slice"), manifest)

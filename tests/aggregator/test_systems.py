@@ -99,6 +99,11 @@ def test_a_system_is_served_by_name():
     ("name", "why"),
     [
         ("best", "no system is called 'best'; there are fedavg, "),
+        (
+            "FedAdam",
+            "no system is called 'FedAdam'; near it are fedadam.*; `device-runtime systems` lists all$",
+        ),
+        ("fedprx+dp", "no system is called 'fedprx\\+dp'; near it are fedprox"),
         ("fedavg+better", "'fedavg\\+better': there is no modifier \\+better; there are \\+, \\+fedprox"),
         ("fedncm+", "\\+ changes reduced_epochs, which none of class-means has"),
     ],
