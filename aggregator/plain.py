@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from math import isnan
 from typing import Protocol, TextIO
 
 from tabulate import tabulate
 
-from .observer import Finished, Happening, Observer, RoundClosed, RoundExtended, Started
+from .observer import (
+    Finished,
+    Happening,
+    Observer,
+    PlanMade,
+    RoundClosed,
+    RoundExtended,
+    RoundOpened,
+    Started,
+)
 
 
 class View(Observer, Protocol):
@@ -26,6 +36,7 @@ class Plain:
         self._quiet = quiet
         self._closed: list[RoundClosed] = []
         self._rounds = 0
+        self._idle: dict[str, str] = {}
 
     def __call__(self, happening: Happening) -> None:
         match happening:
@@ -33,8 +44,15 @@ class Plain:
                 self._closed = list(happening.closed)
                 self._rounds = happening.task.rounds
                 self._line(started(happening))
+            case RoundOpened():
+                self._idle = {}
+            case PlanMade(device=device, kind="", reasons=reasons):
+                self._idle[device] = "; ".join(reasons) or "no reason given"
+            case PlanMade(device=device):
+                self._idle.pop(device, None)
             case RoundExtended():
-                self._line(extended(happening))
+                self._line(extended(happening) + idle(self._idle))
+                self._idle = {}
             case RoundClosed():
                 self._closed.append(happening)
                 self._line(f"round {happening.record.round} of {self._rounds}: {summary(happening)}")
@@ -64,6 +82,13 @@ def extended(happening: RoundExtended) -> str:
         f"round {happening.round} extended by {happening.deadline_s:g} s: "
         f"{happening.contributions} of {happening.needed} contributions"
     )
+
+
+def idle(reasons: Mapping[str, str]) -> str:
+    """Who sits out, and why the first of them does."""
+    for device, why in sorted(reasons.items()):
+        return f"; {len(reasons)} sitting out, {device} as {why}"
+    return ""
 
 
 def summary(closed: RoundClosed) -> str:

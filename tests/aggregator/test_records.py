@@ -76,6 +76,25 @@ def test_without_a_terminal_there_is_one_line_a_round_and_a_table_at_the_end():
     assert lines[3].split()[:3] == ["round", "accuracy", "loss"]
 
 
+def test_an_extended_round_says_who_sits_out_and_why():
+    out = io.StringIO()
+    view = Plain(out)
+    too_slow = "full needs 9.0 s of 2.7 s (compute)"
+    for happening in (
+        RoundOpened(1, ("full",), 3.0),
+        PlanMade("b", 1, "", 0.0, 0, 0.0, (too_slow,)),
+        PlanMade("a", 1, "", 0.0, 0, 0.0, ("full needs 4.0 s of 2.7 s (compute)",)),
+        PlanMade("a", 1, "full", 2.0, 0, 0.0, ()),
+        RoundExtended(1, 3.0, 0, 1),
+        RoundExtended(1, 3.0, 0, 1),
+    ):
+        view(happening)
+    assert out.getvalue().splitlines() == [
+        f"round 1 extended by 3 s: 0 of 1 contributions; 1 sitting out, b as {too_slow}",
+        "round 1 extended by 3 s: 0 of 1 contributions",
+    ]
+
+
 @pytest.mark.parametrize(("count", "text"), [(999, "999 B"), (1000, "1.0 kB"), (4_500_000, "4.5 MB")])
 def test_sizes_are_in_the_unit_that_fits(count, text):
     assert size(count) == text
