@@ -40,7 +40,7 @@ TAIL = 4
 MAX_STEPS = 50
 """Steps after which there is a new checkpoint."""
 BASES_HELD = 4
-"""Earlier bases in memory, while late contributions are merged."""
+"""Bases in memory of each model, while late contributions are merged."""
 
 
 def checkpoint(weights: Tensors, models: Blobs, manifest: Manifest) -> Base:
@@ -151,12 +151,12 @@ def _fold(store: Store, task: Task, model: RoundModel, folding: Folding) -> list
 
 
 class _Earlier:
-    """The bases that late contributions were made for; the latest few are held."""
+    """The bases that late contributions were made for; a few are held."""
 
     def __init__(self, store: Store, task: Task, model: RoundModel) -> None:
         self._model, self._exponent = model, -task.staleness_weight
         self._members = {kind.name: kind.strategy for kind in task.kinds}
-        self._base = lru_cache(BASES_HELD)(
+        self._base = lru_cache(BASES_HELD * (1 + len(task.family)))(
             lambda number, member: base_weights(store, number, model.manifest, member)
         )
 

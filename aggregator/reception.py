@@ -19,7 +19,7 @@ from .rounds import Rounds
 log = logging.getLogger(__name__)
 
 BASES_HELD = 2
-"""Bases in memory, where norms are bounded: the open round's, and that of a late contribution."""
+"""Bases in memory of each model, where norms are bounded: the open round's, and a late contribution's."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Reception:
         self._intake = Intake(rounds.store.updates, desk.ask)
         self._in_hand: dict[Update, Contribution] = {}
         self._bounded = any(kind.max_norm is not None for kind in rounds.task.kinds)
-        self._base = lru_cache(BASES_HELD)(rounds.weights)  # by round and member
+        self._base = lru_cache(BASES_HELD * len(rounds.manifests))(rounds.weights)  # by round and member
 
     def check_address(self, message: Contribution) -> None:
         """Raises UpdateRefused for a message to another task, or to another life of this one."""

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
-
-import numpy as np
 
 from broker.blobs import sync_folder
 from broker.messages import Blob, Member, Offer
 from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
-from models.initial import fresh
 from models.tensors import Tensors
-from strategies.folding import derived
-from strategies.kind import Carried, RoundModel
 
 from . import merging
+from .beginning import first
 from .contributions import Bytes
 from .errors import RunFolderError
 from .evaluation import Evaluator, summarise
 from .feasible import check_kinds
+from .identity import identified
 from .observer import RoundClosed
 from .state import Rules
-from .store import CarriedBlobs, Identity, Store
-from .task import Task, decode
+from .store import CarriedBlobs, Store
+from .task import Task
 from .tools import Tools, open_family, samples
 
-FRESH = 3
-"""Purpose of the draws of fresh parameters."""
-SHA_BYTES = 32
 SERVED = "served.safetensors"
 """In the run folder: the served model of the latest closed round."""
 
@@ -63,34 +56,11 @@ class Rounds:
             weights, carried = first(task, {"": self.bundle, **family}, self._tools)
             self._first_base = merging.checkpoint(weights, self.store.models, self.manifest)
             self._first_carried = merging.keep(carried, self.store, self._tools)
-            self.run, self.resumed = self._identify(folder)
+            shas = tuple(blob.sha for blob in (self._packed, *self._family.values()))
+            self.run, self.resumed = identified(self.store, task, shas)
         except BaseException:
             self.store.close()
             raise
-
-    def _identify(self, folder: Path) -> tuple[str, bool]:
-        shas = [blob.sha for blob in (self._packed, *self._family.values())]
-        mine = Identity(self.task.json(), secrets.token_hex(4), b"".join(shas))
-        found = self.store.identity()
-        if found is None:
-            self.store.found(mine)
-            (folder / "task.json").write_bytes(mine.task + b"\n")
-            return mine.run, False
-        begun = decode(found.task)  # settings that are newer than the run have their defaults
-        if begun.json() != mine.task:
-            changed = ", ".join(differences(begun, decode(mine.task)))
-            raise RunFolderError(
-                f"run folder {folder} belongs to another task ({changed}): give another --run-dir, "
-                "or the settings it was begun with"
-            )
-        begun_with = [found.bundles[at : at + SHA_BYTES] for at in range(0, len(mine.bundles), SHA_BYTES)]
-        for path, old, new in zip((self.task.bundle, *self.task.family), begun_with, shas, strict=True):
-            if old != new:
-                raise RunFolderError(
-                    f"run folder {folder} was begun with another bundle {path} "
-                    f"({old.hex()[:8]}, now {new.hex()[:8]}): give another --run-dir"
-                )
-        return found.run, True
 
     @property
     def rules(self) -> Rules:
@@ -208,31 +178,3 @@ class Rounds:
             sync_folder(folder)
         except OSError as error:
             raise RunFolderError(f"cannot write {folder / SERVED}: {error.strerror or error}") from None
-
-
-def first(task: Task, models: Mapping[str, Bundle], tools: Tools) -> tuple[Tensors, Carried]:
-    """What round 1 distributes: the bundles' weights, or fresh ones, of the main model and its family."""
-    weights = {member: started(bundle, task, place) for place, (member, bundle) in enumerate(models.items())}
-    main = weights.pop("")
-    model = RoundModel(models[""].manifest, main, 0, task.seed, tools=tools)
-    cut = derived((kind.strategy for kind in task.kinds), main, model)
-    return main, Carried(family={**weights, **cut})
-
-
-def started(bundle: Bundle, task: Task, place: int) -> Tensors:
-    """The weights of one model at the start; `place` makes its draws its own."""
-    weights = bundle.weights()
-    if task.start == "bundle":
-        return weights
-    rng = np.random.default_rng([task.seed, FRESH, place])
-    return {**weights, **fresh(bundle.manifest, weights, rng)}
-
-
-def differences(old: Task, new: Task) -> list[str]:
-    """Settings that differ, with both values where they are short."""
-    texts = []
-    for field in old.__struct_fields__:
-        before, after = getattr(old, field), getattr(new, field)
-        if before != after:
-            texts.append(field if field == "kinds" else f"{field} {before}, now {after}")
-    return texts

@@ -20,12 +20,13 @@ from strategies.workload import workload
 
 from . import data as local_data
 from .choose import MAIN, choose
+from .equipment import Equipment
 from .link_speed import LinkSpeed
 from .measuring import SpeedCache, cache_key, measure, profile
 from .memories import Memories
 from .privacy_budget import Guard
 from .watching import Pretence, own_memory, rest, watcher
-from .work import Assignment, Equipment, Listener, Outcome, corrected, perform
+from .work import Assignment, Listener, Outcome, corrected, perform
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from aggregator.beginning import first
 from aggregator.errors import AggregatorError, TaskError
 from aggregator.feasible import check_kinds
-from aggregator.rounds import first
 from aggregator.task import Task
 from aggregator.tools import Tools as ServerSide
 from aggregator.tools import open_family, samples

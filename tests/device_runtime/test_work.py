@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from device_runtime.choose import MAIN
+from device_runtime.equipment import Equipment
 from device_runtime.errors import OutOfMemory
 from device_runtime.privacy_budget import Budget, Guard
 from device_runtime.watching import Pretence, Time, Watcher
-from device_runtime.work import Assignment, Equipment, cheaper, corrected, perform
+from device_runtime.work import Assignment, cheaper, corrected, perform
 from models.errors import EngineError
 from models.onnx_engine import OnnxModel
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
@@ -70,7 +71,7 @@ def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
 
 
 def test_a_device_that_was_too_hopeful_sends_the_epochs_that_are_whole(bundle, digits, clock):
-    """It believes to be twice as fast as it is: the plan says what it was, and the correction what it took."""
+    """It believes to be twice as fast as it is: the plan says what was done, the correction what it took."""
     kinds = (Full(epochs=4, reduced_epochs=1),)
     equipment = equip(bundle, digits, clock, Pretence.of("pi-4", slow=10))
     profile = believed(2 * 0.6e9 / 0.062 / 10)

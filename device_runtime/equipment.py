@@ -1,0 +1,65 @@
+"""What a device works with, and how it trains one form of an update with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from models.engine import DeviceModel
+from models.tensors import Tensors, check
+from strategies.kind import NOTHING, AnyStrategy, Contribution, LocalData, Run
+
+from .choose import Candidate, Loads
+from .privacy_budget import Guard
+from .watching import Watcher
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """See `work.Worker`. `models` by member, the main one by "".
+
+    `memory` gives what a kind kept here, `aside` is what came beside the base; `guard` spends the samples'
+    privacy before they are trained on.
+    """
+
+    name: str
+    models: Mapping[str, DeviceModel]
+    data: LocalData
+    loads: Loads
+    watcher: Watcher
+    clock: Callable[[], float]
+    guard: Guard
+    progress: Callable[[float], None] = lambda _: None
+    memory: Callable[[str], Tensors] = lambda _: NOTHING
+    aside: Tensors = field(default_factory=lambda: NOTHING)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.watcher.peak_bytes
+
+    def begin(self) -> None:
+        self.watcher.start()
+
+    def barred(self, strategy: AnyStrategy) -> str:
+        return self.guard.unfit(strategy, len(self.data))
+
+    def spent(self, strategy: AnyStrategy) -> float:
+        return self.guard.spent(strategy)
+
+    def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
+        strategy = chosen.strategy
+        model, memory = self.models[strategy.member], self.memory(strategy.name)
+        run = Run(seed, self.name, self.clock, deadline, self.progress, memory, self.aside)
+        self.guard.before(strategy, len(self.data))
+        trained = strategy.train(model, self.data, run)
+        check(trained.tensors, strategy.expected(model.manifest))
+        form = trained.form or strategy.form
+        return _ended(strategy, form), replace(trained, form=form)
+
+
+def _ended(strategy: AnyStrategy, form: str) -> AnyStrategy:
+    """The form of this name that the clock has left of it, found to a hundredth of its work."""
+    if form == strategy.form:
+        return strategy
+    left = (strategy.stopped(n / 100) for n in range(1, 100))
+    return next((one for one in left if one is not None and one.form == form), strategy)
