@@ -102,6 +102,9 @@ def summary(closed: RoundClosed) -> str:
         f"{record.energy_j:.3g} J",
         f"{record.duration_s:.1f} s",
     ]
+    spent = max((one.epsilon for one in closed.contributions if not isnan(one.epsilon)), default=0.0)
+    if spent:
+        parts.append(f"epsilon at most {spent:.2f}")
     return ", ".join(parts) + (f" ({closed.note})" if closed.note else "")
 
 

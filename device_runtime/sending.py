@@ -84,7 +84,10 @@ class Sending:
             return 0, 0.0
         sent = self._sent.pop(receipt.seq, None)
         level = logging.INFO if receipt.status in ("accepted", "duplicate") else logging.WARNING
-        log.log(level, "round %d: %s %s %s", receipt.round, message.kind, receipt.status, receipt.reason)
+        text = " ".join(part for part in (message.kind, receipt.status, receipt.reason) if part)
+        if spent := message.metrics.epsilon_milli:
+            text += f", epsilon {spent / 1000:.2f} spent of these samples' privacy"
+        log.log(level, "round %d: %s", receipt.round, text)
         return (message.blob.size if message.blob else 0), (now - sent.first_s if sent else 0.0)
 
     def _send(self, message: Contribution, now: float) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from math import nan
 
 import msgspec
@@ -21,7 +22,7 @@ from aggregator.observer import (
     RoundRecord,
     Started,
 )
-from aggregator.plain import Plain, size
+from aggregator.plain import Plain, size, summary
 from aggregator.records import Records
 from aggregator.task import Task
 
@@ -74,6 +75,11 @@ def test_without_a_terminal_there_is_one_line_a_round_and_a_table_at_the_end():
         "round 1 of 2: accuracy 50.0%, loss 1.250, 1 full, 12.3 kB up, 950 B down, 2 J, 3.0 s",
     ]
     assert lines[3].split()[:3] == ["round", "accuracy", "loss"]
+
+
+def test_a_private_round_says_the_most_that_any_device_has_spent():
+    some = [replace(closed(1).contributions[0], epsilon=epsilon) for epsilon in (nan, 1.25, 2.616)]
+    assert summary(replace(closed(1), contributions=tuple(some))).endswith("3.0 s, epsilon at most 2.62")
 
 
 def test_an_extended_round_says_who_sits_out_and_why():

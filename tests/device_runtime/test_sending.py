@@ -1,5 +1,7 @@
 """When a contribution is sent, and when it is sent again."""
 
+import logging
+
 import pytest
 
 from broker.messages import Contribution, Metrics, Receipt, decode
@@ -43,8 +45,8 @@ def sending(line, tmp_path):
     return Sending(Outbox(tmp_path), voice)
 
 
-def keep(sending, number=1):
-    metrics = Metrics(0.5, 10, 20, 30)
+def keep(sending, number=1, epsilon_milli=0):
+    metrics = Metrics(0.5, 10, 20, 30, epsilon_milli)
     given = {"task": "t", "run": "r", "kind": "few-shot", "num_examples": 4, "metrics": metrics, "body": b"x"}
     return sending.keep(Contribution(round=number, boot=0, seq=0, **given))
 
@@ -116,3 +118,13 @@ def test_a_transfer_is_timed_from_its_first_announcement(sending, line):
     assert sent_at(sending, line, 12) == [0, 10]
     assert sending.settle(receipt(message), 12.0) == (0, 12.0)
     assert sending.settle(receipt(message), 13.0) == (0, 0.0)
+
+
+def test_a_receipt_is_told_with_what_of_the_samples_privacy_was_spent(sending, caplog):
+    caplog.set_level(logging.INFO)
+    for number, spent in ((1, 0), (2, 2616)):
+        sending.settle(receipt(keep(sending, number, spent)), 1.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "round 1: few-shot accepted",
+        "round 2: few-shot accepted, epsilon 2.62 spent of these samples' privacy",
+    ]
