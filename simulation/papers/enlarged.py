@@ -1,4 +1,4 @@
-"""Images of a larger size than they come in, for networks that were trained on larger ones."""
+"""Images and spectra of another size than they come in, for the networks that are to take them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from simulation.errors import DataSetError
 
 
 def enlarged(spec: DataSpec, pixels: int) -> Path:
-    """A folder of .npy files with the same images, bilinear, uint8 (n, 3, pixels, pixels).
+    """A folder of .npy files with the same images, bilinear, uint8 (n, 1 or 3, pixels, pixels).
 
     Made once, then in the user's cache. Raises DataSetError.
     """
     path = Path(spec.path).expanduser()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    key = cache.listing_key(files, "enlarged", spec.source, pixels)
+    key = cache.listing_key(files, "enlarged", spec.source, spec.classes, pixels)
     cache.kept(key, lambda: _made(spec, pixels))
     folder = cache.folder() / key
     if not folder.is_dir():
@@ -30,7 +30,9 @@ def enlarged(spec: DataSpec, pixels: int) -> Path:
 
 def _made(spec: DataSpec, pixels: int) -> dict[str, NDArray[Any]]:
     data = load(spec, seed=0)
+    whose = {} if data.groups is None else {"groups": data.groups}
     return {
+        **whose,
         "x_train": _images(data.train_x, pixels, "training images"),
         "y_train": data.train_y,
         "x_test": _images(data.test_x, pixels, "test images"),
@@ -42,9 +44,9 @@ def _made(spec: DataSpec, pixels: int) -> dict[str, NDArray[Any]]:
 def _images(x: NDArray[Any], pixels: int, what: str) -> NDArray[np.uint8]:
     from PIL import Image
 
-    large = np.empty((len(x), 3, pixels, pixels), np.uint8)
+    sized = np.empty((*x.shape[:2], pixels, pixels), np.uint8)
     for number in told(range(len(x)), f"{what} to {pixels} pixels"):
-        image = Image.fromarray(np.asarray(x[number]).transpose(1, 2, 0))
-        square = image.resize((pixels, pixels), Image.Resampling.BILINEAR)
-        large[number] = np.asarray(square).transpose(2, 0, 1)
-    return large
+        for channel, plane in enumerate(np.asarray(x[number])):
+            square = Image.fromarray(plane).resize((pixels, pixels), Image.Resampling.BILINEAR)
+            sized[number, channel] = np.asarray(square)
+    return sized

@@ -42,8 +42,10 @@ class Samples:
         return self.entry.export.format(pixels=self.form.pixels if self.form else 0)
 
 
-def bundle(name: str, shared: Shared, samples: Samples, where: DataFolder) -> str:
+def bundle(name: str, shared: Shared, samples: Samples, where: DataFolder, learnt: Path | None = None) -> str:
     """The path of the bundle of that name for such samples; what is shipped keeps its name.
+
+    `learnt` is a file of weights, for one that has none in the data folder.
 
     Raises ModelError, with what to install where torch is missing; DataSetError for missing weights.
     """
@@ -51,7 +53,7 @@ def bundle(name: str, shared: Shared, samples: Samples, where: DataFolder) -> st
     if entry is None:
         return name
     words = _words(name, entry, samples)
-    weights = where.file(entry.weights) if entry.weights else None
+    weights = where.file(entry.weights) if entry.weights else learnt
     path = folder() / f"{name}-{_key(words, weights)}"
     if not _whole(path):
         _export([*words, *(["--weights", str(weights)] if weights else [])], path)

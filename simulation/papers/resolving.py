@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +14,13 @@ from simulation.data import DataSpec
 from simulation.errors import ScenarioError
 from simulation.scenario import Scenario
 
-from . import exporting
+from . import exporting, pretraining
 from .catalogue import stem
 from .deadlines import FullUpdate, deadline_s
-from .enlarged import enlarged
 from .exporting import Samples
 from .layers import Layer, over
 from .places import DataFolder
+from .sampling import spec_of
 from .shared import DataEntry, Shared
 from .table import Column, Row, Scale, Table
 
@@ -62,7 +61,7 @@ def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, Row]
 def scenario(table: Table, scale: Scale, cell: tuple[Column, Row], where: Where) -> Scenario:
     """What this row is in this column, before its system changes it.
 
-    Exports bundles and enlarges images where that was not done before. Raises ScenarioError, DataSetError,
+    Trains and exports bundles and enlarges images where that was not done before. Raises SimulationError,
     ModelError.
     """
     column, row = cell
@@ -70,7 +69,7 @@ def scenario(table: Table, scale: Scale, cell: tuple[Column, Row], where: Where)
     whole = layer(table, scale, entry, cell)
     try:
         samples = Samples(entry, where.folder.form(entry, scale))
-        spec = _spec(samples, whole, where.folder)
+        spec = spec_of(samples, whole.data, where.folder)
         task = _task(whole, spec, samples, where)
         kinds = _kinds(task, whole, row.system in MIXED)
         return Scenario(
@@ -79,7 +78,7 @@ def scenario(table: Table, scale: Scale, cell: tuple[Column, Row], where: Where)
             devices=_devices(whole),
             slow=whole.slow or 1.0,
             eval_every=1 if whole.eval_every is None else whole.eval_every,
-            engine="auto" if where.place == "cpu" else "torch",
+            engine=_engine(whole, where),
             place=where.place,
             data=spec,
             task=msgspec.structs.replace(task, kinds=kinds),
@@ -90,7 +89,11 @@ def scenario(table: Table, scale: Scale, cell: tuple[Column, Row], where: Where)
 
 def _task(whole: Layer, spec: DataSpec, samples: Samples, where: Where) -> Task:
     def made(name: str) -> str:
-        return exporting.bundle(name, where.shared, samples, where.folder)
+        entry = where.shared.bundles.get(name)
+        learnt = None
+        if entry is not None and entry.pretrain is not None:
+            learnt = pretraining.weights(entry.pretrain, where.shared, where.folder)
+        return exporting.bundle(name, where.shared, samples, where.folder, learnt)
 
     if whole.bundle is None:
         raise ValueError("no layer says which bundle")
@@ -103,6 +106,11 @@ def _task(whole: Layer, spec: DataSpec, samples: Samples, where: Where) -> Task:
         fleet = _fleet(whole, where.shared)
         task["round_deadline_s"] = deadline_s(whole.deadline, fleet, whole.slow or 1.0, update)
     return msgspec.convert(task, Task)
+
+
+def _engine(whole: Layer, where: Where) -> str:
+    """Torch trains what was exported here, with torch; of a shipped bundle it may be missing."""
+    return "torch" if where.place != "cpu" or whole.bundle in where.shared.bundles else "auto"
 
 
 def _kinds(task: Task, whole: Layer, mixed: bool) -> tuple[KindSettings, ...]:
@@ -127,22 +135,3 @@ def _fleet(whole: Layer, shared: Shared) -> FleetSpec:
     if name in shared.fleets:
         return fleets.read({"name": name, **shared.fleets[name]})
     return fleets.load(name)
-
-
-def _spec(samples: Samples, whole: Layer, folder: DataFolder) -> DataSpec:
-    entry, form = samples.entry, samples.form
-    if form is None:
-        return msgspec.convert({"source": entry.source, **whole.data}, DataSpec)
-    raw = {"source": form.source, "path": str(folder.file(form.file)), **_placed(form.data, folder)}
-    if form.pixels:
-        images = enlarged(msgspec.convert(raw, DataSpec), form.pixels)
-        raw = {"source": "npz", "path": str(images)}
-    return msgspec.convert({**raw, **whole.data}, DataSpec)
-
-
-def _placed(data: Mapping[str, Any], folder: DataFolder) -> dict[str, Any]:
-    """With {folder} for the data folder."""
-    return {
-        name: value.replace("{folder}", str(folder.path)) if isinstance(value, str) else value
-        for name, value in data.items()
-    }

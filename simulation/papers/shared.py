@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from simulation.errors import ScenarioError
+from strategies.kind import Settings
 
 from . import packaged
 from .layers import Layer
@@ -33,7 +34,7 @@ class DataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """A data set. `export` are the words of `device-runtime export` that say what its samples are, with
     {pixels} for those of the form.
 
-    `smoke` names what stands for it at that scale. No forms: it comes with an installed package. `get` says
+    `smoke` and `cpu` name what stands for it at these scales. No forms: it comes with a package. `get` says
     how to come by it.
     """
 
@@ -42,17 +43,39 @@ class DataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     export: str
     channels: int = 1
     smoke: str = ""
+    cpu: str = ""
     source: str = ""
     get: str = ""
     forms: tuple[Form, ...] = ()
     at: dict[Scale, Layer] = {}
 
 
+class Pretrain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Training in one place, on a data set by its name: so many rounds of full updates with these settings.
+
+    `bundle` names the same network for that data; its weights are what is trained.
+    """
+
+    bundle: str
+    data: str
+    rounds: int
+    settings: Settings = {}
+
+
 class BundleEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Words of `device-runtime export`, with {channels} and {classes}; `weights` is a file of the data."""
+    """Words of `device-runtime export`, with {channels} and {classes}.
+
+    `weights` is a file of the data folder; with `pretrain` they are trained, when they are first needed.
+    Raises ValueError for both.
+    """
 
     export: str
     weights: str = ""
+    pretrain: Pretrain | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights and self.pretrain is not None:
+            raise ValueError("weights and pretrain are both given, expected one of them")
 
 
 class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,7 +88,8 @@ class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         if name not in self.data:
             raise ScenarioError(f"no data set {name!r} in shared.toml; it has {', '.join(self.data)}")
         found = self.data[name]
-        return self.data[found.smoke] if scale == "smoke" and found.smoke else found
+        instead = {"smoke": found.smoke, "cpu": found.cpu}.get(scale)
+        return self.data[instead] if instead else found
 
 
 @cache

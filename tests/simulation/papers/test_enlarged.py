@@ -34,3 +34,20 @@ def test_it_is_done_once_for_each_size(small, monkeypatch):
     assert enlarged.enlarged(small, 8) != first
     monkeypatch.setattr(enlarged, "_made", None)
     assert enlarged.enlarged(small, 6) == first
+
+
+def test_spectra_of_speakers_become_square_and_keep_their_speakers(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path / "cache")
+    x = np.full((4, 1, 6, 2), 90, np.uint8)
+    file, y = tmp_path / "spoken.npz", np.arange(4)
+    np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y, groups=np.array([5, 5, 6, 7]))
+    folder = enlarged.enlarged(DataSpec(source="npz", path=str(file)), 4)
+    data = load(DataSpec(source="npz", path=str(folder)), 0)
+    assert data.train_x.shape == (4, 1, 4, 4)
+    assert (data.train_x == 90).all()
+    assert data.groups.tolist() == [5, 5, 6, 7]
+
+
+def test_other_classes_of_one_file_are_other_images(small):
+    one = DataSpec(source="npz", path=small.path, classes=(1,))
+    assert enlarged.enlarged(one, 6) != enlarged.enlarged(small, 6)
