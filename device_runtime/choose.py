@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from profiles import Cost, DeviceProfile, Verdict, Workload, classify
 from profiles.cost import MissingGraph
@@ -22,6 +23,7 @@ USUAL = Full()
 
 
 Loads = Mapping[str, Workload]
+NOWHERE: Loads = MappingProxyType({})
 Barred = Callable[[AnyStrategy], str]
 
 
@@ -77,15 +79,18 @@ def choose(
     loads: Loads,
     remaining_s: float,
     barred: Barred = lambda _: "",
+    elsewhere: Loads = NOWHERE,
 ) -> Plan:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
 
     Of a kind with several forms, the richest that fits. `loads` has what the task takes with each model that
     can be had here, by member; the main one's is judged for the straggler, where it is among them. `barred`
-    says why a form must not be trained here at all; empty when it may be.
+    says why a form must not be trained here at all; empty when it may be. `elsewhere`: of models that
+    were not fetched, to say why they were not.
     """
     usable_s = MARGIN * remaining_s
-    candidates = tuple(_candidates(profile, kinds, loads, usable_s, barred))
+    forms = [form for kind in kinds for form in kind.variants()]
+    candidates = tuple(_candidate(profile, form, (loads, elsewhere), usable_s, barred) for form in forms)
     chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
     return Plan(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
 
@@ -103,21 +108,18 @@ def _verdict(
         return Verdict(True, (str(error),))
 
 
-def _candidates(
-    profile: DeviceProfile, kinds: Iterable[AnyStrategy], loads: Loads, usable_s: float, barred: Barred
-) -> Iterable[Candidate]:
-    for kind in kinds:
-        for form in kind.variants():
-            workload = loads.get(form.member)
-            if workload is None:
-                yield Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
-                continue
-            if unfit := form.unfit(workload) or barred(form):
-                yield Candidate(form, None, (unfit,))
-                continue
-            try:
-                cost = form.cost(workload, profile)
-            except MissingGraph as error:
-                yield Candidate(form, None, (str(error),))
-                continue
-            yield Candidate(form, cost, misfits(cost, profile.memory, usable_s))
+def _candidate(
+    profile: DeviceProfile, form: AnyStrategy, loads: tuple[Loads, Loads], usable_s: float, barred: Barred
+) -> Candidate:
+    here, elsewhere = loads
+    workload = here.get(form.member) or elsewhere.get(form.member)
+    if workload is None:
+        return Candidate(form, None, (f"{form.member or 'the main model'} is not here",))
+    if unfit := form.unfit(workload) or barred(form):
+        return Candidate(form, None, (unfit,))
+    try:
+        cost = form.cost(workload, profile)
+    except MissingGraph as error:
+        return Candidate(form, None, (str(error),))
+    lacks = () if form.member in here else ("its model was not fetched",)
+    return Candidate(form, cost, misfits(cost, profile.memory, usable_s) or lacks)

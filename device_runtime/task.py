@@ -148,10 +148,12 @@ class DeviceTask:
         model.load(given.base)
         self.profile = self._profile_now()
         self.watcher.limit_bytes = self.profile.memory.limit_bytes
+        loads = self._equipment.loads
+        elsewhere = {other: load for other, load in loads.items() if other != member}
         equipment = replace(
             self._equipment,
             models={member: model},
-            loads={member: replace(self._equipment.loads[member], download_bytes=0)},
+            loads={member: replace(loads[member], download_bytes=0)},
             progress=listener.progress,
             memory=lambda kind: self._memories.get(offer.run, kind, offer.round),
             aside=given.aside,
@@ -159,7 +161,7 @@ class DeviceTask:
         outcome = perform(
             equipment,
             self.profile,
-            Assignment(registry.known(offer.kinds), offer.seed, deadline, listener.decided),
+            Assignment(registry.known(offer.kinds), offer.seed, deadline, listener.decided, elsewhere),
         )
         model.unload()
         self.profile = replace(self.profile, corrections=corrected(self.profile, outcome))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import nan
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from profiles import DeviceProfile
 from strategies.accountant import PrivacyError
 from strategies.kind import AnyStrategy, Contribution, OutOfTime
 
-from .choose import MARGIN, Candidate, Loads, Plan, choose
+from .choose import MARGIN, NOWHERE, Candidate, Loads, Plan, choose
 from .errors import OutOfMemory
 
 log = logging.getLogger(__name__)
@@ -43,12 +43,16 @@ class Listener:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the offer asks. `deadline` is on the device's own clock, in seconds, uploads included."""
+    """What the offer asks. `deadline` is on the device's own clock, in seconds, uploads included.
+
+    `elsewhere`: what it would take with models that were not fetched, to say why they were not.
+    """
 
     kinds: tuple[AnyStrategy, ...]
     seed: int
     deadline: float
     decided: Callable[[Decision], None] = lambda _: None
+    elsewhere: Loads = field(default_factory=lambda: NOWHERE)
 
 
 class Worker(Protocol):
@@ -126,7 +130,7 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
     while True:
         attempt = worker.clock()
         left_s = assignment.deadline - attempt
-        plan = choose(profile, kinds, worker.loads, left_s, worker.barred)
+        plan = choose(profile, kinds, worker.loads, left_s, worker.barred, assignment.elsewhere)
         chosen = plan.chosen
         assignment.decided(Decision(plan, gave_up, _room_bytes(chosen, profile, left_s)))
         contribution = None

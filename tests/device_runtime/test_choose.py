@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -124,3 +125,17 @@ def test_a_bundle_without_training_graphs_leaves_the_kinds_that_need_none(load):
     assert plan.chosen.kind == "few-shot"
     assert plan.reasons[0] == "full needs graph train.all, the bundle has forward"
     assert plan.straggler.straggler
+
+
+@pytest.mark.parametrize(
+    ("flops_per_s", "says"),
+    [
+        (1e12, "width-slice half its model was not fetched"),
+        (1e8, r"width-slice half needs 8\d\.\d s of 2\.7 s"),
+    ],
+)
+def test_a_model_that_was_not_fetched_would_not_have_fitted_or_was_not_wanted(load, flops_per_s, says):
+    kinds = [registry.make("width-slice", {"members": ["half"]}), registry.make("class-means")]
+    plan = choose(device(flops_per_s), kinds, {MAIN: load}, 3.0, elsewhere={"half": load})
+    assert plan.chosen is None or plan.chosen.kind == "class-means"
+    assert re.match(says, plan.reasons[0])
