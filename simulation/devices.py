@@ -18,7 +18,8 @@ from strategies.workload import workload
 
 from .bases import NOTHING_HELD, Held
 from .clients import Clients
-from .timeline import UNSPENT, Asked, Luck, Timeline, timeline
+from .timeline import Asked, Luck, Timeline, timeline
+from .virtual_worker import UNSPENT
 
 NOTHING_LEARNT: Mapping[str, float] = {}
 

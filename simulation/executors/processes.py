@@ -10,15 +10,15 @@ from models.freed_memory import give_back
 from models.tensors import Tensors
 from simulation.errors import ExecutorError
 
-from . import packing
+from . import packing, replies
 from .cores import usable_cores
 from .job import Job, Result, World
-from .packing import Broke, Ready
 from .processes_bases import BasesInMemory
 from .processes_crew import Crew
 from .processes_memory import MOST_WORKERS, WAVE_JOBS, Board
 from .processes_wave import Running, contents, planned
 from .processes_worker import Wave
+from .replies import Broke, Ready
 
 LARGE_BYTES = 1 << 20
 MOST_DEATHS = 3
@@ -75,7 +75,7 @@ class Processes:
                     how = self._crew.dismiss(heard.worker)
                     raise ExecutorError(f"worker {heard.worker} did not start: {how}")
                 if isinstance(heard.reply, Broke):
-                    raise packing.error_of(heard.reply)
+                    raise replies.error_of(heard.reply)
                 ready += 1
 
     def _wave(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
@@ -142,7 +142,7 @@ class Processes:
             if heard.reply is None:
                 self._replace(heard.worker)
             elif isinstance(heard.reply, Broke) and heard.reply.job < 0:
-                raise packing.error_of(heard.reply)
+                raise replies.error_of(heard.reply)
             elif not isinstance(heard.reply, Ready):
                 self._board.done(heard.reply.job)
                 if self._going is not None:

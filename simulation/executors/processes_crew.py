@@ -21,9 +21,9 @@ from simulation.clients import Clients
 from simulation.errors import ExecutorError
 
 from .job import World
-from .packing import Ready, Reply, Trained, read_reply
 from .processes_launch import Order, launch
 from .processes_memory import Shared
+from .replies import Ready, Reply, Trained, read_reply
 
 END_S = 5.0
 SHARED = ("board", "wave", "bases", "results", "memories")

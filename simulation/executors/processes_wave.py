@@ -11,10 +11,11 @@ from models.tensors import Tensors
 
 from . import packing
 from .job import Job, World
-from .packing import Expected, Packed
+from .packing import Packed
 from .processes_bases import Content
 from .processes_crew import Heard
 from .processes_memory import Shared
+from .replies import Expected
 
 RESULTS_BYTES = 32 << 20
 """Of results that wait for their turn, about; at least two of each worker may wait."""

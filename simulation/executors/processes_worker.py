@@ -24,9 +24,9 @@ from simulation.clients import Clients
 from strategies import registry
 from strategies.kind import NOTHING, AnyStrategy
 
-from . import packing
+from . import packing, replies
 from .job import Failed, Result, World, train
-from .packing import Layout, Packed, Ready
+from .packing import Layout, Packed
 from .processes_launch import Order, divided
 from .processes_memory import Board, Shared
 
@@ -68,10 +68,10 @@ def main(text: str) -> None:
         try:
             worker = Worker(order)
         except Exception as error:
-            link.send_bytes(packing.pack(packing.broke(-1, error)))
+            link.send_bytes(packing.pack(replies.broke(-1, error)))
             return
         give_back()
-        link.send_bytes(packing.pack(Ready(os.getpid())))
+        link.send_bytes(packing.pack(replies.Ready(os.getpid())))
         while True:
             job = worker.take()
             if job is None:
@@ -132,9 +132,9 @@ class Worker:
             self._leave(number, result)
             self._forget(packed.device)
         except Exception as error:
-            yield packing.pack(packing.broke(number, error))
+            yield packing.pack(replies.broke(number, error))
             return
-        yield packing.pack(packing.headline(number, result))
+        yield packing.pack(replies.headline(number, result))
         if not isinstance(result, Failed) and result.memory is not None:
             yield packing.joined(result.memory)
 

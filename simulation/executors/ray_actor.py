@@ -19,9 +19,9 @@ from simulation.clients import Clients
 from strategies import registry
 from strategies.kind import AnyStrategy
 
-from . import packing
+from . import packing, replies
 from .job import Failed, World, train
-from .packing import Layout, PackedJob, Ready
+from .packing import Layout, PackedJob
 from .processes_memory import Shared
 
 Bytes = NDArray[np.uint8]
@@ -66,10 +66,10 @@ class RayWorker:
             self._world = World(main, Clients(*arrays[:4]), opening.engine, family)
             self._models = {"": open_model(main, opening.engine)}
         except Exception as error:
-            return packing.pack(packing.broke(-1, error))
+            return packing.pack(replies.broke(-1, error))
         self._strategies: dict[tuple[str, bytes], AnyStrategy] = {}
         self._loaded: dict[str, int] = {}
-        return packing.pack(Ready(os.getpid()))
+        return packing.pack(replies.Ready(os.getpid()))
 
     def do(self, text: bytes, base: Bytes, memory: Bytes, aside: Bytes) -> Answer:
         """An Errand, and what its job begins with."""
@@ -79,13 +79,13 @@ class RayWorker:
             model = self._holding(strategy.member, errand.base, base)
             job = packing.unpack_job(errand.job, strategy, packing.views(memory, errand.memory))
             result = train(model, self._world, job, packing.views(aside, errand.aside))
-            reply = packing.pack(packing.headline(errand.number, result))
+            reply = packing.pack(replies.headline(errand.number, result))
             if isinstance(result, Failed):
                 return reply, NOTHING, NOTHING
             kept = NOTHING if result.memory is None else packing.joined(result.memory)
             return reply, packing.joined(result.tensors), kept
         except Exception as error:
-            return packing.pack(packing.broke(errand.number, error)), NOTHING, NOTHING
+            return packing.pack(replies.broke(errand.number, error)), NOTHING, NOTHING
 
     def _holding(self, member: str, key: int, base: Bytes) -> DeviceModel:
         """The model of this member with this base."""

@@ -15,8 +15,8 @@ from simulation.errors import ExecutorError
 
 from .cores import usable_cores
 from .job import World
-from .packing import Reply, read_reply
 from .ray_actor import NOTHING, Bytes, Errand, Opening, RayWorker
+from .replies import Reply, read_reply
 
 START_S = 120.0
 """Seconds of waiting for a first worker, after which it is said that there is none."""

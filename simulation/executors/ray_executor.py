@@ -12,12 +12,13 @@ from typing import Any
 from models.tensors import Tensors, check
 from simulation.errors import ExecutorError
 
-from . import packing
+from . import packing, replies
 from .job import Job, Result, World
-from .packing import Broke, Expected, Layout, Packed
+from .packing import Layout, Packed
 from .processes_wave import contents
 from .ray_actor import NOTHING, Errand
 from .ray_cluster import Cluster, Returned
+from .replies import Broke, Expected
 
 AHEAD = 4
 """Results of each worker that may wait for their turn, in the cluster's object store."""
@@ -190,7 +191,7 @@ class RayExecutor:
         """A new worker: ready, or what is wrong with it."""
         self._coming.discard(returned.worker)
         if isinstance(returned.reply, Broke):
-            raise packing.error_of(returned.reply)
+            raise replies.error_of(returned.reply)
         if returned.reply is None:
             raise ExecutorError(f"a Ray worker did not start: {returned.why}")
         self._load[returned.worker] = 0

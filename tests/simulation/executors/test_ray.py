@@ -13,10 +13,10 @@ from models.errors import BundleError, EngineError, ModelError
 from models.tensors import TensorError
 from simulation.errors import ExecutorError
 from simulation.executors.job import Failed, Job
-from simulation.executors.packing import error_of, read_reply
 from simulation.executors.plain import Plain
 from simulation.executors.ray_actor import Opening, RayWorker
 from simulation.executors.ray_executor import RayExecutor
+from simulation.executors.replies import error_of, read_reply
 from strategies.full import Full
 from strategies.zeroth_order import ZerothOrder
 
@@ -37,15 +37,6 @@ def executor(world):
 def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases, every_kind, plainly):
     assert executor.name == "ray (2)"
     assert same(executor.run(bases, every_kind)) == plainly
-
-
-@with_ray
-def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors(kept, kept_plainly):
-    executor = RayExecutor(kept.world, workers=1)
-    try:
-        assert same(executor.run(kept.bases, kept.jobs)) == kept_plainly
-    finally:
-        executor.close()
 
 
 @with_ray

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes, one of which is killed in the middle of a round."""
+"""Ray clusters of their own: of one node, and of two, one of which is killed in the middle of a round."""
 
 import pytest
 
@@ -6,6 +6,15 @@ from simulation.executors.ray_cluster import import_ray
 from simulation.executors.ray_executor import RayExecutor
 
 from .conftest import same
+
+
+def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors(kept, kept_plainly):
+    pytest.importorskip("ray")
+    executor = RayExecutor(kept.world, workers=1)
+    try:
+        assert same(executor.run(kept.bases, kept.jobs)) == kept_plainly
+    finally:
+        executor.close()
 
 
 @pytest.mark.slow
