@@ -24,7 +24,7 @@ AUTO = "auto"
 NAMES = ("plain", "batched", "processes", "ray")
 HEAVY_FLOPS = 10e6
 """Of one job: 2 ms or more on one core. A job in another process costs 0.2 ms more, and its start seconds."""
-SMALL_STEP_FLOPS = 8_000_000
+SMALL_STEP_FLOPS = 6_000_000
 """Of one sample's training step: up to here `models.torch_many` gains 1.5 to 2.5 times on one core."""
 FEW_CORES = 2
 """Up to so many, small networks gain more by being trained together than on cores of their own."""

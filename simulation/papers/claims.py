@@ -49,7 +49,7 @@ class Verdict:
 
 
 def verdicts(table: Table, scale: Scale, values: Values) -> tuple[Verdict, ...]:
-    """Of every claim in every column that is run at this scale."""
+    """Of every claim in every column that is run at this scale with what the claim compares."""
     columns = {column.id: column for column in table.columns_at(scale)}
     return tuple(
         _verdict(table, claim, columns[name], values)
@@ -60,17 +60,16 @@ def verdicts(table: Table, scale: Scale, values: Values) -> tuple[Verdict, ...]:
 
 
 def _columns(table: Table, scale: Scale, claim: Claim) -> tuple[str, ...]:
-    if claim.fall is not None:
-        return claim.fall[1:]
-    if claim.columns:
-        return claim.columns
     both = {claim.better, claim.than}
-    return tuple(
-        column.id
+    there = {
+        column.id: table.measure_of(column)
         for column in table.columns_at(scale)
-        if table.measure_of(column) == table.measure
-        and both <= {row.name for row in table.rows_at(scale, column)}
-    )
+        if both <= {row.name for row in table.rows_at(scale, column)}
+    }
+    if claim.fall is not None or claim.columns:
+        named = claim.fall[1:] if claim.fall else claim.columns
+        return tuple(name for name in named if name in there)
+    return tuple(name for name, measure in there.items() if measure == table.measure)
 
 
 def _verdict(table: Table, claim: Claim, column: Column, values: Values) -> Verdict:

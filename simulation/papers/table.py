@@ -30,7 +30,7 @@ class Column(Part, frozen=True, kw_only=True):
     """A data set, how it is divided, and what is measured there (default: what the table measures).
 
     `modifier` is put after the system of every row, as in +dp. `until`: the row at whose end `acc_at_time`
-    and `acc_at_energy` look at all others; "": the earliest.
+    and `acc_at_energy` look at all others; "": the earliest. `rows`: at a scale, only these.
     """
 
     id: str
@@ -39,6 +39,7 @@ class Column(Part, frozen=True, kw_only=True):
     measure: str = ""
     modifier: str = ""
     until: str = ""
+    rows: dict[Scale, tuple[str, ...]] = {}
 
 
 class Row(Part, frozen=True, kw_only=True):
@@ -128,7 +129,10 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             yield from scaled.columns
 
     def _rows_named(self) -> Iterable[str]:
-        yield from (column.until for column in self.columns if column.until)
+        for column in self.columns:
+            yield from (column.until,) if column.until else ()
+            for rows in column.rows.values():
+                yield from rows
         for claim in self.claims:
             yield from (claim.better, claim.than)
         for scaled in self.scales.values():
@@ -150,8 +154,9 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     def rows_at(self, scale: Scale, column: Column) -> tuple[Row, ...]:
         """The rows that are run in this column."""
-        wanted = self.scaled(scale).rows
-        rows = (row for row in self.rows if not wanted or row.name in wanted)
+        every = tuple(row.name for row in self.rows)
+        wanted = {*(self.scaled(scale).rows or every)} & {*column.rows.get(scale, every)}
+        rows = (row for row in self.rows if row.name in wanted)
         return tuple(row for row in rows if not row.only or column.id in row.only)
 
     def measure_of(self, column: Column, row: Row | None = None) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from simulation.errors import ScenarioError
+from simulation.papers.claims import verdicts
 
 
 def names(rows):
@@ -14,6 +15,20 @@ def test_a_scale_may_have_some_columns_and_a_row_some_columns(table):
     even, uneven, _ = table.columns_at("cpu")
     assert names(table.rows_at("cpu", even)) == ["drop", "few-shot", "long"]
     assert names(table.rows_at("cpu", uneven)) == ["drop", "few-shot"]
+
+
+def test_a_column_may_have_some_rows_at_a_scale(changed):
+    column = {"id": "even", "title": "", "data": "digits", "rows": {"cpu": ["few-shot"]}}
+    rows = [{"system": "drop"}, {"system": "few-shot"}, {"system": "full"}]
+    scales = {"cpu": {"rows": ["drop", "few-shot"]}, "full": {}}
+    claims = [{"text": "few-shot over FedAvg", "better": "few-shot", "than": "drop", "columns": ["even"]}]
+    table = changed(columns=[column], rows=rows, scales=scales, claims=claims)
+    assert names(table.rows_at("cpu", table.columns[0])) == ["few-shot"]
+    assert names(table.rows_at("full", table.columns[0])) == ["drop", "few-shot", "full"]
+    assert verdicts(table, "cpu", {}) == ()  # one of the two is not run
+    assert [verdict.column for verdict in verdicts(table, "full", {})] == ["even"]
+    with pytest.raises(ScenarioError, match="has no row 'moon'"):
+        changed(columns=[{**column, "rows": {"cpu": ["moon"]}}], rows=rows, scales=scales, claims=claims)
 
 
 def test_a_column_measures_what_the_table_does_unless_it_says_otherwise(table):
