@@ -11,7 +11,7 @@ from aggregator.observer import RoundExtended, RoundOpened
 from aggregator.task import KindSettings, Task
 from broker import topics
 from broker.topics import TopicError
-from device_runtime.choose import choose
+from device_runtime.choose import MAIN, choose
 from models import tensors
 from profiles import Bandwidth
 from simulation.errors import ScenarioError, SimulationError
@@ -56,7 +56,9 @@ def test_every_device_sends_the_richest_kind_that_it_is_predicted_to_afford(
         load = workload(bundle.manifest, tuple(np.bincount(member.y, minlength=10).tolist()))
         for number in (1, 2, 3):
             offered = [kind.strategy for kind in mixed.offered(number)]
-            plan = choose(member.profile, offered, replace(load, download_bytes=0), mixed.round_deadline_s)
+            plan = choose(
+                member.profile, offered, {MAIN: replace(load, download_bytes=0)}, mixed.round_deadline_s
+            )
             assert chosen[number, member.name] == plan.chosen.kind
 
 
