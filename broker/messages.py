@@ -169,9 +169,9 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True):
 class Contribution(Message, frozen=True, array_like=True, kw_only=True):
     """`up/contribution`. (task, round, device, kind) counts once, however often it is sent.
 
-    `boot` and `seq` name this sending in the receipt; `form` says which of the kind's forms it is, where there
-    are several. Exactly one of `body` (safetensors, at most
-    INLINE_LIMIT) and `blob` (the aggregator then pulls it) is given.
+    `boot` and `seq` name this sending in the receipt; `form` says which of the kind's forms it is, where
+    there are several. Exactly one of `body` (safetensors, at most INLINE_LIMIT) and `blob` (the aggregator
+    then pulls it) is given.
     """
 
     task: str
