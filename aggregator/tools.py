@@ -61,10 +61,20 @@ def open_family(paths: tuple[str, ...], main: Manifest) -> dict[str, Bundle]:
                 if member.name
                 else f"{path} has no name: export it by one"
             )
-        if (member.input, member.labels) != (main.input, main.labels):
-            raise TaskError(f"{member.name} has other inputs or labels than {main.name}")
+        if other := _otherwise(member, main):
+            raise TaskError(f"{member.name} has other inputs or labels than {main.name}: {other}")
         family[member.name] = bundle
     return family
+
+
+def _otherwise(member: Manifest, main: Manifest) -> str:
+    """What differs, as "mean is (0.0,), not (0.305,)"; empty when nothing does."""
+    pairs = [
+        (name, getattr(member.input, name), getattr(main.input, name))
+        for name in main.input.__struct_fields__
+    ]
+    pairs.append(("labels", member.labels, main.labels))
+    return "; ".join(f"{name} is {its}, not {mine}" for name, its, mine in pairs if its != mine)
 
 
 def samples(path: str, manifest: Manifest, what: str) -> LocalData:

@@ -19,8 +19,8 @@ SLICE = KindSettings(name="width-slice", settings={"members": ["", "twin"]})
 def twin(bundle, tmp_path):
     """Writes it below this name, with all weights moved by `by`, and returns its path."""
 
-    def write(name="twin", folder="twin", by=0.0):
-        manifest = msgspec.structs.replace(bundle.manifest, name=name)
+    def write(name="twin", folder="twin", by=0.0, **changes):
+        manifest = msgspec.structs.replace(bundle.manifest, name=name, **changes)
         graphs = {name: bundle.graph(name) for name in manifest.graphs}
         weights = {name: value + np.float32(by) for name, value in bundle.weights().items()}
         manifest = manifests.decode(manifests.encode(manifest))
@@ -42,6 +42,12 @@ def test_models_of_one_name_are_refused(bench, make_task, twin, name, refusal):
     family = (twin("twin"), twin(name, "second"))
     with pytest.raises(TaskError, match=refusal):
         bench(make_task("full", family=family))
+
+
+def test_a_smaller_model_that_sees_other_numbers_is_refused_with_what_differs(bench, make_task, twin, bundle):
+    unscaled = msgspec.structs.replace(bundle.manifest.input, scale=1.0)
+    with pytest.raises(TaskError, match=r"twin has other inputs .*: scale is 1\.0, not 0\.0625$"):
+        bench(make_task("full", family=(twin(input=unscaled),)))
 
 
 def test_a_run_that_was_begun_with_another_smaller_model_is_refused(bench, make_task, twin):
