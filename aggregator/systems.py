@@ -21,6 +21,12 @@ from .system import Part, Settings, System, server_of, takes
 from .task import KindSettings, Task
 
 ALIASES = {"fedfsc+(baseline+)": "fedfsc+(fedavg+)", "drop": "fedavg", "reduced": "fedavg+"}
+ELSEWHERE = {
+    "mixed": "what a task is without a system: leave it out",
+    "choose": "what a task is without a system: leave it out",
+    "centralised": "all data in one place: only `simulate` has that",
+}
+"""Names that `simulate` compares, and no task can be run as."""
 SERVERS = ("fedadam", "fedyogi", "fedadagrad", "fedavgm")
 MODIFIERS: Mapping[str, str] = {
     "": "stragglers train one epoch instead of being dropped",
@@ -58,6 +64,8 @@ def describe(name: str) -> str:
 
 def _parsed(name: str) -> tuple[System, tuple[str, ...]]:
     """The longest system that it begins with, and the modifiers that follow."""
+    if name in ELSEWHERE:
+        raise TaskError(f"{name!r}: {ELSEWHERE[name]}")
     name = ALIASES.get(name, name)
     known = {**SYSTEMS, **{kind: _alone(kind) for kind in KINDS}}
     bases = [base for base in known if name == base or name.startswith(f"{base}+")]

@@ -19,6 +19,10 @@ from .errors import OutOfMemory
 log = logging.getLogger(__name__)
 
 
+FADE = 0.1
+"""The part of what made a kind seem slower that is forgotten in each round in which it is not tried."""
+
+
 @dataclass(frozen=True)
 class Decision:
     """What is tried now. `room_bytes`: what fits on the way up before the update, within the plan's time."""
@@ -181,9 +185,14 @@ def corrected(profile: DeviceProfile, outcome: Outcome, rate: float = 0.3) -> Ma
     """The profile's corrections after this round: a moving average of measured over predicted seconds.
 
     What was given up for want of time counts too, or it would be begun in vain in each round. Held between
-    0.1 and 10, so that one freak round cannot shut a kind out for good.
+    0.1 and 10. What a device was too slow for and did not try is forgotten by a `FADE` each round: one slow
+    moment does not shut a kind out for good.
     """
-    corrections = dict(profile.corrections)
+    tried = {timing.kind for timing in outcome.timings}
+    corrections = {
+        kind: old if kind in tried or old <= 1 else 1 + (1 - FADE) * (old - 1)
+        for kind, old in profile.corrections.items()
+    }
     for timing in outcome.timings:
         old = corrections.get(timing.kind, 1.0)
         seen = profile.corrections.get(timing.kind, 1.0) * timing.seconds / timing.predicted_s

@@ -117,7 +117,7 @@ class Devices:
             known.charge_j -= line.energy_j
         if line.lost == "crashed":
             known.corrections = NOTHING_LEARNT
-        elif line.outcome.timings:
+        elif line.outcome.timings or known.corrections:
             known.corrections = corrected(profile, line.outcome)
         return line
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from aggregator.errors import AggregatorError
 from models import bundle as bundles
 from models.bundle import Bundle
 from models.errors import ModelError
@@ -29,14 +30,17 @@ def check(scenario: Scenario, missing: Sequence[Name], wish: ExecutorWish) -> No
 
     What data sets keep in the cache is made here once, and not by each of several processes. Raises what
     `simulation.run.prepare` raises, ScenarioError for data that does not fit the bundle, ExecutorError, and
-    AggregatorError for a policy whose kinds the bundle cannot do.
+    ScenarioError for a policy whose kinds the bundle cannot do.
     """
     prepared = prepare(scenario, missing[0].seed)
     manifest = prepared.world.bundle.manifest
     fit(prepared.data, manifest, scenario.data.source)
     for policy in dict.fromkeys(name.policy for name in missing):
         task = of_policy(scenario, policy).task
-        check_task(task, prepared)
+        try:
+            check_task(task, prepared)
+        except (ScenarioError, AggregatorError) as error:
+            raise ScenarioError(f"{policy}: {error}") from None
         choice.choose(prepared.world, wish, [kind.strategy for kind in task.kinds])
 
 

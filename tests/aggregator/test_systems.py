@@ -105,6 +105,8 @@ def test_a_system_is_served_by_name():
         ),
         ("fedprx+dp", "no system is called 'fedprx\\+dp'; near it are fedprox"),
         ("fedavg+better", "'fedavg\\+better': there is no modifier \\+better; there are \\+, \\+fedprox"),
+        ("mixed", "'mixed': what a task is without a system: leave it out"),
+        ("centralised", "only `simulate` has that"),
         ("fedncm+", "\\+ changes reduced_epochs, which none of class-means has"),
     ],
 )

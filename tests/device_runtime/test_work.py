@@ -1,17 +1,18 @@
+from dataclasses import replace
 from math import isnan
 
 import numpy as np
 import pytest
 
-from device_runtime.choose import MAIN
+from device_runtime.choose import MAIN, Plan
 from device_runtime.equipment import Equipment
 from device_runtime.errors import OutOfMemory
 from device_runtime.privacy_budget import Budget, Guard
 from device_runtime.watching import Pretence, Time, Watcher
-from device_runtime.work import Assignment, cheaper, corrected, perform
+from device_runtime.work import Assignment, Outcome, Timing, cheaper, corrected, perform
 from models.errors import EngineError
 from models.onnx_engine import OnnxModel
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, Verdict
 from strategies import registry
 from strategies.accountant import Limit
 from strategies.class_means import ClassMeans
@@ -200,3 +201,15 @@ def test_an_owner_s_limit_bars_all_that_is_not_private(bundle, digits, clock, tm
         "full is not private, and the owner asks for epsilon 1 at delta 0.001",
         "peft head asks for epsilon 5 at delta 0.001, the owner allows epsilon 1 at delta 0.001",
     )
+
+
+def test_what_a_device_was_too_slow_for_once_is_tried_again_some_rounds_later():
+    """A correction of 2 that bars a kind is 1.9, 1.81, ... in rounds in which only others are tried."""
+    profile = replace(believed(1e9), corrections={"full": 2.0, "few-shot": 0.5})
+    sat_out = Outcome(Plan(None, (), Verdict(True, ())), None, timings=(Timing("few-shot", 1.0, 1.0),))
+    after = corrected(profile, sat_out)
+    assert after["full"] == pytest.approx(1.9)
+    assert after["few-shot"] == pytest.approx(0.7 * 0.5 + 0.3 * 0.5)
+    again = corrected(replace(profile, corrections=after), replace(sat_out, timings=()))
+    assert again["full"] == pytest.approx(1.81)
+    assert again["few-shot"] == after["few-shot"]  # faster than predicted is no bar

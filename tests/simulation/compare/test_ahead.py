@@ -4,7 +4,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator.errors import TaskError
 from aggregator.task import KindSettings
 from models import bundle as bundles
 from models.bundle import Bundle
@@ -60,7 +59,7 @@ def test_a_policy_that_the_bundle_cannot_do_is_refused(monkeypatch):
     manifest = type(DIGITS.manifest)
     graphs = {name: graph for name, graph in DIGITS.manifest.graphs.items() if name != "train.all"}
     monkeypatch.setattr(manifest, "graphs", graphs)
-    with pytest.raises(TaskError, match="no device can do what round 1 offers"):
+    with pytest.raises(ScenarioError, match="no device can do what round 1 offers"):
         check(mine, RUNS, ExecutorWish("plain"))
 
 
@@ -79,5 +78,5 @@ def test_a_policy_is_held_against_the_family_that_the_task_has(tmp_path, monkeyp
     kind = KindSettings(name="width-slice", settings={"members": ["other"]})
     other = msgspec.structs.replace(mine, task=msgspec.structs.replace(mine.task, kinds=(kind,)))
     monkeypatch.setattr("simulation.compare.ahead.of_policy", lambda *_: other)
-    with pytest.raises(TaskError, match="width-slice cannot be merged: 'other'"):
+    with pytest.raises(ScenarioError, match="heterofl: width-slice cannot be merged: 'other'"):
         check(mine, (Name("heterofl", 0),), ExecutorWish("plain"))
