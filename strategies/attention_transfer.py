@@ -52,7 +52,7 @@ class AttentionTransfer(OfFamily):
     model (5.18), which then teaches the members their next bases (5.19). A copy is made of the *distributed*
     model and counts among full updates of the round as one of `share` times its samples (ours; alone, `share`
     changes nothing). Clients of one size share a base: the mean of their updates by samples (ours; the thesis
-    has one for each client). `beta` is divided by the places of a map, as where the thesis has it from.
+    has one for each client). `beta` is for images of 32x32 (see `teaching.Attention`).
     Defaults: 5.4.2, and table 4.1 for what it leaves open; the thesis sends all metadata (10% loses a point).
     """
 

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 Indices = NDArray[np.int64]
 Rows = Mapping[str, NDArray[np.float32]]
 
+PLACES = 32 * 32
+"""Of the largest map of those networks and images that the papers' beta is of."""
 BLOCK = 256
 """Samples whose feature maps are held at once."""
 
@@ -130,9 +132,11 @@ class Attention:
     def of(cls, maps: Rows, beta: float, levels: Sequence[str]) -> Attention:
         """`beta` divided by the places of a map, as Zagoruyko and Komodakis 2017 (section 4.1) divide 1e3.
 
-        Levels that are not among `levels` do not count.
+        It is that of images whose largest map has PLACES places, theirs; of smaller ones less in proportion,
+        so that a level weighs the same at any size (ours). Levels that are not among `levels` do not count.
         """
-        each = {level: beta / rows.shape[1] if level in levels else 0.0 for level, rows in maps.items()}
+        most = max(rows.shape[1] for rows in maps.values())
+        each = {n: beta * most / PLACES / rows.shape[1] if n in levels else 0.0 for n, rows in maps.items()}
         return cls(maps, each)
 
     def __call__(self, batch: Indices) -> Tensors:

@@ -18,7 +18,7 @@ from strategies.merge import merge
 from strategies.teaching import Attention, Lesson
 from strategies.workload import workload
 
-KIND = AttentionTransfer(members=("small",), epochs=2, lr=0.1, batch=16, server_batch=32, beta=60.0)
+KIND = AttentionTransfer(members=("small",), epochs=2, lr=0.1, batch=16, server_batch=32, beta=960.0)
 
 
 @pytest.fixture
@@ -269,10 +269,7 @@ def test_settings_out_of_range_are_refused(settings, message):
 
 @pytest.mark.slow
 def test_classes_that_the_generic_set_lacks_are_learnt(wide_family, run):
-    """Seven and nine are on the clients alone (thesis 002, table 5.8).
-
-    beta 60 on maps of 8x8 is what 1000 is on those of 32x32.
-    """
+    """Seven and nine are on the clients alone (thesis 002, table 5.8)."""
     from sklearn.datasets import load_digits
 
     raw, lacking = load_digits(), (7, 9)
