@@ -7,6 +7,7 @@ differ in their dashes too. The first five constants stand for what a page shows
 from __future__ import annotations
 
 from dataclasses import dataclass
+from zlib import crc32
 
 INK, MUTED, FAINT, PAPER, STRONG = "#1b2430", "#5b6673", "#d3d9e0", "#fdfdfe", "#22313f"
 THEMED = {INK: "ink", MUTED: "muted", FAINT: "faint", PAPER: "paper", STRONG: "strong"}
@@ -28,8 +29,12 @@ FATES = {
     "unheard": FAINT,
 }
 """What became of those whose update did not count, darker the worse."""
-SPARE = ("#d55e00", "#f0e442", "#7f6bb0", "#8c6d1f", "#b5651d")
+SPARE = (
+    "#7f6bb0", "#8c6d1f", "#4f9d69", "#d1495b", "#3d7ea6", "#a05195", "#c98a4b", "#5f7c3a", "#8a5a44", "#2f9e9e",
+    "#b0508f", "#6c5ce7", "#9b870c",
+)  # fmt: skip
 """For kinds and policies that have none of their own."""
+MARKERS = ("^", "v", "<", ">", "p", "h", "*", "P")
 
 
 @dataclass(frozen=True)
@@ -41,21 +46,30 @@ class Stroke:
     marker: str
 
 
+_CHOOSE = Stroke(STRONG, (0, ()), "o")
+_DROP = Stroke("#c44536", (0, (5, 2)), "s")
+_REDUCED = Stroke("#b8860b", (0, (6, 2, 1.5, 2)), "D")
 _POLICIES = {
-    "choose": Stroke(STRONG, (0, ()), "o"),
-    "drop": Stroke("#c44536", (0, (5, 2)), "s"),
-    "reduced": Stroke("#b8860b", (0, (6, 2, 1.5, 2)), "D"),
+    "choose": _CHOOSE,
+    "mixed": _CHOOSE,
+    "drop": _DROP,
+    "fedavg": _DROP,
+    "reduced": _REDUCED,
+    "fedavg+": _REDUCED,
+    "no-stragglers": Stroke("#5b6673", (0, (1, 1)), "x"),
+    "centralised": Stroke("#9aa4af", (0, (1, 1)), "+"),
 }
 
 
 def kind_colour(kind: str) -> str:
     """The same in every picture; of an outcome that is no kind, that of the fate."""
-    return KINDS.get(kind) or FATES.get(kind) or SPARE[sum(kind.encode()) % len(SPARE)]
+    return KINDS.get(kind) or FATES.get(kind) or SPARE[crc32(kind.encode()) % len(SPARE)]
 
 
 def stroke(policy: str) -> Stroke:
-    """A policy of one kind alone has the kind's colour."""
-    return _POLICIES.get(policy) or Stroke(kind_colour(policy), (0, (1.5, 1.5)), "^")
+    """A policy of one kind alone has the kind's colour; of many some share one, and have other markers."""
+    marker = MARKERS[crc32(policy.encode()) // len(SPARE) % len(MARKERS)]
+    return _POLICIES.get(policy) or Stroke(kind_colour(policy), (0, (1.5, 1.5)), marker)
 
 
 def outcomes(found: set[str]) -> list[str]:
