@@ -30,8 +30,8 @@ FATES = {
 }
 """What became of those whose update did not count, darker the worse."""
 SPARE = (
-    "#7f6bb0", "#8c6d1f", "#4f9d69", "#d1495b", "#3d7ea6", "#a05195", "#c98a4b", "#5f7c3a", "#8a5a44", "#2f9e9e",
-    "#b0508f", "#6c5ce7", "#9b870c",
+    "#7f6bb0", "#8c6d1f", "#4f9d69", "#d1495b", "#3d7ea6", "#a05195", "#c98a4b", "#5f7c3a", "#8a5a44",
+    "#2f9e9e", "#b0508f", "#6c5ce7", "#9b870c",
 )  # fmt: skip
 """For kinds and policies that have none of their own."""
 MARKERS = ("^", "v", "<", ">", "p", "h", "*", "P")
