@@ -179,8 +179,6 @@ class AttentionTransfer(OfFamily):
 
     def _next_members(self, state: Copies, base: Tensors) -> dict[str, Tensors]:
         """Each member's next base: its clients' mean, or what it was, after attention to the new base."""
-        if not teaching.finite(base):
-            return {}
         tools, data = members.tools_of(state.model, self.name)
         own = {name: tuple(teaching.attended(tools.manifest(name))) for name in self.members}
         every = tuple(dict.fromkeys(level for levels in own.values() for level in levels))

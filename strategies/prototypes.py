@@ -199,8 +199,6 @@ class Prototypes(OfFamily):
 
     def _refined(self, state: Known, lesson: Lesson, base: Tensors) -> Tensors:
         """The global model: from the merged base to what the lesson makes of it, by `share`."""
-        if not teaching.finite(base):
-            return {}
         after = self._taught(state, "", base, lesson)
         share, names = np.float32(self.share), [spec.name for spec in members.whole(state.model.manifest)]
         return {name: after[name] * share + base[name] * (1 - share) for name in names}

@@ -183,10 +183,5 @@ def need_places(teacher: Manifest, student: Manifest) -> None:
             )
 
 
-def finite(weights: Tensors) -> bool:
-    """Whether nothing is infinite or no number."""
-    return all(bool(np.isfinite(value).all()) for value in weights.values() if value.dtype.kind == "f")
-
-
 def _parts(x: NDArray[Any]) -> Iterable[NDArray[Any]]:
     return (x[start : start + BLOCK] for start in range(0, max(len(x), 1), BLOCK))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.errors import TensorError
-from models.tensors import Flat, TensorSpec, check, decode, encode
+from models.tensors import Flat, TensorSpec, check, decode, encode, finite
 
 SPECS = (TensorSpec("head.weight", (12, 64)), TensorSpec("head.bias", (12,)))
 
@@ -123,3 +123,8 @@ def test_flat_buffer_refuses_tensors_that_do_not_fit():
         Flat([TensorSpec("n", (1,), "int64")])
     with pytest.raises(TensorError, match="twice"):
         Flat([TensorSpec("n", (1,)), TensorSpec("n", (2,))])
+
+
+def test_a_model_is_finite_whatever_its_indices_are():
+    assert finite({"w": np.ones(2, np.float32), "i": np.ones(2, np.int64)})
+    assert not finite({"w": np.array([1, np.nan], np.float32)})

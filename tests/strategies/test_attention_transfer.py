@@ -207,7 +207,6 @@ def test_a_copy_that_diverges_is_left_out_and_a_member_that_does_stays_its_clien
     with np.errstate(over="ignore", invalid="ignore"):
         effect = finished(model, [sent], replace(KIND, server_lr=3e38))
         taught = effect.teach(model.weights)["small"]
-    assert effect.teach({name: np.nan * value for name, value in model.weights.items()}) == {}
     assert effect.mean.mean() == {}
     for name in small.manifest.names():
         np.testing.assert_allclose(taught[name], sent.tensors[name], atol=1e-7)

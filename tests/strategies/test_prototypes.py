@@ -197,7 +197,6 @@ def test_a_model_that_diverges_stays_as_it_was(family, generic, small, clients, 
     with np.errstate(over="ignore", invalid="ignore"):
         effect = finished(model, sent, replace(KAD, server_lr=3e38))
         refined = effect.refine(model.weights)
-    assert effect.refine({name: np.nan * value for name, value in model.weights.items()}) == {}
     assert all(np.array_equal(refined[name], model.weights[name]) for name in refined)
     for name in small.manifest.names():
         np.testing.assert_allclose(effect.family["small"][name], sent[0].tensors[name], atol=1e-7)

@@ -96,11 +96,6 @@ def test_models_that_cannot_be_compared_are_named(family, bundle):
         teaching.need_one_shape((main, other), "up")
 
 
-def test_a_model_is_finite_whatever_its_indices_are():
-    assert teaching.finite({"w": np.ones(2, np.float32), "i": np.ones(2, np.int64)})
-    assert not teaching.finite({"w": np.array([1, np.nan], np.float32)})
-
-
 def test_a_lesson_of_maps_takes_inputs_that_need_no_memory(family):
     """The part above level low, on maps that are the model's own, learns as on the images."""
     bundle = family.bundles[""]
