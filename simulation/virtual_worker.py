@@ -94,7 +94,7 @@ class VirtualWorker:
                 break
             self.now = began + done * seconds
             try:
-                run.pace(began, done / aim)
+                run.pace(began, done / aim, aim)
             except OutOfTime:
                 if aim < 1.0:
                     raise
@@ -103,7 +103,7 @@ class VirtualWorker:
                 aim = _least(strategy, done)
                 if aim == 1.0:
                     raise
-                run.pace(began, done / aim)
+                run.pace(began, done / aim, aim)
         least = strategy.stopped(aim)
         return (strategy, 1.0) if least is None else (least, (self.now - began) / seconds)
 

@@ -72,11 +72,12 @@ class Run:
         digest = hashlib.sha256(f"{self.seed}:{self.device}".encode()).digest()
         return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
-    def pace(self, began: float, done: float) -> None:
+    def pace(self, began: float, done: float, of: float = 1.0) -> None:
         """Report `done`, the share of the work that is finished (0 to 1), that began at clock time `began`.
 
         Raises OutOfTime when the deadline has passed, or as soon as the rest is seen to miss it: a first
-        tenth, which may have been slow to start, must miss it by three times.
+        tenth, which may have been slow to start, must miss it by three times. It tells of all that was
+        planned, of which the work is the share `of`.
         """
         self.progress(done)
         elapsed = self.clock() - began
@@ -84,7 +85,7 @@ class Run:
         whole = max(elapsed, projected)
         over = began + whole - self.deadline
         if done < 1 and over > 0:
-            raise OutOfTime(f"{done:.0%} done, would end {over:.1f} s after the deadline", whole)
+            raise OutOfTime(f"{done:.0%} done, would end {over:.1f} s after the deadline", whole / of)
 
 
 @dataclass(frozen=True)

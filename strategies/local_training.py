@@ -96,7 +96,7 @@ class _Goal:
     """
 
     def __init__(self, plan: Epochs, run: Run, trainer: Gradients) -> None:
-        self.epochs = plan.epochs
+        self.epochs = self._planned = plan.epochs
         self._least = plan.least if 0 < plan.least < plan.epochs else plan.epochs
         self._run, self._began = run, run.clock()
         self._held = (trainer.params.vector, trainer.statistics.vector)
@@ -105,14 +105,17 @@ class _Goal:
     def reached(self, done: float) -> bool:
         """Whether training ends here, `done` epochs after its start. Raises OutOfTime for too few."""
         try:
-            self._run.pace(self._began, done / self.epochs)
+            self._pace(done)
         except OutOfTime:
             if self.epochs == self._least:
                 raise
             self.epochs = max(self._least, int(done))
             if done < self.epochs:
-                self._run.pace(self._began, done / self.epochs)
+                self._pace(done)
         return done >= self.epochs
+
+    def _pace(self, done: float) -> None:
+        self._run.pace(self._began, done / self.epochs, self.epochs / self._planned)
 
     def keep(self, done: int) -> None:
         """The parameters after `done` whole epochs, if they could be the last."""
