@@ -154,7 +154,7 @@ class _Earlier:
     """The bases that late contributions were made for; a few are held."""
 
     def __init__(self, store: Store, task: Task, model: RoundModel) -> None:
-        self._model, self._exponent = model, -task.staleness_weight
+        self._model, self._task = model, task
         self._members = {kind.name: kind.strategy for kind in task.kinds}
         self._base = lru_cache(BASES_HELD * (1 + len(task.family)))(
             lambda number, member: base_weights(store, number, model.manifest, member)
@@ -168,7 +168,8 @@ class _Earlier:
             return update
         member = formed(self._members[update.kind], update.form).member
         base = self._base(now, member) if member else self._model.weights
-        moved = rebased(update.tensors, self._base(number, member), base, (1 + late) ** self._exponent)
+        share = self._task.late_share(late)
+        moved = rebased(update.tensors, self._base(number, member), base, share)
         return replace(update, tensors=moved)
 
 

@@ -42,11 +42,6 @@ def names() -> tuple[str, ...]:
     return (*SYSTEMS, *(kind for kind in KINDS if kind not in SYSTEMS))
 
 
-def check(name: str) -> None:
-    """Raises TaskError, one line, for a name that is none."""
-    _parsed(name)
-
-
 def under(name: str, task: Task) -> Task:
     """What the system of this name makes of a task. Raises TaskError, ModelError."""
     system, modifiers = _parsed(name)

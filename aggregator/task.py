@@ -156,6 +156,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """The same as they stand in an offer."""
         return tuple(registry.write(kind.strategy) for kind in self.offered(number))
 
+    def late_share(self, rounds: int) -> float:
+        """How much of its change an update moves the model by that is so many rounds late."""
+        return float((1 + rounds) ** -self.staleness_weight)
+
     def round_seed(self, number: int) -> int:
         """The seed that all devices of a round share; below 2**53, exact in every language's numbers."""
         digest = hashlib.sha256(f"{self.seed}:{number}".encode()).digest()

@@ -132,7 +132,7 @@ class Learning:
         asked_in, strategy = flight.round, flight.strategy
         if asked_in == number or strategy is None:
             return made
-        share = (1 + number - asked_in) ** -self._task.staleness_weight
+        share = self._task.late_share(number - asked_in)
         old, new = (self._bases.of(one).of(strategy.member) for one in (asked_in, number))
         return replace(made, tensors=rebased(made.tensors, old, new, share))
 

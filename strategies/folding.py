@@ -11,7 +11,8 @@ from models.errors import TensorError
 from models.tensors import Tensors, finite
 
 from .kind import NOTHING, AnyStrategy, Carried, Contribution, Derives, RoundModel
-from .merge import AVERAGE, NOTHING_CARRIED, Merged, Optimizer, merge
+from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
+from .server_optimizer import ServerOptimizer
 
 
 class Folding:
@@ -22,7 +23,7 @@ class Folding:
         kinds: Mapping[str, AnyStrategy],
         model: RoundModel,
         carried: Carried = NOTHING_CARRIED,
-        optimizer: Optimizer = AVERAGE,
+        optimizer: ServerOptimizer = FEDAVG,
     ) -> None:
         """`kinds` by name, in the order of preference; `carried` came from the round before."""
         self._kinds, self._model, self._carried, self._optimizer = kinds, model, carried, optimizer

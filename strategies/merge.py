@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -14,32 +13,14 @@ from broker.messages import Step
 from models.tensors import Tensors, finite
 
 from .kind import Carried, Effect, RoundModel
+from .server_optimizer import STATISTICS, ServerOptimizer
 from .tensor_mean import TensorMean
 from .zeroth_order import replay
 
 NOTHING_CARRIED = Carried()
-STATISTICS = (".running_mean", ".running_var")
-"""How names of tensors end that are estimates of a normalisation, not parameters."""
-
+FEDAVG = ServerOptimizer()
 OPTIMIZER = "server-optimizer"
 """Whose memory the optimiser's moments are, beside those of the kinds."""
-
-
-class Optimizer(Protocol):
-    """How the base follows the mean of the updates; see `server_optimizer`."""
-
-    def step(self, base: Tensors, mean: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
-        """New values of the tensors that `mean` has, and what is kept for the next step."""
-
-
-class Average:
-    """FedAvg: the mean itself."""
-
-    def step(self, base: Tensors, mean: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
-        return mean, memory
-
-
-AVERAGE = Average()
 
 
 @dataclass(frozen=True)
@@ -60,7 +41,7 @@ class Merged:
 def merge(
     model: RoundModel,
     kinds: Mapping[str, Effect],
-    optimizer: Optimizer = AVERAGE,
+    optimizer: ServerOptimizer = FEDAVG,
     carried: Carried = NOTHING_CARRIED,
 ) -> Merged:
     """Join the effects of all kinds, by name in the order of preference.

@@ -16,7 +16,9 @@ from models.blocks import BLOCK, blocks
 from models.tensors import Tensors, Vector
 
 from . import ranges
-from .merge import STATISTICS
+
+STATISTICS = (".running_mean", ".running_var")
+"""How names of tensors end that are estimates of a normalisation, not parameters."""
 
 Name = Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi"]
 
