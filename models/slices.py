@@ -18,6 +18,9 @@ from .tensors import Tensors, TensorSpec
 STACKED = re.compile(r"(^|\.)((weight|bias)_(ih|hh)|in_proj_|qkv\.)")
 """Names of tensors that hold several matrices, one above the other: gates, or queries, keys and values."""
 
+NAMED = 3
+"""Tensors that an error names."""
+
 Shape = tuple[int, ...]
 
 
@@ -73,7 +76,8 @@ def _said(manifest: Manifest) -> str:
 def _check_names(wide: Mapping[str, TensorSpec], narrow: Mapping[str, TensorSpec]) -> None:
     for there, here, whose in ((wide, narrow, "only the other"), (narrow, wide, "only it")):
         if names := sorted(there.keys() - here.keys()):
-            raise TensorError(f"{whose} has {', '.join(names)}")
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            raise TensorError(f"{whose} has {', '.join(names[:NAMED])}{more}")
 
 
 def _check_nested(wide: TensorSpec, narrow: TensorSpec) -> None:

@@ -36,7 +36,9 @@ def stem(name: str) -> str:
 
 
 def load(name: str) -> Table:
-    """Raises ScenarioError for a name that there is not, or a file that cannot be meant."""
+    """Raises ScenarioError for a name that there is not or that is left out, or a file that cannot be meant."""
+    if why := left_out().get(name):
+        raise ScenarioError(f"{name} is not run here: {why}")
     if name not in names():
         raise ScenarioError(f"no table {name!r}; there are {', '.join(names())}")
     return table(packaged.toml(packaged.TABLES, f"{stem(name)}.toml"), name)

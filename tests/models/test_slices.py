@@ -56,6 +56,9 @@ def test_what_does_not_nest_is_refused_by_name():
     )
     less = {name: shape for name, shape in NARROW.items() if name != "hidden.bias"}
     assert "only the other has hidden.bias" in refusal(wide, manifest("less", less))
+    many = {f"extra{index:02}": (2,) for index in range(9)}
+    refused = refusal(wide, manifest("many", {**many, **NARROW}))
+    assert refused.endswith("only it has extra00, extra01, extra02 and 6 more")
     wider = manifest("wider", {**NARROW, "hidden.bias": (5,)})
     assert "hidden.bias is (5,), which is no part of (4,)" in refusal(wide, wider)
     other = manifest("other", {**NARROW, "hidden.weight": (2, 3, 1)})

@@ -108,3 +108,8 @@ def test_what_is_left_out_is_no_table_and_has_a_reason():
 def test_a_table_that_there_is_not_is_refused():
     with pytest.raises(ScenarioError, match="no table 'paper:002-t0'; there are paper:000-t3.2"):
         catalogue.load("paper:002-t0")
+
+
+def test_a_table_that_is_left_out_is_refused_with_the_reason():
+    with pytest.raises(ScenarioError, match="paper:002-t4.8 is not run here: averages the few-shot"):
+        catalogue.load("paper:002-t4.8")
