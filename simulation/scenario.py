@@ -74,10 +74,23 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             raise ScenarioError(f"min_contributions is {self.task.min_contributions}, {most}")
 
     def json(self) -> bytes:
-        """Canonical: equal scenarios give equal bytes."""
-        return _encoder.encode(self)
+        """Canonical: equal scenarios give equal bytes, and go on giving them when tasks get new settings."""
+        whole = msgspec.to_builtins(self)
+        whole["task"] = {
+            name: value
+            for name, value in whole["task"].items()
+            if name in _ALWAYS or getattr(self.task, name) != getattr(_ANY_TASK, name)
+        }
+        return _encoder.encode(whole)
 
 
+_ALWAYS = frozenset(
+    "buffer_size bundle devices_per_round eval_data family generic kinds late max_num_examples max_staleness "
+    "min_contributions min_devices name round_deadline_s rounds seed server staleness_weight start "
+    "untimed_rounds".split()
+)
+"""Settings of a task that are written out at their defaults too. Newer ones are not: runs that were finished
+before there were any stay finished."""
 _encoder = msgspec.json.Encoder(order="sorted")
 
 

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from profiles import fleets
@@ -54,6 +55,13 @@ def test_a_scenario_is_what_it_was_after_json(tmp_path):
     made = scenario.load("digits")
     assert scenario.decode(made.json()) == made
     assert scenario.decode(made.json()).json() == made.json()
+
+
+def test_settings_that_came_later_are_written_only_where_they_are_used():
+    """Runs are known by their scenario's bytes: a version with more settings must not run them again."""
+    task = msgspec.json.decode(scenario.load("digits").json())["task"]
+    assert set(task) == scenario._ALWAYS
+    assert len(task) == 20
 
 
 @pytest.mark.parametrize(
