@@ -84,11 +84,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return _encoder.encode(whole)
 
 
-_ALWAYS = frozenset(
-    "buffer_size bundle devices_per_round eval_data family generic kinds late max_num_examples max_staleness "
-    "min_contributions min_devices name round_deadline_s rounds seed server staleness_weight start "
-    "untimed_rounds".split()
-)
+_ALWAYS = frozenset({
+    "buffer_size", "bundle", "devices_per_round", "eval_data", "family", "generic", "kinds", "late",
+    "max_num_examples", "max_staleness", "min_contributions", "min_devices", "name", "round_deadline_s",
+    "rounds", "seed", "server", "staleness_weight", "start", "untimed_rounds",
+})  # fmt: skip
 """Settings of a task that are written out at their defaults too. Newer ones are not: runs that were finished
 before there were any stay finished."""
 _encoder = msgspec.json.Encoder(order="sorted")
