@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from rpds import HashTrieMap, HashTrieSet
 
-from .moves import Invited, Planned, Present, Update
+from .moves import Invited, Planned, Present, Unkept, Update
 from .state import SILENT, Presence, State
 
 
@@ -67,6 +67,23 @@ def answered(state: State, update: Update) -> State:
         answered, waiting = state.answered.insert(device), state.waiting.discard(device)
         return state.but(answered=answered, waiting=waiting, due=_makes_room(state))
     return _caught_up(state, device) if update.round >= state.asked.get(device, 0) else state
+
+
+def unkept(state: State, event: Unkept) -> State:
+    """What was counted is not on the disk, and nobody was told that it is: its devices owe it again."""
+    answered, waiting = state.answered, state.waiting
+    for update in event.updates:
+        if update.round != state.round:
+            continue
+        answered = answered.discard(update.device)
+        if (
+            update.device in state.ready
+            and state.is_asked(update.device)
+            and update.device not in state.sat_out
+        ):
+            waiting = waiting.insert(update.device)
+    left = state.contributions - len(event.updates)
+    return state.but(contributions=left, answered=answered, waiting=waiting)
 
 
 def invited(state: State, event: Invited) -> State:

@@ -11,6 +11,7 @@ from broker.messages import Offer, Plan, Receipt
 from . import cohort, machine, moves
 from .contributions import Stored, record_of
 from .errors import RunFolderError
+from .group import Group
 from .observer import Contributed, Finished, Happening, Refused, RoundExtended, RoundOpened
 from .offering import Offering
 from .outbound import Outbound
@@ -22,6 +23,9 @@ from .text import printable
 from .traffic import Traffic
 
 log = logging.getLogger(__name__)
+
+_OF_ONE = (moves.Keep, moves.Fetch, moves.Reply)
+"""Commands about one contribution: what goes wrong with it does not stop the run."""
 
 
 class Conductor:
@@ -36,6 +40,7 @@ class Conductor:
         self.reception = Reception(
             rounds, Desk(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed)
         )
+        self._group = Group(rounds.store.contributions)
         self._offering = Offering(rounds, self.out, ports.clock)
         self._clock = ports.clock
         self._tell = tell
@@ -56,6 +61,14 @@ class Conductor:
         """Take an event; what it leads to is done when this returns, unless it came of a command itself."""
         self._events.append(event)
         if not self._busy:
+            self._drain()
+
+    def settle(self) -> None:
+        """Commit what was counted and send its receipts; what the disk refuses is as if it had never come."""
+        try:
+            self._group.settle()
+        except RunFolderError as error:
+            self._lost(error)
             self._drain()
 
     def offer(self) -> None:
@@ -93,28 +106,54 @@ class Conductor:
         self._busy = True
         try:
             while self._events:
-                self._do(*machine.step(self.state, self._events.popleft()))
+                event = self._events.popleft()
+                self._do(*machine.step(self.state, event), event)
         finally:
             self._busy = False
 
-    def _do(self, state: State, commands: tuple[moves.Command, ...]) -> None:
-        """Go to a new state; what cannot be kept is as if it had never come.
+    def _do(
+        self, state: State, commands: tuple[moves.Command, ...], event: moves.Event | None = None
+    ) -> None:
+        """Go to the state after an event; what cannot be kept is as if it had never come.
 
-        Raises RunFolderError when the run itself cannot go on.
+        Whatever rests on what was counted comes after its commit: if that fails, the event is taken again
+        without it. Raises RunFolderError when the run itself cannot go on.
         """
         before, self.state = self.state, state
         for command in commands:
+            if not isinstance(command, _OF_ONE):
+                try:
+                    self._group.settle()
+                except RunFolderError as error:
+                    self._go_back(before, event, error)
+                    return
             try:
                 self._one(command)
             except Exception as error:
-                if not isinstance(command, moves.Keep | moves.Fetch | moves.Reply):
+                if not isinstance(command, _OF_ONE):
                     raise _stuck(command, error) from error
-                update = command.update
-                log.warning("update from %s: %s: %s", update.device, type(error).__name__, error)
-                self.reception.release(update)
                 if isinstance(command, moves.Keep):
-                    self.state = before
+                    self._go_back(before, event, error)
                     return
+                log.warning("update from %s: %s: %s", command.update.device, type(error).__name__, error)
+                self.reception.release(command.update)
+
+    def _go_back(self, before: State, event: moves.Event | None, error: Exception) -> None:
+        """The disk has refused what was counted, with or without what this event has added to it."""
+        self.state = before
+        mine = event.update if isinstance(event, moves.Believed) else None
+        if event is not None and mine is None:
+            self._events.appendleft(event)
+        self._lost(error, mine)
+
+    def _lost(self, error: Exception, uncounted: moves.Update | None = None) -> None:
+        """All that waited for its commit is gone, but for one that the state does not count anyway."""
+        lost = self._group.drop()
+        for update in lost:
+            log.warning("update from %s: %s: %s", update.device, type(error).__name__, error)
+            self.reception.release(update)
+        counted = tuple(update for update in lost if update != uncounted)
+        self._events.appendleft(moves.Unkept(self._clock(), counted))
 
     def _one(self, command: moves.Command) -> None:
         match command:
@@ -129,7 +168,7 @@ class Conductor:
             case moves.Keep():
                 self._keep(command)
             case moves.Reply():
-                self.reply(command)
+                self._group.then(lambda: self.reply(command))
             case moves.Work():
                 self._work(command)
             case moves.Finish():
@@ -160,7 +199,7 @@ class Conductor:
         self._events.appendleft(moves.Invited(self._clock(), command.round, devices))
 
     def _keep(self, command: moves.Keep) -> None:
-        """Content is durable already, then the commit; the receipt is the next command."""
+        """Content is durable already; the commit and then the receipt come with those of the group."""
         device = command.update.device
         message, moved = self.reception.message(command.update), self.traffic.of(device)
         stored = Stored(
@@ -175,8 +214,8 @@ class Conductor:
             body=message.body,
             form=message.form,
         )
-        self.rounds.store.contributions.keep(stored, moved)
-        self._tell(Contributed(record_of(stored, moved)))
+        self._group.keep(command.update, stored, moved)
+        self._group.then(lambda: self._tell(Contributed(record_of(stored, moved))))
 
     def _why(self, update: moves.Update) -> str:
         """The reasons of the device's latest plan (sent when it changes), if this is what came of it."""

@@ -53,11 +53,12 @@ class Contributions:
         return bool(self._db.rows(sql, number, device, kind))
 
     def keep(self, stored: Stored, moved: Bytes) -> None:
-        """Store a contribution, and what its device has moved in the round that it counts in, at once.
+        """Write a contribution, and what its device has moved in the round that it counts in.
 
-        Its blob, if it has one, is in `updates` already. Again: only the bytes are new.
+        It is on the disk after `settle`; what fails here undoes all that was kept since the last one. Its
+        blob, if it has one, is in `updates` already. Again: only the bytes are new.
         """
-        with self._db.commit() as db:
+        with self._db.write() as db:
             db.execute(
                 "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
@@ -74,6 +75,10 @@ class Contributions:
                 ),
             )
             _save_traffic(db, stored.into, {stored.device: moved})
+
+    def settle(self) -> None:
+        """What was kept is on the disk when this returns, or none of it is kept when it raises."""
+        self._db.settle()
 
     def of_round(self, number: int) -> Iterator[Stored]:
         """Those that count in a round, by kind, device, and the round they were made for; one at a time."""

@@ -32,6 +32,7 @@ from .moves import (
     Planned,
     Present,
     Reply,
+    Unkept,
     Update,
     Work,
     Worked,
@@ -40,7 +41,7 @@ from .moves import (
 from .state import RETRY_S, SETTLE_S, Rules, Saved, State
 
 Result = tuple[State, tuple[Command, ...]]
-_TIMELESS = (Announced, Worked)
+_TIMELESS = (Announced, Unkept, Worked)
 """They bring no time about: an announcement at the deadline is in time."""
 
 
@@ -84,6 +85,8 @@ def step(state: State, event: Event) -> Result:
         case Disbelieved():
             reply = Reply(event.update, "refused", event.reason)
             state, commands = attendance.answered(state, event.update), (reply,)
+        case Unkept():
+            state = attendance.unkept(state, event)
         case Worked():
             state, commands = _worked(state, event)
     if not isinstance(event, _TIMELESS):

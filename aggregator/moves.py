@@ -78,6 +78,14 @@ class Disbelieved:
 
 
 @dataclass(frozen=True)
+class Unkept:
+    """The disk refused these, which were counted in the open round: they are as if they had never come."""
+
+    now: float
+    updates: tuple[Update, ...]
+
+
+@dataclass(frozen=True)
 class Worked:
     """The work of a phase is done, and durable."""
 
@@ -94,7 +102,7 @@ class Invited:
     devices: tuple[str, ...]
 
 
-Event = Tick | Present | Planned | Announced | Believed | Disbelieved | Worked | Invited
+Event = Tick | Present | Planned | Announced | Believed | Disbelieved | Unkept | Worked | Invited
 
 
 @dataclass(frozen=True)

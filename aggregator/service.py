@@ -70,6 +70,9 @@ class Service:
         while not (self.finished or stop.is_set()):
             with suppress(queue.Empty):
                 self.handle(self._ports.inbox.get(timeout=TICK_S))
+                end = self._ports.clock() + TICK_S
+                while self._ports.clock() < end:
+                    self.handle(self._ports.inbox.get_nowait())
             self.tick()
 
     def farewell(self) -> link.Will | None:
@@ -88,9 +91,10 @@ class Service:
         self._run.start()
 
     def tick(self) -> None:
-        """Look at the clock; call it several times a second."""
+        """Look at the clock, and give what was handled since its receipts; call it several times a second."""
         self._run.reception.tick(self.state.round)
         self._run.feed(moves.Tick(self._ports.clock()))
+        self._run.settle()
 
     def handle(self, event: link.Event) -> None:
         """One event of the link. Nothing that a device sends is raised."""

@@ -1,0 +1,144 @@
+"""Contributions that come close to each other: one commit for all, and no receipt before it."""
+
+import pytest
+
+from aggregator.database import Database
+from aggregator.errors import RunFolderError
+from aggregator.observer import Contributed, RoundClosed
+from broker import messages, topics
+from broker.link import Received
+
+DEVICES = ("pi-01", "pi-02", "pi-03")
+
+
+@pytest.fixture
+def crowd(bench, make_task):
+    """Three devices in the first round of a bench."""
+
+    def make(**settings):
+        b = bench(make_task("class-means", **settings))
+        b.join(*DEVICES)
+        return b
+
+    return make
+
+
+def heard(b, update_of, *devices):
+    """What they send is handled, and nothing is done about it yet."""
+    for number, device in enumerate(devices):
+        message = b.contribution("class-means", update_of("class-means", number))
+        topic = topics.up(device, "contribution")
+        b.service.handle(Received(topic, messages.encode(message)))
+
+
+def statuses(b):
+    return [[receipt.status for receipt in b.receipts(device)] for device in DEVICES]
+
+
+def kept(b):
+    """As another process would find them after a power cut."""
+    b.service.close()
+    found = Database(b.folder)
+    rows = found.rows("SELECT device FROM contributions ORDER BY device")
+    found.close()
+    return [row["device"] for row in rows]
+
+
+def test_one_commit_for_those_that_came_together_and_receipts_only_after_it(crowd, update_of, monkeypatch):
+    b, settled = crowd(min_contributions=3), []
+    real = Database.settle
+    monkeypatch.setattr(Database, "settle", lambda self: (real(self), settled.append(statuses(b))))
+    heard(b, update_of, "pi-01", "pi-02")
+    assert statuses(b) == [[], [], []]
+    assert not b.heard(Contributed)
+    b.service.tick()
+    assert settled == [[[], [], []]]  # on the disk, and nobody had been told
+    assert statuses(b) == [["accepted"], ["accepted"], []]
+    assert kept(b) == ["pi-01", "pi-02"]
+
+
+def test_what_was_not_committed_was_not_acknowledged_either(crowd, update_of):
+    b = crowd(min_contributions=3)
+    heard(b, update_of, "pi-01", "pi-02")
+    assert statuses(b) == [[], [], []]
+    assert kept(b) == []
+
+
+def test_the_round_that_closes_does_so_on_committed_contributions(crowd, update_of, monkeypatch):
+    b, at_merge = crowd(), []
+    rounds = b.service._rounds
+    real = type(rounds).merge
+    monkeypatch.setattr(type(rounds), "merge", lambda self, n: (at_merge.append(statuses(b)), real(self, n)))
+    heard(b, update_of, *DEVICES)
+    b.service.tick()
+    assert at_merge == [[["accepted"], ["accepted"], ["accepted"]]]
+    assert [closed.record.participants for closed in b.heard(RoundClosed)] == [3]
+
+
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_a_commit_that_the_disk_refuses_loses_nothing_and_counts_nothing(
+    crowd, update_of, monkeypatch, together
+):
+    b = crowd()
+
+    def full(self):
+        self._undo()
+        raise RunFolderError("no space left")
+
+    before = b.service.state
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "settle", full)
+        heard(b, update_of, *DEVICES[:together])
+        b.service.tick()
+    assert b.service.state.contributions == 0
+    assert (b.service.state.waiting, b.service.state.answered) == (before.waiting, before.answered)
+    assert statuses(b) == [[], [], []]
+    assert not b.heard(Contributed)
+    heard(b, update_of, *DEVICES)
+    b.service.tick()
+    assert statuses(b) == [["accepted"]] * 3
+    assert [closed.record.participants for closed in b.heard(RoundClosed)] == [3]
+
+
+def test_one_that_cannot_be_written_takes_those_of_its_group_along_and_all_may_come_again(
+    crowd, update_of, monkeypatch
+):
+    b = crowd(min_contributions=3)
+    kind = type(b.store.contributions)
+    real = kind.keep
+
+    def fails_for_the_second(self, stored, moved):
+        if stored.device == "pi-02":
+            with self._db.write():
+                raise RunFolderError("input/output error")
+        real(self, stored, moved)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "keep", fails_for_the_second)
+        heard(b, update_of, "pi-01", "pi-02")
+        b.service.tick()
+    assert statuses(b) == [[], [], []]
+    assert b.service.state.contributions == 0
+    heard(b, update_of, *DEVICES)
+    b.service.tick()
+    assert statuses(b) == [["accepted"]] * 3
+
+
+def test_a_second_copy_is_a_duplicate_only_of_what_is_on_the_disk(crowd, update_of, monkeypatch):
+    b = crowd(min_contributions=3)
+
+    def full(self):
+        self._undo()
+        raise RunFolderError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "settle", full)
+        heard(b, update_of, "pi-01")
+        heard(b, update_of, "pi-01")
+        assert statuses(b)[0] == []
+        b.service.tick()
+        assert statuses(b)[0] == []
+    heard(b, update_of, "pi-01")
+    heard(b, update_of, "pi-01")
+    b.service.tick()
+    assert statuses(b)[0] == ["accepted", "duplicate"]
