@@ -41,4 +41,6 @@ def unreachable(url: BrokerUrl, error: Exception) -> str:
         return f"no machine is called {url.host!r} ({error.strerror}): check the host in {url}"
     why = getattr(error, "strerror", None) or str(error) or "timed out"
     hint = "start one with `device-runtime broker`, or check host and port"
+    if url.path and isinstance(error, ValueError | ConnectionError):
+        hint = f"check that WebSockets are served at this port, with MQTT under {url.path}"
     return f"no broker answers at {url} ({why.lower()}): {hint}"

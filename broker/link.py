@@ -8,6 +8,7 @@ a PUBACK is never taken for more than it is.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import socket
 import threading
@@ -177,7 +178,10 @@ class Link:
             client_id=client_id,
             clean_session=None if mqtt5 else True,
             protocol=paho.MQTTv5 if mqtt5 else paho.MQTTv311,
+            transport="websockets" if self.url.path else "tcp",
         )
+        if self.url.path:
+            client.ws_set_options(self.url.path)
         if self.url.user is not None:
             client.username_pw_set(self.url.user, self.url.password)
         if self.url.secure:
@@ -281,9 +285,12 @@ class Link:
 
 
 def _send_at_once(_client: object, _data: object, connection: SocketLike) -> None:
-    """Small messages must not wait for the acknowledgement of earlier ones (Nagle), which costs 40 ms."""
-    if isinstance(connection, socket.socket):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    """Small messages must not wait for the acknowledgement of earlier ones (Nagle), which costs 40 ms.
+
+    What paho hands over need not be the socket itself, but has its number.
+    """
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _clean_start(url: BrokerUrl) -> bool | Literal[3]:

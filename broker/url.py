@@ -1,4 +1,4 @@
-"""Where a broker is and how to speak to it: `mqtt://user:password@host:1883?mqtt=5`, `mqtts://...`."""
+"""Where a broker is and how to speak to it: `mqtt://user:password@host:1883?mqtt=5`, `mqtts://`, `wss://...`."""
 
 from __future__ import annotations
 
@@ -11,38 +11,48 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from .errors import UrlError
 
 _MALFORMED = (
-    "not a broker URL: use mqtt://host:port or mqtts://host:port, with user:password@ before the host "
-    "and '/', '#', '?', '@', ':' in a password written as %2F, %23, %3F, %40, %3A"
+    "not a broker URL: use mqtt://host:port, mqtts://host:port or, over WebSockets, wss://host:port/path, "
+    "with user:password@ before the host and '/', '#', '?', '@', ':' in a password written as "
+    "%2F, %23, %3F, %40, %3A"
 )
-PORT = 1883
-TLS_PORT = 8883
+PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+"""Scheme -> port, where a URL names none."""
+PATH = "/mqtt"
+"""Of a WebSocket, where a URL names none."""
 
 
 @dataclass(frozen=True)
 class TLS:
-    """PEM files. `ca` signs the other side (default: the system's authorities), `cert` and `key` are ours."""
+    """PEM files. `ca` signs the other side (default: the system's authorities), `cert` and `key` are ours.
+
+    `authority` is a PEM text in place of the file `ca`.
+    """
 
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    authority: str = field(default="", repr=False)
 
     def context(self) -> ssl.SSLContext:
         """What a client verifies a broker with. Raises UrlError when a file is missing or is no PEM."""
         try:
-            context = ssl.create_default_context(cafile=str(self.ca) if self.ca else None)
+            context = ssl.create_default_context(
+                cafile=str(self.ca) if self.ca else None, cadata=self.authority or None
+            )
             if self.cert:
                 context.load_cert_chain(str(self.cert), str(self.key) if self.key else None)
         except OSError as error:
             files = ", ".join(str(path) for path in (self.ca, self.cert, self.key) if path)
-            raise UrlError(f"cannot use the TLS files {files}: {error.strerror or error}") from None
+            files = f"the TLS files {files}" if files else "the authority that came with the enrolment"
+            raise UrlError(f"cannot use {files}: {error.strerror or error}") from None
         return context
 
 
 @dataclass(frozen=True)
 class BrokerUrl:
-    """A checked address. Its text never shows the password.
+    """A checked address. Its text never shows the password. With a `path` it is spoken over WebSockets.
 
-    Raises UrlError for plain `mqtt://` to another machine, unless `insecure`.
+    Raises UrlError for plain `mqtt://` or `ws://` to another machine, unless `insecure`.
     """
 
     host: str
@@ -53,12 +63,13 @@ class BrokerUrl:
     mqtt5: bool = False
     tls: TLS = TLS()
     insecure: bool = False
+    path: str = ""
 
     def __post_init__(self) -> None:
         if not self.secure and not self.loopback and not self.insecure:
             raise UrlError(
                 f"{self} would send passwords and updates over the network in the clear: "
-                f"use mqtts://, or --insecure if you mean it"
+                f"use {'wss' if self.path else 'mqtts'}://, or --insecure if you mean it"
             )
 
     @classmethod
@@ -69,18 +80,19 @@ class BrokerUrl:
             port = parts.port
         except ValueError:
             raise UrlError(_MALFORMED) from None
-        if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path not in ("", "/"):
+        web = parts.scheme in ("ws", "wss")
+        if parts.scheme not in PORTS or not parts.hostname or not (web or parts.path in ("", "/")):
             raise UrlError(_MALFORMED)
-        secure = parts.scheme == "mqtts"
         return cls(
             host=parts.hostname,
-            port=(TLS_PORT if secure else PORT) if port is None else port,
-            secure=secure,
+            port=PORTS[parts.scheme] if port is None else port,
+            secure=parts.scheme in ("mqtts", "wss"),
             user=None if parts.username is None else unquote(parts.username),
             password=None if parts.password is None else unquote(parts.password),
             mqtt5=_version(parts) == "5",
             tls=tls or TLS(),
             insecure=insecure,
+            path=(parts.path or PATH) if web else "",
         )
 
     @property
@@ -90,7 +102,8 @@ class BrokerUrl:
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'mqtts' if self.secure else 'mqtt'}://{host}:{self.port}"
+        scheme = ("wss" if self.secure else "ws") if self.path else ("mqtts" if self.secure else "mqtt")
+        return f"{scheme}://{host}:{self.port}{self.path}"
 
 
 def is_loopback(host: str) -> bool:

@@ -21,6 +21,20 @@ def test_defaults_are_mqtt_3_1_1_and_the_registered_ports() -> None:
     assert BrokerUrl.parse("mqtts://a.example") == BrokerUrl("a.example", 8883, secure=True)
 
 
+def test_web_sockets_have_a_path_and_the_ports_of_the_web() -> None:
+    assert BrokerUrl.parse("wss://a.example") == BrokerUrl("a.example", 443, secure=True, path="/mqtt")
+    assert BrokerUrl.parse("ws://localhost:9001/") == BrokerUrl("localhost", 9001, path="/")
+    url = BrokerUrl.parse("wss://pi:x@a.example:8084/broker/mqtt?mqtt=5")
+    assert (url.user, url.path, url.mqtt5, str(url)) == (
+        "pi",
+        "/broker/mqtt",
+        True,
+        "wss://a.example:8084/broker/mqtt",
+    )
+    with pytest.raises(UrlError, match="use wss://, or --insecure"):
+        BrokerUrl.parse("ws://a.example")
+
+
 def test_the_password_is_never_shown() -> None:
     url = BrokerUrl.parse("mqtt://pi:hunter2@127.0.0.1")
     assert "hunter2" not in f"{url} {url!r}"

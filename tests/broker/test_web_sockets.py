@@ -1,0 +1,201 @@
+"""MQTT over WebSockets: amqtt's own, and Mosquitto behind a gateway that speaks them, also with TLS."""
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from amqtt.broker import Broker
+from websockets.asyncio.server import ServerConnection, serve
+
+from broker import mosquitto
+from broker.embedded import _Settled
+from broker.errors import BrokerUnreachable
+from broker.link import Connected, LinkOptions, Received
+from broker.running import BrokerOptions, find_port
+from broker.url import TLS
+
+FAST_S = (0.05, 0.5)
+READS = LinkOptions(subscriptions=("fl/v1/#",), reconnect_s=FAST_S)
+needs_mosquitto = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+
+
+class Gateway:
+    """WebSockets at `/mqtt` on one side, a broker's TCP port on the other; what reverse proxies do."""
+
+    def __init__(self, broker_port: int, context: ssl.SSLContext | None = None) -> None:
+        self.port = 0
+        self._broker_port, self._context = broker_port, context
+        self._connections: set[ServerConnection] = set()
+        self._loop = asyncio.new_event_loop()
+        self._over, self._ready = asyncio.Event(), threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: self._loop.run_until_complete(self._serve()), daemon=True
+        )
+        self._thread.start()
+        assert self._ready.wait(5)
+
+    def hang_up(self) -> None:
+        for connection in list(self._connections):
+            self._loop.call_soon_threadsafe(connection.transport.abort)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(5)
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        protocols: Any = ["mqtt"]
+        serving = serve(self._pass, "127.0.0.1", 0, ssl=self._context, subprotocols=protocols, max_size=None)
+        async with serving as server:
+            self.port = next(iter(server.sockets)).getsockname()[1]
+            self._ready.set()
+            await self._over.wait()
+
+    async def _pass(self, web: ServerConnection) -> None:
+        assert web.request
+        if web.request.path != "/mqtt":
+            await web.close(1008, "nothing here")
+            return
+        self._connections.add(web)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._broker_port)
+
+        async def downwards() -> None:
+            while data := await reader.read(65536):
+                await web.send(data)
+            await web.close()
+
+        down = asyncio.create_task(downwards())
+        try:
+            async for message in web:
+                assert isinstance(message, bytes)
+                writer.write(message)
+                await writer.drain()
+        except Exception:  # noqa: S110 - cut by the test
+            pass
+        finally:
+            self._connections.discard(web)
+            writer.close()
+            down.cancel()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> TLS:
+    """One that signs itself, of 127.0.0.1."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    extensions = [
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-addext",
+        "keyUsage=critical,digitalSignature,keyCertSign",
+    ]
+    made = ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=broker"]
+    subprocess.run([*command, *extensions, *made], check=True, capture_output=True)
+    return TLS(ca=cert, cert=cert, key=key)
+
+
+@pytest.fixture
+def web(mosquitto_house: Any) -> Iterator[Gateway]:
+    gateway = Gateway(mosquitto_house.broker().port)
+    yield gateway
+    gateway.close()
+
+
+@needs_mosquitto
+@pytest.mark.parametrize("version", ["3", "5"])
+def test_messages_of_any_size_pass_to_and_from_mosquitto(
+    mosquitto_house: Any, web: Gateway, version: str
+) -> None:
+    url = f"ws://127.0.0.1:{web.port}/mqtt?mqtt={version}"
+    reader = mosquitto_house.peer(url, "reader", READS)
+    writer = mosquitto_house.peer(url, "writer")
+    for size in (0, 1, 125, 126, 65_535, 65_536, 256 * 1024):
+        assert writer.link.publish("fl/v1/x", bytes([size % 251]) * size)
+        assert reader.expect(Received) == Received("fl/v1/x", bytes([size % 251]) * size)
+
+
+@needs_mosquitto
+def test_a_link_that_was_cut_comes_back_over_web_sockets(mosquitto_house: Any, web: Gateway) -> None:
+    peer = mosquitto_house.peer(f"ws://127.0.0.1:{web.port}", "pi", READS)
+    assert peer.expect(Connected).first
+    web.hang_up()
+    assert not peer.expect(Connected, 10.0).first
+    peer.link.publish("fl/v1/x", b"again")
+    assert peer.expect(Received).payload == b"again"
+
+
+@needs_mosquitto
+def test_another_path_is_refused_with_what_to_check(mosquitto_house: Any, web: Gateway) -> None:
+    with pytest.raises(BrokerUnreachable, match=r"ws://127\.0\.0\.1:\d+/wrong"):
+        mosquitto_house.peer(f"ws://127.0.0.1:{web.port}/wrong", "pi")
+
+
+@needs_mosquitto
+def test_what_speaks_no_web_sockets_is_told_as_such(mosquitto_house: Any) -> None:
+    port = mosquitto_house.broker().port
+    with pytest.raises(BrokerUnreachable, match="WebSockets are served at this port, with MQTT under /mqtt"):
+        mosquitto_house.peer(f"ws://127.0.0.1:{port}", "pi")
+
+
+@needs_mosquitto
+@needs_openssl
+def test_wss_verifies_the_certificate(mosquitto_house: Any, certificate: TLS) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(str(certificate.cert), str(certificate.key))
+    gateway = Gateway(mosquitto_house.broker().port, context)
+    try:
+        url = f"wss://127.0.0.1:{gateway.port}"
+        assert certificate.ca
+        trusting = TLS(authority=certificate.ca.read_text())
+        peer = mosquitto_house.peer(url, "pi", READS, trusting)
+        peer.link.publish("fl/v1/x", bytes(200_000))
+        assert peer.expect(Received).payload == bytes(200_000)
+        with pytest.raises(BrokerUnreachable, match="no TLS connection to wss://"):
+            mosquitto_house.peer(url, "stranger")
+    finally:
+        gateway.close()
+
+
+def test_the_web_sockets_of_amqtt_will_do(mosquitto_house: Any) -> None:
+    port = find_port(BrokerOptions())
+    loop = asyncio.new_event_loop()
+    started, over = threading.Event(), asyncio.Event()
+
+    async def serving() -> None:
+        listeners = {"default": {"type": "ws", "bind": f"127.0.0.1:{port}"}}
+        plugins = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
+        broker = Broker({"listeners": listeners, "plugins": plugins}, loop=loop)
+        broker._subscriptions = _Settled(broker._subscriptions)
+        await broker.start()
+        started.set()
+        await over.wait()
+        await broker.shutdown()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serving()), daemon=True)
+    thread.start()
+    assert started.wait(10)
+    try:
+        peer = mosquitto_house.peer(f"ws://127.0.0.1:{port}", "pi", READS)
+        peer.link.publish("fl/v1/x", bytes(100_000))
+        assert peer.expect(Received).payload == bytes(100_000)
+        peer.link.close()
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(10)
+        loop.close()
