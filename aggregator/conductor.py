@@ -34,7 +34,7 @@ class Conductor:
     def __init__(self, rounds: Rounds, ports: Ports, tell: Callable[[Happening], None]) -> None:
         self.rounds = rounds
         self.traffic = Traffic(ports.mqtt5)
-        self.out = Outbound(ports.link, self.traffic)
+        self.out = Outbound(ports.link, self.traffic, ports.seal)
         self.plans: dict[str, Plan] = {}
         self.state = State(rounds.rules)
         self.reception = Reception(

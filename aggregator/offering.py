@@ -61,13 +61,13 @@ class Offering:
     def one(self, state: State, device: str) -> None:
         """Answer a device that has said hello."""
         if offer := self._standing(state, state.concerns(device)):
-            self._out.send(device, "task", offer)
+            self._out.offer(device, offer)
 
     def each(self, state: State, devices: Iterable[str]) -> None:
         """Offer the open round to these."""
         if offer := self._standing(state, state.phase == "collect"):
             for device in sorted(devices):
-                self._out.send(device, "task", offer)
+                self._out.offer(device, offer)
 
     def _standing(self, state: State, asked: bool) -> Offer | None:
         """What there is to say to those who are asked for the open round, or to the others."""

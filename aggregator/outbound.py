@@ -10,7 +10,7 @@ from broker.blobs import Blobs
 from broker.messages import Get, Message, Offer
 from broker.transfer import answer
 
-from .ports import Wire
+from .ports import Seal, Wire
 from .traffic import Traffic
 
 log = logging.getLogger(__name__)
@@ -19,9 +19,15 @@ log = logging.getLogger(__name__)
 class Outbound:
     """Never waits. What the link has no room for is dropped with a log line: devices ask or send again."""
 
-    def __init__(self, link: Wire, traffic: Traffic) -> None:
+    def __init__(self, link: Wire, traffic: Traffic, seal: Seal) -> None:
         self._link = link
         self._traffic = traffic
+        self._seal = seal
+
+    def offer(self, device: str, offer: Offer) -> None:
+        """An offer to one device."""
+        topic = topics.down(device, "task")
+        self._send(device, topic, self._seal(topic, offer))
 
     def send(self, device: str, leaf: str, message: Message) -> None:
         """A message to one device."""
@@ -34,7 +40,7 @@ class Outbound:
 
     def broadcast(self, offer: Offer, online: Iterable[str]) -> None:
         """The retained offer; counted for every device that is online."""
-        payload = messages.encode(offer)
+        payload = self._seal(topics.ROUND, offer)
         if self._link.publish(topics.ROUND, payload, retain=True):
             self._traffic.down(online, topics.ROUND, payload)
         else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from broker.link import Event
+from broker.messages import Offer, encode
 
 from .observer import Observer
 
@@ -18,6 +19,15 @@ class Wire(Protocol):
 
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
         """Send, now or when the link is back; never waits. False when too much waits already."""
+
+
+Seal = Callable[[str, Offer], bytes]
+"""The payload of an offer that goes to a topic, signed."""
+
+
+def unsigned(_topic: str, offer: Offer) -> bytes:
+    """For those who know each other anyway; a device that is enrolled with a key will not take it."""
+    return encode(offer)
 
 
 @dataclass(frozen=True)
@@ -32,3 +42,4 @@ class Ports:
     observers: tuple[Observer, ...] = ()
     clock: Callable[[], float] = time.monotonic
     mqtt5: bool = False
+    seal: Seal = unsigned

@@ -78,7 +78,7 @@ class Service:
     def farewell(self) -> link.Will | None:
         """For Link.close: the retained word that the task is done; None when it is to be resumed."""
         offer = self._run.farewell()
-        return link.Will(topics.ROUND, wire.encode(offer)) if offer else None
+        return link.Will(topics.ROUND, self._ports.seal(topics.ROUND, offer)) if offer else None
 
     def close(self) -> None:
         """Let go of the run folder."""

@@ -12,7 +12,7 @@ import msgspec
 
 from .errors import BrokerError
 
-VERSION = 2
+VERSION = 3
 INLINE_LIMIT = 64 * 1024
 """Bytes. A larger body is not sent inside a message but pulled in blocks."""
 MESSAGE_LIMIT = 256 * 1024
@@ -139,6 +139,21 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
     done: bool = False
     family: tuple[Member, ...] = ()
     aside: Blob | None = None
+
+
+class Signed(Message, frozen=True, array_like=True, kw_only=True):
+    """`all/round` and `dn/task`: an encoded Offer with the aggregator's Ed25519 signature (see `signing`).
+
+    `issued` is in seconds since 1970, by the aggregator's clock.
+    """
+
+    issued: int
+    signature: bytes
+    offer: bytes
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.issued < 2**40:
+            raise ValueError(f"an offer is not issued at {self.issued} s")
 
 
 class Plan(Message, frozen=True, array_like=True, kw_only=True):

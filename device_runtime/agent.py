@@ -9,7 +9,7 @@ from collections.abc import Callable
 from broker import topics
 from broker.errors import BlobError
 from broker.link import Connected, Disconnected, Event, Received, Will
-from broker.messages import Blob, Get, MessageError, Offer, Receipt, decode
+from broker.messages import Blob, Get, MessageError, Receipt, decode
 from broker.topics import TopicError
 
 from .duty import Duty
@@ -18,6 +18,7 @@ from .inbox import Inbox
 from .offers import Open, opened
 from .speaking import Voice, Wire
 from .task import Settings
+from .trust import Trust
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Agent:
         self.done = False
         self._voice = Voice(settings.name, boot)
         self._duty = Duty(settings, clock, self._voice)
+        self._trust = Trust(settings.aggregator)
         self._stop = threading.Event()
         self._heard = ("", 0)
         self._base: tuple[Blob, ...] = ()
@@ -105,17 +107,20 @@ class Agent:
 
     def _receive(self, message: Received, came: float) -> None:
         if message.topic == topics.ROUND:
-            self._hear(opened(decode(message.payload, Offer), came), message.retain)
+            self._hear(self._opened(message, came), message.retain)
             return
         address = topics.parse(message.topic)
         if address.leaf == "task":
-            self._take(opened(decode(message.payload, Offer), came))
+            self._take(self._opened(message, came))
         elif address.leaf == "receipt":
             self._duty.settle(decode(message.payload, Receipt))
         elif address.leaf == "get":
             self._duty.answer(decode(message.payload, Get))
         elif address.leaf == "block":
             self._duty.block(address.sha, address.index, message.payload)
+
+    def _opened(self, message: Received, came: float) -> Open:
+        return opened(self._trust.offer(message.topic, message.payload), came)
 
     def _hear(self, heard: Open, retained: bool) -> None:
         """The offer to all. A retained one only says that there is a task: what remains is told after hello.

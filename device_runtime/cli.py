@@ -23,6 +23,8 @@ EXPECTED = (BrokerError, ModelError, ProfileError, KindError, DeviceError)
 """Errors with a text for people; a command's module may add its own as `ERRORS`."""
 EXTRAS = {
     "amqtt": "aggregator",
+    "cryptography": "aggregator",
+    "segno": "aggregator",
     "rich": "aggregator",
     "rpds": "aggregator",
     "torch": "torch",

@@ -36,6 +36,7 @@ class Settings:
     """How a device takes part. `memory_bytes` limits the process; None leaves what the machine has free.
 
     `owner` limits what may be spent of the samples' privacy: None sets no limit but those of tasks.
+    `aggregator` is the public key of the only one whose offers count; empty: any is taken.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Settings:
     memory_bytes: int | None = None
     engine: EngineWish = field(default_factory=EngineWish)
     owner: Limit | None = None
+    aggregator: bytes = b""
 
 
 @dataclass(frozen=True)

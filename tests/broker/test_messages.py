@@ -22,6 +22,7 @@ from broker.messages import (
     Offer,
     Plan,
     Receipt,
+    Signed,
     State,
     Step,
     decode,
@@ -45,6 +46,7 @@ EXAMPLES: tuple[Message, ...] = (
         base=Base(checkpoint=(BLOB,), sha=bytes(32), steps=1, tail=(STEP,), log=BLOB),
         kinds=(Kind(name="full", settings=pack({"epochs": 2})),),
     ),
+    Signed(issued=1_800_000_000, signature=bytes(64), offer=b"an offer"),
     Plan(
         task="digits", round=3, kind="full", seconds=1.5, memory_bytes=10, energy_j=0.1, reasons=("fits", "")
     ),
@@ -128,8 +130,8 @@ def test_an_oversized_payload_is_refused_before_it_is_parsed() -> None:
 
 
 def test_another_version_is_refused_by_name() -> None:
-    with pytest.raises(MessageError, match="State of protocol version 3; this side speaks 2"):
-        decode(encode(State(v=3, boot=1, online=True)), State)
+    with pytest.raises(MessageError, match="State of protocol version 2; this side speaks 3"):
+        decode(encode(State(v=2, boot=1, online=True)), State)
 
 
 @pytest.mark.parametrize(("sha", "size"), [(b"short", 1), (bytes(32), -1), (bytes(32), 2**40)])

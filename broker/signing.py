@@ -1,0 +1,113 @@
+"""Who may offer rounds: the aggregator signs each offer (Ed25519), and a device verifies it.
+
+Signed are the bytes of the offer together with the topic and the moment, so that what was said to one device
+is not an offer to another.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from nacl.exceptions import BadSignatureError
+from nacl.signing import SigningKey, VerifyKey
+
+from .errors import BrokerError
+from .messages import MessageError, Offer, Signed, decode, encode
+
+KEY_BYTES = 32
+_PURPOSE = b"device-runtime offer/1\0"
+
+
+class KeyFileError(BrokerError):
+    """A private key that cannot be read or kept."""
+
+
+class NotTrusted(MessageError):
+    """An offer that is not from the aggregator that this device is enrolled with."""
+
+
+class Signer:
+    """The aggregator's key. `public` (32 bytes) is what devices are enrolled with."""
+
+    def __init__(self, secret: bytes) -> None:
+        """`secret`: 32 random bytes."""
+        self._key = SigningKey(secret)
+        self.public = bytes(self._key.verify_key)
+
+    @classmethod
+    def kept(cls, path: Path) -> Signer:
+        """The key in this file (64 hex digits, mode 0600), made on first need. Raises KeyFileError."""
+        try:
+            if not path.exists():
+                _keep(path, secrets.token_bytes(KEY_BYTES))
+            secret = bytes.fromhex(path.read_text("ascii"))
+        except OSError as error:
+            why = error.strerror or error
+            raise KeyFileError(f"cannot keep the aggregator's key in {path}: {why}") from None
+        except ValueError:
+            raise KeyFileError(f"the aggregator's key {path} is not {2 * KEY_BYTES} hex digits") from None
+        if len(secret) != KEY_BYTES:
+            raise KeyFileError(f"the aggregator's key {path} has {len(secret)} bytes, expected {KEY_BYTES}")
+        return cls(secret)
+
+    def seal(self, topic: str, offer: Offer, issued: int) -> bytes:
+        """The payload to publish there. `issued`: seconds since 1970."""
+        payload = encode(offer)
+        signature = self._key.sign(_signed(topic, issued, payload)).signature
+        return encode(Signed(issued=issued, signature=signature, offer=payload))
+
+
+class Verifier:
+    """The key of one aggregator, as a device knows it. Raises NotTrusted when `public` is no key."""
+
+    def __init__(self, public: bytes) -> None:
+        try:
+            self._key = VerifyKey(public)
+        except ValueError:
+            raise NotTrusted(f"the aggregator's key has {len(public)} bytes, expected {KEY_BYTES}") from None
+
+    def open(self, topic: str, payload: bytes) -> tuple[Offer, int]:
+        """The offer in a payload that came on this topic, and when it was issued.
+
+        Raises NotTrusted for one that is unsigned or another's, MessageError for what is no offer at all.
+        """
+        try:
+            sealed = decode(payload, Signed)
+        except MessageError as error:
+            raise NotTrusted(f"offer on {topic} refused: it is not signed ({error})") from None
+        try:
+            self._key.verify(_signed(topic, sealed.issued, sealed.offer), sealed.signature)
+        except (BadSignatureError, ValueError):
+            name = fingerprint(bytes(self._key))
+            raise NotTrusted(
+                f"offer on {topic} refused: it is not signed by the aggregator that this device is enrolled "
+                f"with (key {name})"
+            ) from None
+        return decode(sealed.offer, Offer), sealed.issued
+
+
+def fingerprint(public: bytes) -> str:
+    """Of a key, for people: its first 8 bytes."""
+    return public[:8].hex()
+
+
+def _signed(topic: str, issued: int, payload: bytes) -> bytes:
+    return b"".join((_PURPOSE, topic.encode(), b"\0", issued.to_bytes(8, "big"), payload))
+
+
+def _keep(path: Path, secret: bytes) -> None:
+    """All of it or nothing, and never over another: a key that is cut or changes locks out every device."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secret.hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # somebody else was first: theirs it is
+            os.link(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

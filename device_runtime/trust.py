@@ -1,0 +1,53 @@
+"""Whose offers this device acts on."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from broker.messages import MessageError, Offer, Signed, decode
+
+if TYPE_CHECKING:
+    from broker.signing import Verifier
+
+RUNS = 64
+"""Runs of which the latest round is remembered."""
+
+
+class Trust:
+    """Reads offers. With the key of an aggregator (32 bytes) only that one's, and no round twice over.
+
+    Without a key any offer is taken, signed or not. Raises NotTrusted for a key that is none.
+    """
+
+    def __init__(self, key: bytes = b"") -> None:
+        self._verifier: Verifier | None = None
+        self._rounds: dict[str, int] = {}
+        if key:
+            from broker.signing import Verifier  # a device that is not enrolled needs no cryptography
+
+            self._verifier = Verifier(key)
+
+    def offer(self, topic: str, payload: bytes) -> Offer:
+        """The offer that came on this topic. Raises MessageError, which says why it is not to be acted on.
+
+        Rounds of a run only go up: an earlier one is what somebody has kept, and sends again.
+        """
+        if self._verifier is None:
+            return _unverified(payload)
+        offer, _ = self._verifier.open(topic, payload)
+        latest = self._rounds.pop(offer.run, 0)
+        self._rounds[offer.run] = max(latest, offer.round)
+        while len(self._rounds) > RUNS:
+            del self._rounds[next(iter(self._rounds))]
+        if 0 < offer.round < latest:
+            raise MessageError(
+                f"offer of round {offer.round} refused: round {latest} of this run was offered before"
+            )
+        return offer
+
+
+def _unverified(payload: bytes) -> Offer:
+    with suppress(MessageError):  # then it is a bare one, or rubbish: what is wrong with it is said below
+        payload = decode(payload, Signed).offer
+    return decode(payload, Offer)
