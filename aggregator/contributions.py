@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import nan
@@ -14,6 +13,11 @@ from broker.messages import Blob, Metrics
 
 from .database import Database
 from .observer import ContributionRecord
+
+ROUNDS_KNOWN = 4
+"""Rounds of whose contributions the keys are in memory: the disk need not be asked for each message."""
+
+_SAVE_TRAFFIC = "INSERT OR REPLACE INTO traffic VALUES (?, ?, ?, ?)"
 
 
 @dataclass(frozen=True)
@@ -46,39 +50,46 @@ class Contributions:
     def __init__(self, db: Database, updates: Blobs) -> None:
         self._db = db
         self._updates = updates
+        self._kept: list[tuple[Stored, Bytes]] = []
+        self._kept_keys: set[tuple[int, str, str]] = set()
+        self._known: dict[int, set[tuple[str, str]]] = {}
 
     def known(self, number: int, device: str, kind: str) -> bool:
-        """Whether this contribution is stored, whatever round it counts in."""
-        sql = "SELECT 1 FROM contributions WHERE round = ? AND device = ? AND kind = ?"
-        return bool(self._db.rows(sql, number, device, kind))
+        """Whether this contribution counts already, whatever round it counts in."""
+        return (number, device, kind) in self._kept_keys or (device, kind) in self._of_round(number)
+
+    def _of_round(self, number: int) -> set[tuple[str, str]]:
+        """(device, kind) of those on the disk that were made for a round; of the latest few it is known."""
+        if number not in self._known:
+            while len(self._known) >= ROUNDS_KNOWN:
+                del self._known[next(iter(self._known))]
+            rows = self._db.rows("SELECT device, kind FROM contributions WHERE round = ?", number)
+            self._known[number] = {(row["device"], row["kind"]) for row in rows}
+        return self._known[number]
 
     def keep(self, stored: Stored, moved: Bytes) -> None:
-        """Write a contribution, and what its device has moved in the round that it counts in.
+        """Count a contribution, with what its device has moved in the round that it counts in.
 
-        It is on the disk after `settle`; what fails here undoes all that was kept since the last one. Its
-        blob, if it has one, is in `updates` already. Again: only the bytes are new.
+        It is on the disk after `settle`. Its blob, if it has one, is in `updates` already. Again: only the
+        bytes are new.
         """
-        with self._db.write() as db:
-            db.execute(
-                "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    stored.round,
-                    stored.device,
-                    stored.kind,
-                    stored.into,
-                    stored.num_examples,
-                    msgspec.msgpack.encode(stored.metrics),
-                    stored.why,
-                    msgspec.msgpack.encode(stored.blob) if stored.blob else None,
-                    stored.body or None,
-                    stored.form,
-                ),
-            )
-            _save_traffic(db, stored.into, {stored.device: moved})
+        self._kept.append((stored, moved))
+        self._kept_keys.add((stored.round, stored.device, stored.kind))
 
     def settle(self) -> None:
-        """What was kept is on the disk when this returns, or none of it is kept when it raises."""
-        self._db.settle()
+        """Write what was kept, at once: all of it is on the disk when this returns, none when it raises."""
+        kept, keys = self._kept, self._kept_keys
+        self._kept, self._kept_keys = [], set()
+        with self._db.commit() as db:
+            db.executemany(
+                "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [_row(stored) for stored, _ in kept],
+            )
+            moved = [(stored.into, stored.device, moved.up, moved.down) for stored, moved in kept]
+            db.executemany(_SAVE_TRAFFIC, moved)
+        for number, device, kind in keys:
+            if number in self._known:
+                self._known[number].add((device, kind))
 
     def of_round(self, number: int) -> Iterator[Stored]:
         """Those that count in a round, by kind, device, and the round they were made for; one at a time."""
@@ -128,13 +139,25 @@ class Contributions:
         return {row["device"]: Bytes(row["up"], row["down"]) for row in rows}
 
     def save_traffic(self, number: int, traffic: Mapping[str, Bytes]) -> None:
+        rows = [(number, device, moved.up, moved.down) for device, moved in traffic.items()]
         with self._db.commit() as db:
-            _save_traffic(db, number, traffic)
+            db.executemany(_SAVE_TRAFFIC, rows)
 
 
-def _save_traffic(db: sqlite3.Connection, number: int, traffic: Mapping[str, Bytes]) -> None:
-    rows = [(number, device, moved.up, moved.down) for device, moved in traffic.items()]
-    db.executemany("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?, ?)", rows)
+def _row(stored: Stored) -> tuple[object, ...]:
+    """A contribution as it stands in the table."""
+    return (
+        stored.round,
+        stored.device,
+        stored.kind,
+        stored.into,
+        stored.num_examples,
+        msgspec.msgpack.encode(stored.metrics),
+        stored.why,
+        msgspec.msgpack.encode(stored.blob) if stored.blob else None,
+        stored.body or None,
+        stored.form,
+    )
 
 
 def record_of(stored: Stored, moved: Bytes) -> ContributionRecord:

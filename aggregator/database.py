@@ -77,39 +77,14 @@ class Database:
                 yield self._db
                 self._db.execute("COMMIT")
             except BaseException:
-                self._undo()
-                raise
-
-    @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """A part of what `settle` commits; what fails undoes all that was written since the last commit."""
-        with self._errors():
-            if not self._db.in_transaction:
-                self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-            except BaseException:
-                self._undo()
-                raise
-
-    def settle(self) -> None:
-        """What was written is on the disk when this returns, or undone when it raises."""
-        with self._errors():
-            try:
-                if self._db.in_transaction:
-                    self._db.execute("COMMIT")
-            except BaseException:
-                self._undo()
+                if self._db.in_transaction:  # SQLite ends some by itself when the disk is full
+                    self._db.execute("ROLLBACK")
                 raise
 
     def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
         """All rows of a query."""
         with self._errors():
             return self._db.execute(sql, values).fetchall()
-
-    def _undo(self) -> None:
-        if self._db.in_transaction:  # SQLite ends some by itself when the disk is full
-            self._db.execute("ROLLBACK")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

@@ -1,5 +1,7 @@
 """Contributions that come close to each other: one commit for all, and no receipt before it."""
 
+from contextlib import contextmanager
+
 import pytest
 
 from aggregator.database import Database
@@ -46,8 +48,15 @@ def kept(b):
 
 def test_one_commit_for_those_that_came_together_and_receipts_only_after_it(crowd, update_of, monkeypatch):
     b, settled = crowd(min_contributions=3), []
-    real = Database.settle
-    monkeypatch.setattr(Database, "settle", lambda self: (real(self), settled.append(statuses(b))))
+    real = Database.commit
+
+    @contextmanager
+    def commit(self):
+        with real(self) as db:
+            yield db
+        settled.append(statuses(b))
+
+    monkeypatch.setattr(Database, "commit", commit)
     heard(b, update_of, "pi-01", "pi-02")
     assert statuses(b) == [[], [], []]
     assert not b.heard(Contributed)
@@ -82,12 +91,11 @@ def test_a_commit_that_the_disk_refuses_loses_nothing_and_counts_nothing(
     b = crowd()
 
     def full(self):
-        self._undo()
         raise RunFolderError("no space left")
 
     before = b.service.state
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "settle", full)
+        patch.setattr(Database, "commit", full)
         heard(b, update_of, *DEVICES[:together])
         b.service.tick()
     assert b.service.state.contributions == 0
@@ -100,39 +108,14 @@ def test_a_commit_that_the_disk_refuses_loses_nothing_and_counts_nothing(
     assert [closed.record.participants for closed in b.heard(RoundClosed)] == [3]
 
 
-def test_one_that_cannot_be_written_takes_those_of_its_group_along_and_all_may_come_again(
-    crowd, update_of, monkeypatch
-):
-    b = crowd(min_contributions=3)
-    kind = type(b.store.contributions)
-    real = kind.keep
-
-    def fails_for_the_second(self, stored, moved):
-        if stored.device == "pi-02":
-            with self._db.write():
-                raise RunFolderError("input/output error")
-        real(self, stored, moved)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(kind, "keep", fails_for_the_second)
-        heard(b, update_of, "pi-01", "pi-02")
-        b.service.tick()
-    assert statuses(b) == [[], [], []]
-    assert b.service.state.contributions == 0
-    heard(b, update_of, *DEVICES)
-    b.service.tick()
-    assert statuses(b) == [["accepted"]] * 3
-
-
 def test_a_second_copy_is_a_duplicate_only_of_what_is_on_the_disk(crowd, update_of, monkeypatch):
     b = crowd(min_contributions=3)
 
     def full(self):
-        self._undo()
         raise RunFolderError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "settle", full)
+        patch.setattr(Database, "commit", full)
         heard(b, update_of, "pi-01")
         heard(b, update_of, "pi-01")
         assert statuses(b)[0] == []
