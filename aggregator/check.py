@@ -14,20 +14,19 @@ from models import tensors
 from models.errors import ModelError
 from models.manifest import Manifest
 from models.tensors import Tensors, TensorSpec
+from strategies.codecs import chain as codecs
+from strategies.codecs.chain import Chain
 from strategies.kind import formed
 
 from .errors import UpdateRefused
 from .task import KindSettings, Task
 
-HEADER_BYTES = 4096
-TENSOR_HEADER_BYTES = 512
-"""Bytes that safetensors' header may take, in all and for each tensor beside its values."""
-
 
 @dataclass(frozen=True)
 class Offered:
     """What a contribution is held against: the task, this life of it, its models by member (the main one's
-    by ""), and the bases of a round, by member too, where a norm is bounded.
+    by ""), and the bases of the round that it was made for, by member too, where a norm is bounded or a codec
+    needs them.
     """
 
     task: Task
@@ -64,18 +63,22 @@ def check_message(message: Contribution, offered: Offered) -> None:
     metrics = message.metrics
     if min(metrics.train_time_ms, metrics.energy_mj, metrics.peak_memory_kib, metrics.epsilon_milli) < 0:
         raise UpdateRefused(f"its metrics are negative: {metrics}")
-    _check_size(message, _expected(message, offered))
+    _check_size(message, _expected(message, offered), codec_of(kind_of(message, offered)))
 
 
-def _check_size(message: Contribution, expected: Sequence[TensorSpec]) -> None:
+def codec_of(kind: KindSettings) -> Chain:
+    """By which its updates come."""
+    return codecs.named(kind.strategy.codec)
+
+
+def _check_size(message: Contribution, expected: Sequence[TensorSpec], codec: Chain) -> None:
     """Nothing is fetched that is larger than what is expected can be."""
     if (message.blob is None) == (not message.body):
         raise UpdateRefused("it has both a body and a blob" if message.body else "it has no content")
     size = message.blob.size if message.blob else len(message.body)
     if message.body and size > INLINE_LIMIT:
         raise UpdateRefused(f"its body has {size} bytes; over {INLINE_LIMIT} it must be a blob")
-    values = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in expected)
-    most = values + HEADER_BYTES + TENSOR_HEADER_BYTES * len(expected)
+    most = codec.most_bytes(expected)
     if size > most:
         raise UpdateRefused(f"its content has {size} bytes, expected at most {most}")
 
@@ -84,13 +87,13 @@ def check_content(message: Contribution, content: bytes, offered: Offered) -> Te
     """The tensors, believed. Raises UpdateRefused."""
     if message.blob and name(content) != message.blob:
         raise UpdateRefused(f"its content is not blob {message.blob.hex[:12]}")
-    kind = kind_of(message, offered)
+    kind, expected = kind_of(message, offered), _expected(message, offered)
+    base = offered.base(formed(kind.strategy, message.form).member)
     try:
-        update = tensors.decode(content)
-        tensors.check(update, _expected(message, offered))
+        update = codec_of(kind).decode(content, base, expected)
+        tensors.check(update, expected)
     except ModelError as error:
         raise UpdateRefused(str(error)) from None
-    base = offered.base(formed(kind.strategy, message.form).member)
     if why := doubt(update, message.num_examples, kind, base):
         raise UpdateRefused(why)
     return update

@@ -19,7 +19,8 @@ from .rounds import Rounds
 log = logging.getLogger(__name__)
 
 BASES_HELD = 2
-"""Bases in memory of each model, where norms are bounded: the open round's, and a late contribution's."""
+"""Bases in memory of each model, where contributions are held against them: the open round's, and one that a
+late contribution was made for."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Reception:
         self._desk = desk
         self._intake = Intake(rounds.store.updates, desk.ask)
         self._in_hand: dict[Update, Contribution] = {}
-        self._bounded = any(kind.max_norm is not None for kind in rounds.task.kinds)
+        self._needs_base = any(kind.max_norm is not None or kind.strategy.codec for kind in rounds.task.kinds)
         self._base = lru_cache(BASES_HELD * len(rounds.manifests))(rounds.weights)  # by round and member
 
     def check_address(self, message: Contribution) -> None:
@@ -120,11 +121,11 @@ class Reception:
         return made_for if kept else number
 
     def _offered(self, number: int) -> check.Offered:
-        """With the base of round `number`, 0 for none; it is read only where a norm is bounded."""
-        bounded = self._bounded and number > 0
+        """With the base of round `number`, 0 for none; it is read only where something is held against it."""
+        needed = self._needs_base and number > 0
         return check.Offered(
             self._rounds.task,
             self._rounds.run,
             self._rounds.manifests,
-            lambda member: self._base(number, member) if bounded else {},
+            lambda member: self._base(number, member) if needed else {},
         )

@@ -18,7 +18,7 @@ from profiles import Cost, DeviceProfile, Pass, Work, Workload, predict
 
 from . import ranges
 from .head_training import HeadTraining
-from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .kind import Coded, Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
 from .tensor_update import FEW_SHOT
 from .workload import forward_work, head_specs
@@ -33,7 +33,7 @@ class HeadMeans:
 
 
 @dataclass(frozen=True)
-class FewShot(Usual):
+class FewShot(Coded, Usual):
     """Train the classifier alone: each epoch draws anew `shots` samples of each class here (equation 4.1).
 
     The served model is {theta_fs, phi^t}: the plain mean of the classifiers (equation 4.2) on the extractor
@@ -70,7 +70,7 @@ class FewShot(Usual):
     def work(self, workload: Workload) -> Work:
         """Features once, for every sample; then forward and backward (twice as much) through the head."""
         values = (workload.feature_width + 1) * workload.labels
-        work = forward_work(workload, workload.samples, values)
+        work = forward_work(workload, workload.samples, values, self.codec)
         drawn = self.epochs * sum(min(self.shots, count) for count in workload.class_counts)
         steps = Pass("head", 3 * drawn, workload.head_flops)
         return replace(work, passes=(*work.passes, steps))

@@ -49,8 +49,8 @@ class FullAndFewShot(TrainingSettings, Usual):
 
     def __post_init__(self) -> None:
         _ = self.full
-        if self.few_shot.join_base or self.few_shot.send_mean:
-            raise ValueError("join_base and send_mean are for few-shot alone")
+        if self.few_shot.join_base or self.few_shot.send_mean or self.few_shot.codec:
+            raise ValueError("join_base, send_mean and codec are for few-shot alone")
         if self.dp is not None:
             raise ValueError("dp protects the full update alone, and not the few-shot learnt classifier")
 

@@ -202,6 +202,10 @@ class Strategy(Protocol[S]):
         """Which of its forms this is, in a word; empty for a kind that has one."""
 
     @property
+    def codec(self) -> str:
+        """The word of the codec that its tensors are sent by (`codecs.chain`); empty for none."""
+
+    @property
     def member(self) -> str:
         """The member of the task's family that this form trains; empty for the main model.
 
@@ -247,14 +251,29 @@ AnyStrategy = Strategy[Any]
 K = TypeVar("K")
 
 
+@dataclass(frozen=True)
+class Coded:
+    """Kinds that have the setting `codec`: they send parameters, in which a little loss does no harm.
+
+    Others must arrive exactly as they are, and refuse it as a setting that they do not have: the scalars of
+    `zeroth-order`, which every device replays, and the sums and counts of `class-means`.
+    """
+
+    codec: str = field(default="", kw_only=True)
+
+
 class Usual:
-    """What most kinds do: one form, sensible for any data, nothing to doubt, bound to no round."""
+    """What most kinds do: one form, sensible for any data, nothing to doubt, bound to no round, no codec."""
 
     own_round: ClassVar[bool] = False
     generic: ClassVar[bool] = False
 
     @property
     def form(self) -> str:
+        return ""
+
+    @property
+    def codec(self) -> str:
         return ""
 
     @property

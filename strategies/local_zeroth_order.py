@@ -15,7 +15,7 @@ from profiles import Cost, DeviceProfile, Pass, Work, Workload, predict
 from profiles.cost import activation_bytes
 
 from . import directions, ranges
-from .kind import Contribution, LocalData, Run
+from .kind import Coded, Contribution, LocalData, Run
 from .tensor_update import Averaged
 from .workload import upload_bytes
 
@@ -23,7 +23,7 @@ MOST_DIRECTIONS = 1024
 
 
 @dataclass(frozen=True)
-class LocalZerothOrder(Averaged):
+class LocalZerothOrder(Coded, Averaged):
     """MeZO by each device alone: `steps` steps along directions of its own, then the mean of the weights.
 
     A step is w -= lr * mean_p(g_p z_p), g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps) over the whole
@@ -53,7 +53,7 @@ class LocalZerothOrder(Averaged):
         work = Work(
             passes=(Pass(name, 2.0 * self.num_z * self.steps * samples, workload.graph(name).flops),),
             peak_bytes=held + activation_bytes(workload, name),
-            bytes_up=upload_bytes(values, workload.tensors[self.tunable]),
+            bytes_up=upload_bytes(values, workload.tensors[self.tunable], self.codec),
             bytes_down=workload.download_bytes,
         )
         return predict(profile, work, self.name)

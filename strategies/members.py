@@ -15,14 +15,14 @@ from profiles import Pass, Work, Workload
 from profiles.cost import activation_bytes
 
 from . import ranges
-from .kind import LocalData, RoundModel, ServerTools, Usual
+from .kind import Coded, LocalData, RoundModel, ServerTools, Usual
 from .workload import training_work, upload_bytes
 
 K = TypeVar("K", bound="OfFamily")
 
 
 @dataclass(frozen=True)
-class OfFamily(Usual):
+class OfFamily(Coded, Usual):
     """One form for each of `members`, names of smaller models, the richest first; none: the main model.
 
     Every parameter is trained for `epochs` local epochs.
@@ -70,7 +70,9 @@ def work(load: Workload, kind: OfFamily, level: str, mapped: int, maps: int) -> 
     return Work(
         passes=(*trained.passes, Pass(graph, mapped, load.graph(graph).flops)),
         peak_bytes=trained.peak_bytes + activation_bytes(load, graph) + 4 * values,
-        bytes_up=upload_bytes(load.values("all") + values + load.labels, load.tensors["all"] + 2),
+        bytes_up=upload_bytes(
+            load.values("all"), load.tensors["all"] + 2, kind.codec, exact=values + load.labels
+        ),
         bytes_down=trained.bytes_down,
     )
 

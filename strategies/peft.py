@@ -79,7 +79,7 @@ class Peft(TensorUpdate):
         if self.trained != "head" or not self.plain:
             return super().work(workload)
         n = workload.samples
-        work = forward_work(workload, n, workload.values("head"))
+        work = forward_work(workload, n, workload.values("head"), self.codec)
         steps = Pass("head", 3 * n * self.epochs, workload.head_flops)
         return replace(work, passes=(*work.passes, steps))
 

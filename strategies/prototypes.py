@@ -24,7 +24,7 @@ from .kind import Contribution, Effect, LocalData, RoundModel, Run, formed
 from .members import OfFamily
 from .teaching import Lesson
 from .tensor_mean import TensorMean
-from .workload import training_work
+from .workload import Training, work_of
 
 LEVEL = "up"
 """Whose feature map is the penultimate one: what is above it is the classifier."""
@@ -85,7 +85,7 @@ class Prototypes(OfFamily):
             work = members.work(workload, self, LEVEL, workload.samples, workload.labels)
         else:
             trained = workload.samples * self.epochs
-            work = training_work(workload, "all", trained, batch=self.batch)
+            work = work_of(workload, Training("all", trained, batch=self.batch, codec=self.codec))
         return predict(profile, work, self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:

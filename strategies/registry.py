@@ -13,6 +13,8 @@ from broker.messages import Kind, pack
 
 from .attention_transfer import AttentionTransfer
 from .class_means import ClassMeans
+from .codecs import chain as codecs
+from .codecs.codec import CodecError
 from .entropy_subset import EntropySubset
 from .few_shot import FewShot
 from .full import Full
@@ -104,6 +106,10 @@ def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
     except (msgspec.ValidationError, TypeError) as error:
         raise KindError(f"settings of {name}: {error}") from None
     strategy: AnyStrategy = _settled(made)
+    try:
+        codecs.named(strategy.codec)
+    except CodecError as error:
+        raise KindError(f"settings of {name}: {error}") from None
     return strategy
 
 

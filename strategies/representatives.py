@@ -20,7 +20,7 @@ from profiles.cost import activation_bytes
 
 from . import clustering, ranges, teaching
 from .full import Full
-from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .kind import Coded, Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .teaching import Lesson
 from .tensor_mean import TensorMean
 from .workload import upload_bytes
@@ -64,7 +64,7 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class Representatives(Usual):
+class Representatives(Coded, Usual):
     """A full update, and feature maps at `level` by the *distributed* extractor, with their classes.
 
     Per class, maps are reduced to `components` principal components and grouped into `clusters` by k-means;
@@ -133,7 +133,10 @@ class Representatives(Usual):
             passes=(*work.passes, Pass(graph, workload.samples, workload.graph(graph).flops), selection),
             peak_bytes=max(work.peak_bytes, choosing) + 4 * rows * values,
             bytes_up=upload_bytes(
-                workload.values("all") + rows * values + workload.labels, workload.tensors["all"] + 2
+                workload.values("all"),
+                workload.tensors["all"] + 2,
+                self.codec,
+                exact=rows * values + workload.labels,
             ),
         )
         return predict(profile, work, self.name)

@@ -17,7 +17,7 @@ from profiles import Cost, DeviceProfile, Work, Workload, predict
 
 from . import local_training, moon, ranges
 from .head_training import HeadTraining
-from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .kind import Coded, Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .privacy import DpSgd
 from .tensor_mean import TensorMean
 from .workload import Training, head_specs, work_of
@@ -47,7 +47,7 @@ class Averaged(Usual):
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class TrainingSettings(Coded):
     """SGD on local samples for `epochs` local epochs; what each of these adds is off at 0.
 
     mu: FedProx's mu/2 * ||w - w_g||^2 (Li et al. 2020, equation 2).
@@ -125,7 +125,9 @@ class TensorUpdate(TrainingSettings, Averaged):
         trained, objective = samples * self.epochs, "moon" if self.moon else "train"
         passed = scored + (2 * samples if self.moon else 0)
         private = self.dp is not None
-        training = Training(self.trained, trained, passed, self.batch, objective, int(private), private)
+        training = Training(
+            self.trained, trained, passed, self.batch, objective, int(private), private, self.codec
+        )
         work = work_of(workload, training)
         features = 4 * (2 * samples * workload.feature_width + workload.values(self.trained))
         more = (features if self.moon else 0) + (ACCOUNTANT_BYTES if private else 0)

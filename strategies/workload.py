@@ -13,10 +13,10 @@ from models.tensors import TensorSpec
 from profiles import GraphWork, Pass, Work, Workload
 from profiles.cost import activation_bytes
 
+from .codecs import chain as codecs
+
 ENVELOPE_BYTES = 120
 """A contribution's message and topic around its tensors (measured; see docs/wire.md)."""
-HEADER_BYTES = 72
-"""safetensors' header, per tensor."""
 SINGLY = 5.0
 """A sample alone over its share of a batch of 32, in seconds (measured: WRN-10-1 at 8x8, ONNX Runtime on one
 core, clipping and noise included: 5.0 for set all, 8.4 for mid, 5.4 for head)."""
@@ -58,9 +58,12 @@ def passes(load: Workload, **samples: float) -> tuple[Pass, ...]:
     return tuple([Pass(graph, count, load.graph(graph).flops) for graph, count in named])
 
 
-def upload_bytes(values: int, tensors: int) -> int:
-    """On the wire: float32 values in this many named tensors, with header and envelope."""
-    return 4 * values + HEADER_BYTES * tensors + ENVELOPE_BYTES
+def upload_bytes(values: int, tensors: int, codec: str = "", exact: int = 0) -> int:
+    """On the wire: float32 parameters in this many named tensors by this codec, with header and envelope.
+
+    `exact`: float32 or int32 values besides, which a codec leaves as they are, among the tensors.
+    """
+    return codecs.named(codec).payload_bytes(values, tensors, exact) + ENVELOPE_BYTES
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Training:
     """SGD on a tunable set over `trained` samples in all, after a forward pass over `scored` samples.
 
     `kept`: vectors of the set that are held beside those of any training. `singly`: samples are run one by
-    one, in private training.
+    one, in private training. `codec` is what the update is sent by.
     """
 
     tunable: str
@@ -78,6 +81,7 @@ class Training:
     objective: str = "train"
     kept: int = 0
     singly: bool = False
+    codec: str = ""
 
 
 def training_work(load: Workload, tunable: str, trained: float, scored: float = 0.0, batch: int = 32) -> Work:
@@ -101,18 +105,18 @@ def work_of(load: Workload, training: Training) -> Work:
     return Work(
         passes=(*forward, Pass(name, training.trained, graph.flops, slowdown)),
         peak_bytes=held + activation_bytes(load, name, rows),
-        bytes_up=upload_bytes(values, load.tensors[tunable]),
+        bytes_up=upload_bytes(values, load.tensors[tunable], training.codec),
         bytes_down=load.download_bytes,
     )
 
 
-def forward_work(load: Workload, samples: float, values_up: int) -> Work:
-    """Features of `samples` samples, kept; `values_up` float32 values sent."""
+def forward_work(load: Workload, samples: float, values_up: int, codec: str = "") -> Work:
+    """Features of `samples` samples, kept; `values_up` float32 values sent by this codec."""
     features = 4 * load.feature_width * load.samples
     held = 2 * load.weights_bytes + load.samples * load.sample_bytes + features
     return Work(
         passes=passes(load, forward=samples),
         peak_bytes=held + activation_bytes(load, "forward"),
-        bytes_up=upload_bytes(values_up, 2),
+        bytes_up=upload_bytes(values_up, 2, codec),
         bytes_down=load.download_bytes,
     )
