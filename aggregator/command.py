@@ -19,6 +19,8 @@ from broker.link import Event, Link, LinkOptions
 from broker.running import BrokerOptions, RunningBroker
 from broker.url import TLS, BrokerUrl
 
+from strategies.robust.settings import RULES
+
 from . import systems
 from . import task as tasks
 from .errors import AggregatorError
@@ -51,6 +53,11 @@ _FLAGS = {
     "buffer_size": "buffer_size",
     "max_staleness": "max_staleness",
     "staleness_weight": "staleness_weight",
+    "robust": "robust",
+    "robust_trim": "robust_trim",
+    "robust_clip": "robust_clip",
+    "robust_clip_factor": "robust_clip_factor",
+    "robust_byzantine": "robust_byzantine",
     "seed": "seed",
     "eval_data": "eval_data",
     "generic": "generic",
@@ -77,6 +84,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--family", metavar="A,B,..", help="bundles of smaller models, the largest first")
     add("--generic", metavar="FILE.npz", help="samples that are nobody's own, for kinds that need them here")
     add("--eval-data", metavar="FILE.npz", help="x (raw) and y to evaluate on (default: no evaluation)")
+    add("--robust", choices=RULES, help="merge so that lying devices cannot steer it (default: none)")
+    add("--robust-trim", type=float, metavar="SHARE", help="of trimmed-mean, at either end (default: 0.2)")
+    add("--robust-clip", type=float, metavar="NORM", help="bound of norm-clip (default: the median norm)")
+    add("--robust-clip-factor", type=float, metavar="X", help="times the median norm (default: 1)")
+    add("--robust-byzantine", type=int, metavar="F", help="liars that krum is to stand (default: all it can)")
     add("--seed", type=int, help="of the task (default: 0)")
     add("--run-dir", type=Path, help="where the run is kept; an existing one goes on (default: runs/NAME)")
     add("--broker", default="auto", metavar="URL", help="mqtt:// or mqtts://; auto starts one here (default)")

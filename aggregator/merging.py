@@ -27,6 +27,7 @@ from models.tensors import Tensors, encoded_parts
 from strategies.folding import Folding
 from strategies.kind import Carried, Contribution, RoundModel, formed
 from strategies.merge import Merged, rebased
+from strategies.robust import Screen
 from strategies.zeroth_order import replay
 
 from .contributions import Stored
@@ -72,8 +73,9 @@ def merge_round(store: Store, task: Task, tools: Tools, number: int) -> MergeRes
     kinds = {kind.name: kind.strategy for kind in task.kinds}
     before = _carried(store, number, tools)
     folding = Folding(kinds, model, before, task.server)
-    lost = _fold(store, task, model, folding)
-    merged, odd = folding.merged()
+    with Screen(folding, task.screening, store.folder) as screen:
+        lost = _fold(store, task, model, screen)
+        merged, odd = screen.merged()
     notes = [f"content of {name} was damaged on disk and is left out" for name in lost]
     note = "; ".join([*notes, odd] if odd else notes)
     served = store.models.put(tensors.encode(merged.served))
@@ -135,7 +137,7 @@ def encode_log(steps: Sequence[Step]) -> bytes:
     return msgspec.msgpack.encode(list(steps))
 
 
-def _fold(store: Store, task: Task, model: RoundModel, folding: Folding) -> list[str]:
+def _fold(store: Store, task: Task, model: RoundModel, screen: Screen) -> list[str]:
     """Fold all that counts in the round; returns whose content could not be read."""
     kinds = {kind.name: kind for kind in task.kinds}
     earlier = _Earlier(store, task, model)
@@ -146,7 +148,7 @@ def _fold(store: Store, task: Task, model: RoundModel, folding: Folding) -> list
         except BlobError:
             lost.append(f"{stored.device} ({stored.kind})")
             continue
-        folding.add(update, _weight(stored, kinds[stored.kind]))
+        screen.add(update, _weight(stored, kinds[stored.kind]), stored.device)
     return lost
 
 

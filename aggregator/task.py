@@ -16,6 +16,7 @@ import msgspec
 from broker.messages import Kind
 from strategies import registry
 from strategies.kind import AnyStrategy, Settings
+from strategies.robust.settings import Robust, Rule
 from strategies.server_optimizer import ServerOptimizer
 
 from .errors import TaskError
@@ -92,6 +93,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     `bundle` a path or the name of a shipped bundle, `family` those of smaller models that some kinds train.
     `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
     parameters, drawn by `seed`, in place of the bundle's.
+
+    `robust` is the rule by which updates are merged where some devices may lie, with the numbers of
+    `strategies.robust.Robust` (robust_trim is its `trim`, and so on).
     """
 
     bundle: str
@@ -114,6 +118,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     generic: str | None = None
     server: ServerOptimizer = msgspec.field(default_factory=ServerOptimizer)
     start: Start = "bundle"
+    robust: Rule = "none"
+    robust_trim: float = 0.2
+    robust_clip: float | None = None
+    robust_clip_factor: float = 1.0
+    robust_byzantine: int | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -129,6 +138,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         _positive("round_deadline_s", self.round_deadline_s)
         if not (isfinite(self.staleness_weight) and self.staleness_weight >= 0):
             raise TaskError(f"staleness_weight is {self.staleness_weight}, expected 0 or more")
+        try:
+            _ = self.screening
+        except ValueError as error:
+            raise TaskError(f"robust: {error}") from None
         names = [kind.name for kind in self.kinds]
         if len(set(names)) != len(names):
             raise TaskError(f"kinds are {', '.join(names)}: each can be offered once")
@@ -155,6 +168,17 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def offer_kinds(self, number: int) -> tuple[Kind, ...]:
         """The same as they stand in an offer."""
         return tuple(registry.write(kind.strategy) for kind in self.offered(number))
+
+    @property
+    def screening(self) -> Robust:
+        """The rule of merging and its numbers. Raises ValueError for those that cannot be meant."""
+        return Robust(
+            self.robust,
+            self.robust_trim,
+            self.robust_clip,
+            self.robust_clip_factor,
+            self.robust_byzantine,
+        )
 
     def late_share(self, rounds: int) -> float:
         """How much of its change an update moves the model by that is so many rounds late."""

@@ -12,6 +12,7 @@ from models.tensors import Tensors
 from strategies.folding import Folding
 from strategies.kind import NOTHING, Carried, Contribution, RoundModel, ServerTools
 from strategies.merge import rebased
+from strategies.robust import Screen
 
 from .asking import Flight
 from .bases import Bases
@@ -73,11 +74,12 @@ class Learning:
         server, weights = self._tools.server, self._bases.of(number).weights
         model = RoundModel(server.manifest(), weights, number, self._task.round_seed(number), tools=server)
         folding = Folding(self._kinds, model, self._carried, self._task.server)
-        for flight, made in self._trained(flights, now):
-            self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
-            weight = made.num_examples * self._settings[flight.kind].weight
-            folding.add(self._as_of(made, flight, number), weight)
-        merged, note = folding.merged()
+        with Screen(folding, self._task.screening) as screen:
+            for flight, made in self._trained(flights, now):
+                self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
+                weight = made.num_examples * self._settings[flight.kind].weight
+                screen.add(self._as_of(made, flight, number), weight, flight.device)
+            merged, note = screen.merged()
         if note:
             log.warning("round %d: %s", number, note)
         self.served, self._carried = merged.served, merged.carried

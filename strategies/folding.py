@@ -10,7 +10,7 @@ import numpy as np
 from models.errors import TensorError
 from models.tensors import Tensors, finite
 
-from .kind import NOTHING, AnyStrategy, Carried, Contribution, Derives, RoundModel
+from .kind import NOTHING, AnyStrategy, Carried, Contribution, Derives, RoundModel, formed
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
 from .server_optimizer import ServerOptimizer
 
@@ -38,6 +38,11 @@ class Folding:
         kind = contribution.kind
         with np.errstate(over="ignore", invalid="ignore"):
             self._states[kind] = self._kinds[kind].fold(self._states[kind], contribution, weight)
+
+    def trained(self, contribution: Contribution) -> tuple[str, Tensors]:
+        """The member of the family that an update is of, the main model's by "", and its base here."""
+        member = formed(self._kinds[contribution.kind], contribution.form).member
+        return member, self._carried.family[member] if member else self._model.weights
 
     def merged(self) -> tuple[Merged, str]:
         """What all of them make, and what was odd about it; all stays as it was where that is not finite, or

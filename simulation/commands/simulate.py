@@ -25,6 +25,7 @@ from simulation.errors import ScenarioError, SimulationError
 from simulation.executors import choice
 from simulation.executors.choice import ExecutorWish
 from simulation.executors.cores import usable_cores
+from strategies.robust.settings import RULES
 
 from .asked import PRESET, again, plan_of, presets, said
 
@@ -56,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="close a round with N updates, whatever their round (FedBuff)",
     )
+    add("--robust", choices=RULES, help="merge so that lying devices cannot steer it (default: none)")
+    add("--robust-trim", type=positive, metavar="SHARE", help="of trimmed-mean, at either end (default: 0.2)")
+    add("--robust-clip", type=positive, metavar="NORM", help="bound of norm-clip (default: the median norm)")
+    add("--robust-clip-factor", type=positive, metavar="X", help="times the median norm (default: 1)")
+    add("--robust-byzantine", type=_whole, metavar="F", help="liars krum is to stand (default: what it can)")
     add("--bundle", help="what is learnt: a bundle folder or zip, or the name of a shipped bundle")
     add("--engine", choices=(AUTO, *ENGINES), help="what trains: torch is quicker for convolutions (auto)")
     add("--data", metavar="SOURCE", help="where samples come from: digits, cifar10, npz, ...")

@@ -1,0 +1,6 @@
+"""Merging that a few lying devices cannot steer: one file per rule, and the screen that applies them."""
+
+from .screen import Screen
+from .settings import RULES, Robust, Rule
+
+__all__ = ["RULES", "Robust", "Rule", "Screen"]

@@ -1,0 +1,77 @@
+"""Class means under a rule: devices are compared class by class, those that have it, by their mean features.
+
+Sums of features grow with the samples behind them, and devices have different classes: neither sums nor
+distances between devices say who lies. So the rules of values (median, trimmed mean) are applied to each
+class's mean over the devices that have the class, norm-clip shortens a class's mean to the median length of
+those, and Krum, which would pick whoever has the commonest classes, gives way to the median. Counts are as
+devices say them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.tensors import Vector
+from strategies.kind import Contribution
+
+from .norm_clip import bound_of, clipped
+from .spool import Row, Spool
+
+MEANS = "means"
+"""In place of `sums`, float32 (classes, width)."""
+
+
+def as_means(update: Contribution) -> Contribution:
+    """A contribution of class means with its means in place of its sums; 0 for a class it does not have."""
+    content = dict(update.tensors)
+    counts = np.maximum(content["counts"], 1)[:, None]
+    content[MEANS] = (content.pop("sums").astype(np.float64) / counts).astype(np.float32)
+    return replace(update, tensors=content)
+
+
+def as_sums(update: Contribution) -> Contribution:
+    """The other way."""
+    content = dict(update.tensors)
+    sums = content.pop(MEANS).astype(np.float64) * content["counts"][:, None]
+    return replace(update, tensors={**content, "sums": sums.astype(np.float32)})
+
+
+def middles(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
+    """The rule's value of every class's mean, flat; 0 for a class that nobody has."""
+    middle = np.zeros_like(spool.starts)
+    for within, rows in _classes(spool):
+        for where, values in spool.blocks(rows, within):
+            middle[where] = rule(values)
+    return middle
+
+
+def shortened(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
+    """Every update with no mean longer than `factor` times the class's median length."""
+    bounds = []
+    for within, rows in _classes(spool):
+        lengths = [_length(spool.values(row, within.start, within.stop)) for row in rows]
+        bounds.append((within, bound_of(lengths, None, factor)))
+    for row in spool.rows:
+        values = spool.values(row)
+        for within, bound in bounds:
+            mean = values[within]
+            values[within] = clipped(mean, np.zeros_like(mean), _length(mean), bound)
+        yield row, values
+
+
+def _classes(spool: Spool) -> list[tuple[slice, list[Row]]]:
+    """Where each class's mean lies, and who has the class; classes that nobody has are left out."""
+    counts: list[NDArray[Any]] = [spool.rest(row)["counts"] for row in spool.rows]
+    classes = len(counts[0])
+    width = spool.starts.size // classes
+    having = [[row for row, own in zip(spool.rows, counts, strict=True) if own[c]] for c in range(classes)]
+    return [(slice(c * width, (c + 1) * width), rows) for c, rows in enumerate(having) if rows]
+
+
+def _length(values: Vector) -> float:
+    return float(np.linalg.norm(values.astype(np.float64)))

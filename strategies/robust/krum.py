@@ -1,0 +1,56 @@
+"""Krum and Multi-Krum (Blanchard et al. 2017, Machine learning with adversaries, sections 4 and 6).
+
+Of n updates, f of which may be lies, each is scored by the sum of its squared distances to the n - f - 2
+nearest others. Krum takes the one of the smallest score, Multi-Krum the mean of the n - f of the smallest.
+Both need n >= 2 f + 3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .spool import BUDGET, Spool
+
+
+def most_liars(devices: int) -> int:
+    """The largest f that so many updates stand; below 0 where they stand none."""
+    return (devices - 3) // 2
+
+
+def selected(scores: NDArray[np.float64], many: int) -> list[int]:
+    """The places of the `many` smallest scores, in their order; of equal ones the first."""
+    return sorted(np.argsort(scores, kind="stable")[:many].tolist())
+
+
+def scores(spool: Spool, liars: int) -> NDArray[np.float64]:
+    """Of each update, float64 (devices,); `liars` is f, and n at least f + 3.
+
+    Distances are found for as many devices at a time as fit BUDGET, from products of the changes summed up
+    over pieces of the model. Memory grows with the devices times the pieces, never with the model.
+    """
+    count = len(spool)
+    nearest = count - liars - 2
+    tile = max(1, BUDGET // (8 * count))
+    width = max(1, BUDGET // (8 * count))
+    found = np.empty(count)
+    for begin in range(0, count, tile):
+        end = min(begin + tile, count)
+        distances = _distances(spool, slice(begin, end), width)
+        distances[np.arange(end - begin), np.arange(begin, end)] = np.inf  # not to itself
+        near = np.partition(distances, nearest - 1, axis=1)[:, :nearest]
+        found[begin:end] = np.sort(near, axis=1).sum(axis=1)
+    return found
+
+
+def _distances(spool: Spool, some: slice, width: int) -> NDArray[np.float64]:
+    """Squared, of some updates to all: |a|^2 + |b|^2 - 2 a b of their changes, float64 (some, devices)."""
+    count = len(spool)
+    products = np.zeros((some.stop - some.start, count))
+    squares = np.zeros(count)
+    for where, values in spool.blocks(width=width):
+        changes = values.astype(np.float64) - spool.starts[where]
+        products += changes[some] @ changes.T
+        squares += np.einsum("ij,ij->i", changes, changes)
+    distances: NDArray[np.float64] = np.maximum(squares[some, None] + squares - 2 * products, 0)
+    return distances

@@ -1,0 +1,178 @@
+"""The screen between the updates of a round and their folding: it applies a rule to those of one sort.
+
+Updates of one kind, of one member of the family and with the same tensors are compared with each other; what
+a kind sends beside the model's own tensors (feature maps, prototypes) goes with its update as it came. The
+rules treat devices alike, whatever number of samples they say: within a group a weight above the median
+counts as the median. Folding is given an update for each device still, so that every kind's own merging is
+what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from models.tensors import Vector
+from strategies.class_means import ClassMeans
+from strategies.folding import Folding
+from strategies.kind import Contribution
+from strategies.merge import Merged
+from strategies.tensor_update import FEW_SHOT
+from strategies.zeroth_order import ZerothOrder
+
+from . import by_class, krum
+from .median import median
+from .norm_clip import bound_of, clipped, norms
+from .settings import Robust
+from .spool import Row, Spool, signature, start_in
+from .trimmed_mean import trimmed_mean
+
+FROM_ZERO = {ZerothOrder.name: frozenset({"g"}), ClassMeans.name: frozenset({by_class.MEANS})}
+"""Tensors that are no change of the base, by kind: they are compared as they are."""
+FEW = 3
+"""Updates of one sort, with fewer of which no rule can tell a lie from the truth."""
+FAR = 3.0
+"""Times the bound: a change that is longer is told of when it is shortened."""
+MOST_NAMED = 4
+
+Screened = Iterator[tuple[Contribution, float]]
+
+
+class Screen:
+    """Before one round's `folding`. With the rule "none" it is not there. A context: files go at its end."""
+
+    def __init__(self, folding: Folding, robust: Robust, scratch: Path | None = None) -> None:
+        """`scratch` is a folder on a disk, for as many bytes as all updates have; None: the system's."""
+        self._folding, self._robust, self._scratch = folding, robust, scratch
+        self._spools: dict[object, Spool] = {}
+        self._notes: list[str] = []
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for spool in self._spools.values():
+            spool.close()
+
+    def add(self, contribution: Contribution, weight: float, device: str) -> None:
+        """One more, which then may be forgotten. In a fixed order, as for Folding. Raises OSError."""
+        if self._robust.rule == "none":
+            self._folding.add(contribution, weight)
+            return
+        kind = contribution.kind
+        member, base = self._folding.trained(contribution)
+        update = by_class.as_means(contribution) if kind == ClassMeans.name else contribution
+        start = start_in(base, FEW_SHOT, FROM_ZERO.get(kind, frozenset()))
+        key = kind, member, signature(update.tensors, start)
+        if key not in self._spools:
+            self._spools[key] = Spool(update.tensors, start, self._scratch)
+        if not self._spools[key].add(update, weight, device):
+            self._notes.append(f"{device} ({kind}) is not finite and is left out")
+
+    def merged(self) -> tuple[Merged, str]:
+        """As Folding's; with what the rule left out, or could not do. Raises OSError."""
+        for spool in self._spools.values():
+            for contribution, weight in self._screened(spool) if len(spool) else ():
+                self._folding.add(contribution, weight)
+        merged, odd = self._folding.merged()
+        return merged, "; ".join([*self._notes, odd] if odd else self._notes)
+
+    def _screened(self, spool: Spool) -> Screened:
+        rule, kind = self._robust.rule, spool.rows[0].told.kind
+        if len(spool) < FEW:
+            self._note(f"{len(spool)} {kind} too few for {rule} to tell who lies")
+        if kind == ClassMeans.name:
+            return self._class_means(spool)
+        if rule == "norm-clip":
+            return self._clipped(spool)
+        if rule in ("krum", "multi-krum") and spool.starts.size and self._stands(spool):
+            return self._selected(spool)
+        return self._replaced(spool, _middle(spool, self._value_rule()))
+
+    def _value_rule(self) -> Callable[[Vector], Vector]:
+        """What stands for the values of all devices: also where Krum cannot."""
+        return (
+            partial(trimmed_mean, share=self._robust.trim) if self._robust.rule == "trimmed-mean" else median
+        )
+
+    def _replaced(self, spool: Spool, middle: Vector) -> Screened:
+        for row, weight in zip(spool.rows, _weights(spool), strict=True):
+            yield spool.update(row, middle), weight
+
+    def _class_means(self, spool: Spool) -> Screened:
+        weights = _weights(spool)
+        if self._robust.rule == "norm-clip":
+            short = by_class.shortened(spool, self._robust.clip_factor)
+        else:
+            middle = by_class.middles(spool, self._value_rule())
+            short = ((row, middle) for row in spool.rows)
+        for (row, values), weight in zip(short, weights, strict=True):
+            yield by_class.as_sums(spool.update(row, values)), weight
+
+    def _clipped(self, spool: Spool) -> Screened:
+        lengths = norms(spool)
+        bound = bound_of(lengths, self._robust.clip, self._robust.clip_factor)
+        far = [row for row, length in zip(spool.rows, lengths, strict=True) if length > FAR * bound]
+        if far:
+            most = float(lengths.max())
+            self._note(f"norm-clip shortened {_named(far)} from at most {most:.3g} to {bound:.3g}")
+        for row, weight, length in zip(spool.rows, _weights(spool), lengths, strict=True):
+            values = clipped(spool.values(row), spool.starts, float(length), bound)
+            yield spool.update(row, values), weight
+
+    def _stands(self, spool: Spool) -> bool:
+        """Whether there are enough updates for Krum; the median takes its place where there are not."""
+        liars, count = self._robust.byzantine, len(spool)
+        enough = krum.most_liars(count) >= (liars or 0)
+        if not enough and count >= FEW:
+            kind = spool.rows[0].told.kind
+            self._note(
+                f"{self._robust.rule} needs {2 * (liars or 0) + 3} {kind} to stand {liars or 0} liars, "
+                f"here are {count}: the median in its place"
+            )
+        return enough
+
+    def _selected(self, spool: Spool) -> Screened:
+        """Those that are taken weigh as much as the whole group, beside other kinds."""
+        given, count = self._robust.byzantine, len(spool)
+        liars = krum.most_liars(count) if given is None else given
+        many = 1 if self._robust.rule == "krum" else count - liars
+        places = krum.selected(krum.scores(spool, liars), many)
+        weights = _weights(spool)
+        more = sum(weights) / sum(weights[place] for place in places)
+        kept = [spool.rows[place] for place in places]
+        if many == 1:
+            self._note(f"krum took {_named(kept)} of {count}")
+        elif liars:
+            self._note(f"multi-krum left out {_named([row for row in spool.rows if row not in kept])}")
+        for place in places:
+            row = spool.rows[place]
+            yield spool.update(row, spool.values(row)), weights[place] * more
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+
+
+def _middle(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
+    middle = np.empty_like(spool.starts)
+    for where, values in spool.blocks():
+        middle[where] = rule(values)
+    return middle
+
+
+def _weights(spool: Spool) -> list[float]:
+    """Of each row, none above the median."""
+    most = float(np.median([row.weight for row in spool.rows]))
+    return [min(row.weight, most) for row in spool.rows]
+
+
+def _named(rows: list[Row]) -> str:
+    """A few devices, and their kind."""
+    more = f" and {len(rows) - MOST_NAMED} more" if len(rows) > MOST_NAMED else ""
+    return f"{', '.join(row.device for row in rows[:MOST_NAMED])}{more} ({rows[0].told.kind})"

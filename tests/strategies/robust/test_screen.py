@@ -1,0 +1,247 @@
+"""What the rules make of a round in which some devices lie, against the plain mean."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from strategies import registry
+from strategies.folding import Folding
+from strategies.kind import Contribution
+from strategies.robust import RULES, Robust, Screen
+from strategies.robust.trimmed_mean import trimmed
+
+HOLDING = [rule for rule in RULES if rule != "none"]
+
+
+def near_base(round_model, seed, kind="full", level="all"):
+    """An update that changes every value by about 0.01, and one of them by exactly 1."""
+    rng = np.random.default_rng(seed)
+    names = round_model.manifest.names(level)
+    moved = {
+        n: (round_model.weights[n] + 0.01 * rng.normal(size=round_model.weights[n].shape)) for n in names
+    }
+    moved = {n: value.astype(np.float32) for n, value in moved.items()}
+    moved["head.bias"][0] = round_model.weights["head.bias"][0] + 1
+    return Contribution(kind, moved, 10, 0.5)
+
+
+def lie(round_model, seed, scale=-1000.0):
+    """The opposite of an honest change, a thousand times as long, of a device that says it has much data."""
+    honest = near_base(round_model, seed)
+    base = round_model.weights
+    turned = {n: (base[n] + scale * (v - base[n])).astype(np.float32) for n, v in honest.tensors.items()}
+    return Contribution("full", turned, 1_000_000, 0.5)
+
+
+def merged(round_model, rule, sent, tmp_path, **settings):
+    """`sent`: (device, contribution)s in order; the merged base, and what is noted."""
+    join = {"few-shot": {"join_base": True}}
+    kinds = {one.kind: registry.make(one.kind, join.get(one.kind)) for _, one in sent}
+    with Screen(Folding(kinds, round_model), Robust(rule, **settings), tmp_path) as screen:
+        for device, one in sent:
+            screen.add(one, float(one.num_examples), device)
+        after, note = screen.merged()
+    assert not list(tmp_path.iterdir())
+    return after.base, note
+
+
+def crowd(round_model, honest, lying):
+    sent = [(f"pi-{i}", near_base(round_model, i)) for i in range(honest)]
+    return sent + [(f"z-evil-{i}", lie(round_model, 100 + i)) for i in range(lying)]
+
+
+def furthest(round_model, base):
+    return max(float(np.abs(base[n] - round_model.weights[n]).max()) for n in base)
+
+
+def test_two_liars_of_nine_carry_the_plain_mean_away(round_model, tmp_path):
+    base, note = merged(round_model, "none", crowd(round_model, 7, 2), tmp_path)
+    assert furthest(round_model, base) > 900
+    assert note == ""
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_two_liars_of_nine_do_not_carry_a_rule_away(round_model, tmp_path, rule):
+    """All honest devices move one bias by 1; the rules that leave liars out move it by that too."""
+    base, _ = merged(round_model, rule, crowd(round_model, 7, 2), tmp_path, trim=0.25)
+    assert furthest(round_model, base) < 1.2
+    moved = float(base["head.bias"][0] - round_model.weights["head.bias"][0])
+    if rule == "norm-clip":  # (7 - 2) / 9 of it: a liar weighs as much as another, and points the other way
+        assert moved == pytest.approx(5 / 9, abs=0.05)
+    else:
+        assert moved == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_one_update_alone_is_merged_as_it_came_and_the_note_says_what_that_is_worth(
+    round_model, tmp_path, rule
+):
+    update = near_base(round_model, 1)
+    base, note = merged(round_model, rule, [("pi", update)], tmp_path)
+    for name, value in update.tensors.items():
+        np.testing.assert_array_equal(base[name], value)
+    assert note == f"1 full too few for {rule} to tell who lies"
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_the_order_of_the_devices_changes_no_value(round_model, tmp_path, rule):
+    sent = crowd(round_model, 6, 2)
+    one, _ = merged(round_model, rule, sent, tmp_path)
+    other, _ = merged(round_model, rule, sent[::-1], tmp_path)
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["krum", "multi-krum"])
+def test_krum_with_fewer_than_2f_plus_3_updates_gives_way_to_the_median_and_says_so(
+    round_model, tmp_path, rule
+):
+    sent = crowd(round_model, 5, 1)
+    base, note = merged(round_model, rule, sent, tmp_path, byzantine=2)
+    assert note == f"{rule} needs 7 full to stand 2 liars, here are 6: the median in its place"
+    middle, _ = merged(round_model, "median", sent, tmp_path)
+    for name in base:
+        np.testing.assert_array_equal(base[name], middle[name])
+
+
+def test_krum_takes_one_update_unchanged_and_multi_krum_names_whom_it_left_out(round_model, tmp_path):
+    sent = crowd(round_model, 7, 2)
+    base, note = merged(round_model, "krum", sent, tmp_path, byzantine=2)
+    taken = note.removeprefix("krum took ").removesuffix(" (full) of 9")
+    update = dict(sent)[taken]
+    np.testing.assert_array_equal(base["head.weight"], update.tensors["head.weight"])
+    _, note = merged(round_model, "multi-krum", sent, tmp_path, byzantine=2)
+    assert note == "multi-krum left out z-evil-0, z-evil-1 (full)"
+
+
+def test_a_group_that_krum_chose_from_weighs_as_before_beside_other_kinds(round_model, tmp_path):
+    """Five full updates of 10 samples weigh 50, beside an upper part of 50: half and half."""
+    names = round_model.manifest.names("mid")
+    same = {n: np.full_like(round_model.weights[n], 1) for n in round_model.manifest.names("all")}
+    upper = {n: np.full_like(round_model.weights[n], 3) for n in names}
+    sent = [(f"pi-{i}", Contribution("full", same, 10, 0.5)) for i in range(5)]
+    sent.append(("tiny", Contribution("entropy-subset", upper, 50, 0.5, "50%")))
+    base, _ = merged(round_model, "krum", sent, tmp_path)
+    np.testing.assert_allclose(base[names[0]], 2.0, rtol=1e-6)
+
+
+def test_norm_clip_with_a_bound_shortens_to_it_by_hand(round_model, tmp_path):
+    bias = round_model.weights["head.bias"]
+    step = np.zeros_like(bias)
+    step[0], step[1] = 3, 4  # of length 5
+    content = {"head.weight": round_model.weights["head.weight"], "head.bias": bias + step}
+    sent = [("pi", Contribution("few-shot", content, 10, 0.5))]
+    kinds = {"few-shot": registry.make("few-shot", {"join_base": True})}
+    with Screen(Folding(kinds, round_model), Robust("norm-clip", clip=1.0), tmp_path) as screen:
+        screen.add(sent[0][1], 10.0, "pi")
+        after, note = screen.merged()
+    np.testing.assert_allclose(after.base["head.bias"] - bias, step / 5, atol=1e-6)
+    assert "norm-clip shortened pi (few-shot) from at most 5 to 1" in note
+
+
+def test_a_weight_above_the_median_counts_as_the_median(round_model, tmp_path):
+    """Three of 10 samples, one that says a million: clipped to a length of its own, it weighs a quarter."""
+    honest = [(f"pi-{i}", near_base(round_model, i)) for i in range(3)]
+    still = Contribution("full", dict(round_model.weights), 1_000_000, 0.5)
+    base, _ = merged(round_model, "norm-clip", [*honest, ("z", still)], tmp_path, clip=1e6)
+    moved = base["head.bias"][0] - round_model.weights["head.bias"][0]
+    assert moved == pytest.approx(0.75, abs=1e-4)
+
+
+@pytest.mark.parametrize(("devices", "share", "cut"), [(1, 0.2, 0), (2, 0.2, 0), (3, 0.2, 1), (30, 0.1, 3)])
+def test_at_least_the_share_is_trimmed_and_somebody_is_left(devices, share, cut):
+    assert trimmed(devices, share) == cut
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum"])
+def test_scalars_of_zeroth_order_are_told_from_lies(round_model, tmp_path, rule):
+    values = [0.9, 1.0, 1.1, 1e9, 1.0]
+    kind = registry.make("zeroth-order")
+    with Screen(Folding({kind.name: kind}, round_model), Robust(rule), tmp_path) as screen:
+        for i, g in enumerate(values):
+            content = {"g": np.full(kind.num_z, g, np.float32)}
+            screen.add(Contribution(kind.name, content, 10, 0.5), 10.0, f"pi-{i}")
+        after, _ = screen.merged()
+    assert after.steps[0].scalars == pytest.approx([1.0] * kind.num_z, abs=0.11)
+
+
+def class_means(means, counts):
+    counts = np.asarray(counts, np.int32)
+    sums = (np.asarray(means, np.float32)[:, None] * np.ones((1, 64), np.float32)) * counts[:, None]
+    return Contribution("class-means", {"sums": sums, "counts": counts}, int(counts.sum()), float("nan"))
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_class_means_are_compared_class_by_class_among_those_who_have_it(round_model, tmp_path, rule):
+    """Class 0: means 1 (5 samples), 1 (1 sample) and 1000 (1); class 1 of one device only stays its own."""
+    ones = [1.0] + [0] * 9
+    sent = [class_means(ones, [5] + [0] * 9), class_means([1.0, 7.0] + [0] * 8, [1, 2] + [0] * 8)]
+    sent.append(class_means([1000.0] + [0] * 9, [1] + [0] * 9))
+    kind = registry.make("class-means")
+    folding = Folding({kind.name: kind}, round_model)
+    with Screen(folding, Robust(rule), tmp_path) as screen:
+        for i, one in enumerate(sent):
+            screen.add(one, 1.0, f"pi-{i}")
+        screen.merged()
+    state = folding._states["class-means"]
+    np.testing.assert_array_equal(state.counts[:2], [7, 2])
+    np.testing.assert_allclose(state.sums[0] / 7, 1.0, rtol=1e-6)
+    np.testing.assert_allclose(state.sums[1] / 2, 7.0, rtol=1e-6)
+
+
+def test_what_is_not_the_models_own_goes_with_its_update_as_it_came(round_model, tmp_path):
+    """Full updates with a classifier or without are sorts of their own: nothing of other shapes is mixed."""
+    kind = registry.make("full+few-shot")
+    full = near_base(round_model, 1).tensors
+    heads = {n: round_model.weights[n] for n in ("head.weight", "head.bias")}
+    with_head = {**full, **{f"few-shot/{n}": v + 1 for n, v in heads.items()}}
+    without = {**full, **{f"few-shot/{n}": v[:0] for n, v in heads.items()}}
+    folding = Folding({kind.name: kind}, round_model)
+    with Screen(folding, Robust("median"), tmp_path) as screen:
+        for i, content in enumerate([with_head] * 3 + [without] * 3):
+            screen.add(Contribution(kind.name, content, 10, 0.5), 10.0, f"pi-{i}")
+        after, note = screen.merged()
+    assert note == ""
+    np.testing.assert_array_equal(after.base["head.weight"], full["head.weight"])
+    np.testing.assert_allclose(after.served["head.bias"], heads["head.bias"] + 1, rtol=1e-6)
+
+
+def test_an_update_that_is_not_finite_is_left_out(round_model, tmp_path):
+    broken = near_base(round_model, 9)
+    broken.tensors["head.bias"][3] = np.inf  # as after a late one was moved to this base
+    sent = [*crowd(round_model, 3, 0), ("z", broken)]
+    base, note = merged(round_model, "median", sent, tmp_path)
+    assert note == "z (full) is not finite and is left out"
+    assert furthest(round_model, base) < 1.2
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_small_pieces_give_what_one_large_piece_gives(round_model, tmp_path, rule, monkeypatch):
+    """Two values of each device at a time, and the distances of two devices."""
+    sent = [(f"pi-{i}", near_base(round_model, i, "few-shot", "head")) for i in range(9)]
+    whole, _ = merged(round_model, rule, sent, tmp_path)
+    for place in ("strategies.robust.spool.BUDGET", "strategies.robust.krum.BUDGET"):
+        monkeypatch.setattr(place, 2 * 9 * 8)
+    pieces, _ = merged(round_model, rule, sent, tmp_path)
+    for name in whole:
+        np.testing.assert_allclose(whole[name], pieces[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_memory_does_not_grow_with_the_devices(round_model, tmp_path, rule, monkeypatch):
+    """Four times the devices: 60 more updates of 0.3 MB each, and not a megabyte more."""
+    monkeypatch.setattr("strategies.robust.spool.BUDGET", 2**20)
+    monkeypatch.setattr("strategies.robust.krum.BUDGET", 2**20)
+    peaks = []
+    for devices in (20, 80):
+        kind = registry.make("full")
+        folding = Folding({kind.name: kind}, round_model)
+        with Screen(folding, Robust(rule), tmp_path) as screen:
+            for i in range(devices):
+                screen.add(near_base(round_model, i), 10.0, f"pi-{i:03}")
+            tracemalloc.start()
+            screen.merged()
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 2**20
