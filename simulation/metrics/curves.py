@@ -40,6 +40,12 @@ class Curve:
     def best(self) -> float:
         return float(self.value.max()) if self.value.size else nan
 
+    def smoothed(self, values: int) -> Curve:
+        """Each value is the mean of the latest so many."""
+        ends = range(1, len(self.value) + 1)
+        means = [self.value[max(0, end - values) : end].mean() for end in ends]
+        return Curve(self.at, np.array(means, np.float64))
+
     def sampled(self, grid: NDArray[np.float64]) -> NDArray[np.float64]:
         """The values at ascending points, (len(grid),); nan before the first known and after the last."""
         known = np.searchsorted(self.at, grid, side="right")

@@ -36,7 +36,7 @@ def stem(name: str) -> str:
 
 
 def load(name: str) -> Table:
-    """Raises ScenarioError for a name that there is not or that is left out, or a file that cannot be meant."""
+    """Raises ScenarioError for a name that is not there or left out, or a file that cannot be meant."""
     if why := left_out().get(name):
         raise ScenarioError(f"{name} is not run here: {why}")
     if name not in names():

@@ -39,14 +39,26 @@ def _figure(name: str) -> Callable[[Among], float]:
     return lambda among: float(getattr(figures(among.ran, Terms(nan, nan, 1)), name))
 
 
-def _at_equal(axis: Axis, spent: Callable[[Ran], float]) -> Callable[[Among], float]:
-    """Accuracy of the model that is served when `until` ends, or the first of all; the last stays served."""
+LATEST = 5
+"""Evaluations over which an accuracy is averaged that would else hang on one round's draw of devices."""
+
+
+def _late_acc(among: Among) -> float:
+    return accuracy(among.ran.rounds).smoothed(LATEST).final
+
+
+def _at_equal(axis: Axis, spent: Callable[[Ran], float], values: int = 1) -> Callable[[Among], float]:
+    """Accuracy of what is served when `until` ends, or the first of all; the last stays served.
+
+    The mean of the latest `values` evaluations.
+    """
 
     def value(among: Among) -> float:
         if among.until and among.until not in among.rows:
             return nan
         looked_at = [among.rows[among.until]] if among.until else among.rows.values()
-        return accuracy(among.ran.rounds, axis).when(min(spent(each) for each in looked_at))
+        curve = accuracy(among.ran.rounds, axis).smoothed(values)
+        return curve.when(min(spent(each) for each in looked_at))
 
     return value
 
@@ -72,9 +84,18 @@ def _bytes(among: Among) -> float:
 MEASURES: Mapping[str, Measure] = {
     "best_acc": Measure("best test accuracy", PERCENT, _figure("best_acc")),
     "final_acc": Measure("final test accuracy", PERCENT, _figure("final_acc")),
+    "late_acc": Measure(f"test accuracy, mean of the last {LATEST}", PERCENT, _late_acc),
     "best_base_acc": Measure("best test accuracy of the base model", PERCENT, _best_base),
     "acc_at_time": Measure("accuracy at equal time", PERCENT, _at_equal("time", lambda ran: ran.ends_s)),
     "acc_at_energy": Measure("accuracy at equal energy", PERCENT, _at_equal("energy", _energy)),
+    "late_acc_at_time": Measure(
+        f"accuracy at equal time, mean of {LATEST}",
+        PERCENT,
+        _at_equal("time", lambda ran: ran.ends_s, LATEST),
+    ),
+    "late_acc_at_energy": Measure(
+        f"accuracy at equal energy, mean of {LATEST}", PERCENT, _at_equal("energy", _energy, LATEST)
+    ),
     "learning_efficiency": Measure("learning efficiency", PER_HOUR, _figure("learning_efficiency")),
     "forward_passes": Measure("compute in F", PASSES, _figure("forward_passes")),
     "bytes_analytic": Measure("bytes by the papers' formula", BYTES, _figure("bytes_analytic")),

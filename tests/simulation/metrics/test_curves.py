@@ -49,3 +49,10 @@ def test_rounds_that_were_not_evaluated_cost_and_show_no_point(round_line):
     for axis, at in (("time", [9, 14]), ("bytes", [8000, 12000]), ("energy", [60, 90])):
         assert accuracy(rounds, axis).at.tolist() == at
     assert accuracy(rounds).value.tolist() == [0.3, 0.5]
+
+
+def test_a_smoothed_value_is_the_mean_of_the_latest_that_there_are():
+    assert CURVE.smoothed(2).value == pytest.approx([0.4, 0.55, 0.65])
+    assert CURVE.smoothed(9).final == pytest.approx(1.7 / 3)
+    assert CURVE.smoothed(1).value == pytest.approx(CURVE.value)
+    assert isnan(accuracy(()).smoothed(5).final)

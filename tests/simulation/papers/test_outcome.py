@@ -122,6 +122,22 @@ def test_equal_time_is_when_a_named_row_ends(changed, tmp_path, finish):
     assert found.values["few-shot", "even"] == (0.6,)
 
 
+def test_a_late_accuracy_is_the_mean_of_the_latest_evaluations(changed, tmp_path, finish):
+    late = {"id": "late", "title": "", "data": "digits", "measure": "late_acc"}
+    even = {"id": "even", "like": "late", "measure": "late_acc_at_time", "until": "few-shot"}
+    rows = [{"system": "drop"}, {"system": "few-shot"}]
+    table = changed(columns=[late, even], rows=rows, claims=[], scales={"cpu": {}})
+    where = Where(DataFolder(None), shared())
+    wanted = Wanted(table, "cpu", 1, tmp_path)
+    every = cells(wanted, lambda cell: resolving.scenario(table, "cpu", cell, where))
+    finish(plans(every)[0], Name("drop", 0), 0.8, scale=1.0)  # half of it at 10 s, all at 20 s
+    finish(plans(every)[0], Name("few-shot", 0), 0.6, scale=0.75)  # ends at 15 s
+    found = read(wanted, every)
+    assert found.values["drop", "late"] == pytest.approx((0.6,))
+    assert found.values["drop", "even"] == pytest.approx((0.4,))
+    assert found.values["few-shot", "even"] == pytest.approx((0.45,))
+
+
 def test_scale_smoke_claims_nothing(table, tmp_path, finish):
     where = Where(DataFolder(None), shared())
     wanted = Wanted(table, "smoke", 1, tmp_path)
