@@ -2,6 +2,8 @@
 
     wait -> collect -> merge -> evaluate -> publish -> collect (the next round) | done
 
+Where rounds are given from outside, it is `wait` again after `publish`, until the next one is.
+
 `merge`, `evaluate` and `publish` are work that the shell does and reports with `Worked`; each may be done
 again after a crash. A contribution passes twice: `Announced` when its message is here, so that nothing is
 fetched in vain, and `Believed` when its content has been fetched and checked.
@@ -9,6 +11,7 @@ fetched in vain, and `Believed` when its content has been fetched and checked.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 from rpds import HashTrieMap, HashTrieSet
@@ -20,12 +23,14 @@ from .moves import (
     Announce,
     Announced,
     Believed,
+    Close,
     Command,
     Disbelieved,
     Event,
     Extend,
     Fetch,
     Finish,
+    Give,
     Invite,
     Invited,
     Keep,
@@ -89,6 +94,10 @@ def step(state: State, event: Event) -> Result:
             state = attendance.unkept(state, event)
         case Worked():
             state, commands = _worked(state, event)
+        case Give():
+            state, commands = _given(state, event)
+        case Close():
+            state, commands = _closed(state)
     if not isinstance(event, _TIMELESS):
         state, more = _advance(state, event.now)
         commands += more
@@ -164,7 +173,25 @@ def _worked(state: State, event: Worked) -> Result:
     return state.but(phase=following), (Work(following, state.round),)
 
 
+def _given(state: State, event: Give) -> Result:
+    """While a round is being merged none can be given."""
+    state = state.but(rules=replace(state.rules, round_deadline_s=event.deadline_s))
+    if state.phase == "wait":
+        return attendance.begun(state, event.now), (Announce(state.round + 1),)
+    if state.phase == "collect":
+        return attendance.extended(state, event.now), (Extend(state.round, state.contributions),)
+    return state, ()
+
+
+def _closed(state: State) -> Result:
+    if state.phase != "collect":
+        return state, ()
+    return state.but(phase="merge"), (Work("merge", state.round),)
+
+
 def _next(state: State, now: float) -> Result:
+    if state.rules.given:
+        return state.but(phase="wait"), ()
     if state.round >= state.rules.rounds:
         return state.but(phase="done"), (Finish(),)
     return attendance.begun(state, now), (Announce(state.round + 1),)
@@ -172,7 +199,7 @@ def _next(state: State, now: float) -> Result:
 
 def _advance(state: State, now: float) -> Result:
     """What time and presence alone bring about."""
-    if state.phase == "wait" and len(state.ready) >= state.rules.min_devices:
+    if state.phase == "wait" and not state.rules.given and len(state.ready) >= state.rules.min_devices:
         return _next(state, now)
     if state.phase != "collect":
         return state, ()

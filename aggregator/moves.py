@@ -102,7 +102,24 @@ class Invited:
     devices: tuple[str, ...]
 
 
-Event = Tick | Present | Planned | Announced | Believed | Disbelieved | Unkept | Worked | Invited
+@dataclass(frozen=True)
+class Give:
+    """From outside: the next round may be opened, or the open one has so many seconds from now on."""
+
+    now: float
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Close:
+    """From outside: the open round closes with what it has, were it nothing."""
+
+    now: float
+
+
+Event = (
+    Tick | Present | Planned | Announced | Believed | Disbelieved | Unkept | Worked | Invited | Give | Close
+)
 
 
 @dataclass(frozen=True)

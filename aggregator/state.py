@@ -29,7 +29,10 @@ SILENT = 2
 
 @dataclass(frozen=True)
 class Rules:
-    """When a round opens and closes; as in Task. `bound`: kinds that never count in a later round."""
+    """When a round opens and closes; as in Task. `bound`: kinds that never count in a later round.
+
+    `given`: each round is given from outside (moves.Give), and has the seconds that it was given with.
+    """
 
     rounds: int
     round_deadline_s: float
@@ -42,6 +45,7 @@ class Rules:
     max_staleness: int = 5
     staleness_weight: float = 0.5
     untimed_rounds: int = 0
+    given: bool = False
 
     @classmethod
     def of(cls, task: Task) -> Rules:

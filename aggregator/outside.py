@@ -1,0 +1,65 @@
+"""Rounds that are given from outside: an edge's, whose bases and seeds come from the aggregator above it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from broker.messages import Base
+from broker.partial import admit
+
+from .errors import RunFolderError
+from .store import CarriedBlobs
+
+FILE = "outside.msg"
+"""In the run folder: the round that was given last."""
+
+
+class GivenRound(msgspec.Struct, frozen=True, array_like=True):
+    """Round `number` of this run: what it distributes, its seed, and how many seconds it has.
+
+    `source` is whose round it is, in the words of whoever gave it.
+    """
+
+    number: int
+    seed: int
+    deadline_s: float
+    base: Base
+    carried: CarriedBlobs
+    source: bytes
+
+
+class Outside:
+    """The round that was given last, on the disk before it is offered. Raises RunFolderError."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads what an earlier life was given."""
+        self._path = folder / FILE
+        self.latest = self._read()
+
+    def keep(self, given: GivenRound) -> None:
+        """It is durable when this returns; given again, it is replaced."""
+        beside = self._path.with_suffix(".tmp")
+        try:
+            with beside.open("wb") as file:
+                file.write(msgspec.msgpack.encode(given))
+                file.flush()
+                os.fsync(file.fileno())
+            admit(beside, self._path)
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self._path}: {error.strerror or error}") from None
+        self.latest = given
+
+    def round(self, number: int) -> GivenRound | None:
+        """Of this number, if it is the one that was given last."""
+        return self.latest if self.latest and self.latest.number == number else None
+
+    def _read(self) -> GivenRound | None:
+        try:
+            return msgspec.msgpack.decode(self._path.read_bytes(), type=GivenRound)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise RunFolderError(f"cannot read {self._path}: {error}") from None
