@@ -1,4 +1,4 @@
-"""`device-runtime broker`: a broker for as long as it runs."""
+"""`device-runtime broker`: a broker for as long as it runs; `broker init`: one for production, set up."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import sys
 import threading
 from pathlib import Path
 
+from . import setting_up
 from .brokers import CHOICES, start
 from .errors import BrokerError
 from .running import BrokerOptions
 
-HELP = "start an MQTT broker on this machine, until Ctrl-C"
+HELP = "start an MQTT broker on this machine, until Ctrl-C; or set one up for production (init)"
 EXAMPLE = "device-runtime broker --port 1883"
 
 
@@ -27,10 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", type=Path, default=None, help="keep retained messages here over restarts (mosquitto only)"
     )
+    setting_up.add_actions(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Returns the exit status: 0, or 1 with one line on stderr."""
+    if args.action:
+        return setting_up.run(args)
     try:
         options = BrokerOptions(port=args.port, folder=args.folder, persistence=args.folder is not None)
         broker = start(args.kind, options)

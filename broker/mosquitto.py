@@ -26,6 +26,8 @@ STOP_S = 5.0
 """Seconds it gets to end by itself."""
 MESSAGE_BYTES = 512 * 1024
 """A larger payload is dropped by the broker: twice what the protocol ever sends."""
+LIMITS = ("max_queued_messages 100000", f"message_size_limit {MESSAGE_BYTES}", "set_tcp_nodelay true")
+"""Lines of a configuration. The default of 1000 messages drops most of a burst while acknowledging it all."""
 
 # A shell stands between us and the broker. It holds the end of a pipe whose other end is ours: when we die,
 # however we die, the pipe closes and it ends the broker. (Linux's own parent-death signal would come already
@@ -157,17 +159,14 @@ class Mosquitto:
 
 
 def configure(options: BrokerOptions, port: int, folder: Path) -> str:
-    """The text of mosquitto.conf; for a broker of your own, a start.
+    """The text of mosquitto.conf for a child; for a broker of your own see `production`.
 
-    `max_queued_messages` is high because the default of 1000 drops most of a burst while acknowledging it
-    all. As root it would drop to a user who cannot read our files.
+    As root it would drop to a user who cannot read our files.
     """
     lines = [
         "per_listener_settings false",
         f"listener {port} {options.host}",
-        "max_queued_messages 100000",
-        f"message_size_limit {MESSAGE_BYTES}",
-        "set_tcp_nodelay true",
+        *LIMITS,
         "log_dest stderr",
         "log_type error",
         "log_type warning",

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import argparse
 from math import isfinite
+from pathlib import Path
 
 from device_runtime.watching import Pretence
 from models.engines import AUTO, ENGINES, EngineWish
 from models.manifest import PRECISIONS
 from profiles import shipped_names
+
+
+def add_connection(parser: argparse.ArgumentParser, broker: str) -> None:
+    """The broker's URL (`broker` is the name of that argument), who we are there, TLS files."""
+    add = parser.add_argument
+    text = "mqtts://user:password@host, wss://...; here mqtt://127.0.0.1:PORT (default: as enrolled)"
+    if broker.startswith("-"):
+        add(broker, metavar="URL", help=text)
+    else:
+        add(broker, nargs="?", metavar="URL", help=text)
+    add("--name", help="this device's name (default: as enrolled, the user of the URL, or the host's name)")
+    add("--state", type=Path, help="folder of the enrolment, the outbox, bundles and measurements")
+    add("--ca", type=Path, help="certificate authority of the broker (PEM)")
+    add("--cert", type=Path, help="this device's certificate (PEM)")
+    add("--key", type=Path, help="this device's private key (PEM)")
+    add("--insecure", action="store_true", help="allow mqtt:// without TLS over a network")
 
 
 def add_pretence(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,122 @@
+"""Certificates of a broker of one's own: an authority, and what it signs. X.509, keys on the curve P-256."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from .errors import BrokerError
+
+EARLY = timedelta(days=1)
+"""Certificates are valid from so long ago: clocks of devices may be slow."""
+
+
+class AuthorityError(BrokerError):
+    """A certificate that cannot be made: a name that is none, or an authority's file that is damaged."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its private key, as PEM texts. `until`: when it ends."""
+
+    certificate: str
+    key: str
+    until: datetime
+
+
+def make_authority(name: str, now: datetime, days: int) -> Pair:
+    """One that signs brokers' certificates and nothing else. Newer Pythons insist on its key usage."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    unsigned = (
+        _dated(now, days)
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    return _signed(unsigned, key, key)
+
+
+def issue(authority: Pair | tuple[str, str], names: Sequence[str], now: datetime, days: int) -> Pair:
+    """A broker's certificate for these host names and IP addresses, the first of which is its subject.
+
+    `authority` may be given as its two PEM texts. Raises AuthorityError.
+    """
+    texts = (authority.certificate, authority.key) if isinstance(authority, Pair) else authority
+    try:
+        ours = x509.load_pem_x509_certificate(texts[0].encode())
+        signing = load_pem_private_key(texts[1].encode(), None)
+    except (ValueError, TypeError) as error:
+        raise AuthorityError(f"the authority's certificate or key cannot be read: {error}") from None
+    if not isinstance(signing, ec.EllipticCurvePrivateKey):
+        raise AuthorityError("the authority's key is not on an elliptic curve")
+    key = ec.generate_private_key(ec.SECP256R1())
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
+    unsigned = (
+        _dated(now, days)
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])]))
+        .issuer_name(ours.subject)
+        .public_key(key.public_key())
+        .add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(identifier, critical=False)
+    )
+    return _signed(unsigned, key, signing)
+
+
+def _dated(now: datetime, days: int) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder().serial_number(x509.random_serial_number())
+    return builder.not_valid_before(now - EARLY).not_valid_after(now + timedelta(days=days))
+
+
+def _signed(
+    unsigned: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, by: ec.EllipticCurvePrivateKey
+) -> Pair:
+    certificate = unsigned.sign(by, hashes.SHA256())
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    until = certificate.not_valid_after_utc
+    return Pair(certificate.public_bytes(Encoding.PEM).decode(), secret.decode(), until)
+
+
+def _name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(name)
+    except ValueError:
+        raise AuthorityError(f"{name!r} cannot stand in a certificate: give host names in ASCII") from None
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,93 @@
+"""Where the broker is and who we are there: what was said on the command line, over what is kept."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from broker.enrolment import FILE, Enrolment, EnrolmentError
+from broker.errors import UrlError
+from broker.topics import check_device
+from broker.url import TLS, BrokerUrl
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Connection:
+    """`folder` is the device's own; `key` its aggregator's public key, empty where it was not enrolled."""
+
+    url: BrokerUrl
+    name: str
+    folder: Path
+    client_id: str
+    key: bytes = b""
+    enrolment: Enrolment | None = None
+
+
+def enrol(token: str, options: argparse.Namespace) -> Enrolment:
+    """Keep what a token says, in place of an earlier enrolment of the same device. Raises EnrolmentError."""
+    enrolment = Enrolment.of_token(token)
+    if options.name not in (None, enrolment.name):
+        raise EnrolmentError(f"the token is for a device called {enrolment.name!r}, not {options.name!r}")
+    folder = options.state or _root() / enrolment.name
+    before = Enrolment.load(folder)
+    if before is not None and before.name != enrolment.name:
+        raise EnrolmentError(
+            f"{folder} is the folder of {before.name!r}, the token is for {enrolment.name!r}: "
+            "give another --state"
+        )
+    if before is not None and before.key != enrolment.key:
+        log.warning("the aggregator's key is another than before: offers of the one before are refused now")
+    enrolment.save(folder)
+    return enrolment
+
+
+def connect(options: argparse.Namespace) -> Connection:
+    """What `add_connection` added, read. Raises EnrolmentError, UrlError, TopicError."""
+    given = options.broker
+    url = (
+        BrokerUrl.parse(given, TLS(options.ca, options.cert, options.key), options.insecure)
+        if given
+        else None
+    )
+    folder, enrolment = _kept(options, url)
+    if enrolment is None:
+        if url is None:
+            raise UrlError("where is the broker? Give its URL, or enrol this device: join --enrol TOKEN")
+        name = check_device(options.name or url.user or _host())
+        return Connection(url, name, folder or _root() / name, name)
+    if options.name not in (None, enrolment.name):
+        raise EnrolmentError(f"{folder} is enrolled as {enrolment.name!r}, not {options.name!r}")
+    if url is None:
+        url = enrolment.address
+    elif url.user is None:
+        url = enrolment.at(url)
+    folder = folder or _root() / enrolment.name
+    return Connection(url, enrolment.name, folder, enrolment.client_id, enrolment.key, enrolment)
+
+
+def _kept(options: argparse.Namespace, url: BrokerUrl | None) -> tuple[Path | None, Enrolment | None]:
+    """The device's folder, where it can be told, and the enrolment in it; else the only one there is."""
+    name = options.name or (url and (url.user or _host()))
+    folder: Path | None = options.state or (_root() / check_device(name) if name else None)
+    if folder is not None:
+        return folder, Enrolment.load(folder)
+    found = sorted(_root().glob(f"*/{FILE}"))
+    if len(found) > 1:
+        names = ", ".join(path.parent.name for path in found)
+        raise EnrolmentError(f"several devices are enrolled here ({names}): say which with --name")
+    return (found[0].parent, Enrolment.load(found[0].parent)) if found else (None, None)
+
+
+def _root() -> Path:
+    return Path(platformdirs.user_state_dir("device-runtime"))
+
+
+def _host() -> str:
+    return platform.node().split(".")[0] or "device"

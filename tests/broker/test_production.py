@@ -1,0 +1,363 @@
+"""A broker set up for production, run by a real Mosquitto: who gets in, who does not, and who any more."""
+
+import os
+import pwd
+import signal
+import ssl
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker import mosquitto, production, register
+from broker.authority import AuthorityError, issue, make_authority
+from broker.enrolment import Enrolment
+from broker.errors import BrokerRefused, BrokerUnreachable
+from broker.link import Connected, Disconnected, LinkOptions, Received
+from broker.register import RegisterError
+from broker.running import BrokerOptions, find_port
+from broker.site import Opened, Site, SiteError
+from broker.topics import TopicError
+from broker.url import TLS
+
+COMMAND = str(Path(sys.executable).with_name("device-runtime"))
+NOW = datetime.now(timezone.utc)
+SECRET = ("ca.key", "server.key", "aggregator.key", "aggregator.password", "passwords", "devices.json")
+FAST_S = (0.05, 0.5)
+
+
+def made(folder: Path, **changes: Any) -> Opened:
+    user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() == 0 else ""
+    given = {"names": ("127.0.0.1", "localhost"), "port": find_port(BrokerOptions()), "run_as": user}
+    return production.found(folder, Site(**{**given, **changes}), NOW)
+
+
+class Running:
+    """Mosquitto by the written configuration, started as the printed line says."""
+
+    def __init__(self, opened: Opened) -> None:
+        self.opened = opened
+        self.log = opened.folder / "log"
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("wb") as log:
+            configuration = str(self.opened.folder / "mosquitto.conf")
+            self.process = subprocess.Popen([str(mosquitto.find()), "-c", configuration], stderr=log)
+        end = time.monotonic() + 10
+        while b"running" not in self.log.read_bytes() and time.monotonic() < end:
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    if mosquitto.find() is None:
+        pytest.skip("mosquitto is not installed")
+    running = Running(made(tmp_path / "enrolment"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def join(running: Running, mosquitto_house: Any) -> Callable[..., Any]:
+    """A peer with an enrolment, or the aggregator's."""
+
+    def join(who: Enrolment | None = None, **changes: Any) -> Any:
+        url = who.address if who else running.opened.for_aggregator
+        user, password = changes.get("user", url.user), changes.get("password", url.password)
+        text = f"mqtts://{user}:{password}@{changes.get('host', url.host)}:{url.port}"
+        options = LinkOptions(subscriptions=("fl/v1/#",), reconnect_s=FAST_S)
+        return mosquitto_house.peer(text, changes.get("id", user), options, changes.get("tls", url.tls))
+
+    return join
+
+
+def enrol(running: Running, name: str) -> Enrolment:
+    enrolment = register.add(running.opened, name, NOW)
+    assert "has been told" in register.tell(running.opened)
+    time.sleep(0.2)  # a signal has no answer
+    return enrolment
+
+
+def test_nothing_is_ever_written_over(tmp_path: Path) -> None:
+    folder = tmp_path / "enrolment"
+    made(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(SiteError, match=r"has .*ca\.pem.* already, which is never written over"):
+        made(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    opened = made(tmp_path / "enrolment")
+    register.add(opened, "pi-1", NOW)
+    for name in SECRET:
+        assert stat.S_IMODE((opened.folder / name).stat().st_mode) == 0o600, name
+    assert stat.S_IMODE((opened.folder / "data").stat().st_mode) == 0o700
+
+
+def test_neither_a_password_nor_a_key_is_in_what_others_may_read(tmp_path: Path) -> None:
+    opened = made(tmp_path / "enrolment")
+    enrolment = register.add(opened, "pi-1", NOW)
+    secrets = [
+        enrolment.password,
+        opened.read("aggregator.password").strip(),
+        opened.read("aggregator.key").strip(),
+    ]
+    for path in opened.folder.iterdir():
+        if path.is_file() and stat.S_IMODE(path.stat().st_mode) & 0o044:
+            assert not any(secret in path.read_text() for secret in secrets), path
+    assert enrolment.password not in opened.read("passwords")
+
+
+def test_the_certificate_is_of_the_names_that_were_given_and_ends_when_it_was_said(tmp_path: Path) -> None:
+    opened = made(tmp_path / "e", names=("broker.example.org", "192.0.2.7", "2001:db8::1"))
+    shown = subprocess.run(
+        [
+            "openssl",
+            "x509",
+            "-noout",
+            "-ext",
+            "subjectAltName",
+            "-enddate",
+            "-in",
+            opened.folder / "server.pem",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "DNS:broker.example.org, IP Address:192.0.2.7, IP Address:2001:DB8:0:0:0:0:0:1" in shown
+    until = NOW + timedelta(days=production.SERVER_DAYS)
+    assert f"{until:%b} {until.day:2} {until:%H:%M:%S %Y} GMT" in shown
+    assert opened.site.url == f"mqtts://broker.example.org:{opened.site.port}"
+
+
+def test_an_ipv6_address_comes_first_in_brackets() -> None:
+    assert Site(names=("2001:db8::1",)).url == "mqtts://[2001:db8::1]:8883"
+    assert Site(names=("a.example",), websockets=8443).web_url == "wss://a.example:8443/mqtt"
+    with pytest.raises(SiteError, match="has no WebSockets"):
+        _ = Site(names=("a.example",)).web_url
+
+
+@pytest.mark.parametrize(
+    "changes, error, why",
+    [
+        ({"names": ("bücher.example",)}, AuthorityError, "cannot stand in a certificate"),
+        ({"port": 70_000}, SiteError, "two different ones up to 65535"),
+        ({"port": 8883, "websockets": 8883}, SiteError, "two different ones"),
+        ({"run_as": "nobody-of-this-name"}, SiteError, "no user of this machine is called"),
+    ],
+)
+def test_what_cannot_be_set_up_leaves_nothing_behind(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    if "run_as" in changes and os.geteuid() != 0:
+        pytest.skip("only root starts it as somebody else")
+    with pytest.raises(error, match=why):
+        made(tmp_path / "e", **changes)
+    assert not (tmp_path / "e").exists()
+
+
+def test_an_authority_signs_for_no_other(tmp_path: Path) -> None:
+    """What it signed is believed under it, and not under another of the same name."""
+    ours, other = (make_authority("device-runtime", NOW, 10) for _ in range(2))
+    server = issue(ours, ["localhost"], NOW, 5)
+    for name, text in (
+        ("ours", ours.certificate),
+        ("other", other.certificate),
+        ("server", server.certificate),
+    ):
+        (tmp_path / name).write_text(text)
+    for name, verified in (("ours", True), ("other", False)):
+        command = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", name, "server"]
+        assert (subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0) is verified
+
+
+def test_a_folder_without_a_broker_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(
+        SiteError, match=r"no broker is set up in .*: make one with `device-runtime broker init"
+    ):
+        Opened(tmp_path)
+    (tmp_path / "site.json").write_text('{"names": [], "more": 1}')
+    with pytest.raises(SiteError, match=r"site\.json cannot be read"):
+        Opened(tmp_path)
+
+
+def test_each_device_gets_in_and_is_held_to_its_branch(running: Running, join: Callable[..., Any]) -> None:
+    one, two = join(enrol(running, "pi-1")), join(enrol(running, "pi-2"))
+    aggregator = join()
+    for peer in (one, two, aggregator):
+        assert peer.expect(Connected).first
+    one.link.publish("fl/v1/d/pi-2/up/contribution", b"forged")
+    one.link.publish("fl/v1/all/round", b"forged", retain=True)
+    one.link.publish("fl/v1/d/pi-1/up/contribution", b"mine")
+    assert aggregator.expect(Received) == Received("fl/v1/d/pi-1/up/contribution", b"mine")
+    aggregator.link.publish("fl/v1/d/pi-2/dn/receipt", b"for pi-2")
+    aggregator.link.publish("fl/v1/all/round", b"for all")
+    assert two.expect(Received) == Received("fl/v1/d/pi-2/dn/receipt", b"for pi-2")
+    assert [peer.expect(Received).payload for peer in (one, two)] == [b"for all", b"for all"]
+
+
+def test_a_wrong_password_another_s_name_and_no_name_are_refused(
+    running: Running, join: Callable[..., Any], mosquitto_house: Any
+) -> None:
+    one = enrol(running, "pi-1")
+    for changes in ({"password": "wrong"}, {"user": "pi-2"}, {"user": "aggregator"}):
+        with pytest.raises(BrokerRefused, match="wrong user name or password"):
+            join(one, **changes)
+    with pytest.raises(BrokerRefused):
+        mosquitto_house.peer(f"mqtts://127.0.0.1:{one.address.port}", "x", None, one.address.tls)
+
+
+def test_another_authority_and_another_host_name_are_refused(
+    running: Running, join: Callable[..., Any]
+) -> None:
+    one = enrol(running, "pi-1")
+    other = TLS(authority=make_authority("device-runtime", NOW, 10).certificate)
+    with pytest.raises(BrokerUnreachable, match="no TLS connection"):
+        join(one, tls=other)
+    with pytest.raises(BrokerUnreachable, match="no TLS connection"):
+        join(one, host="127.0.0.2")
+    assert join(one, host="localhost").expect(Connected).first
+
+
+def test_a_revoked_device_is_thrown_out_and_does_not_come_back(
+    running: Running, join: Callable[..., Any]
+) -> None:
+    one, two = enrol(running, "pi-1"), enrol(running, "pi-2")
+    first, second = join(one), join(two)
+    first.expect(Connected)
+    second.expect(Connected)
+    register.revoke(running.opened, "pi-1", NOW)
+    register.tell(running.opened)
+    first.expect(Disconnected, 10.0)
+    with pytest.raises(BrokerRefused, match="refused user 'pi-1'"):
+        join(one, id="again")
+    assert second.link.connected
+    assert second.is_quiet()
+
+
+def test_enrolled_again_the_old_password_is_void(running: Running, join: Callable[..., Any]) -> None:
+    old = enrol(running, "pi-1")
+    with pytest.raises(
+        RegisterError, match="'pi-1' is enrolled already: `device revoke pi-1` first, or --again"
+    ):
+        register.add(running.opened, "pi-1", NOW)
+    new = register.add(running.opened, "pi-1", NOW, again=True)
+    register.tell(running.opened)
+    time.sleep(0.2)
+    assert join(new).expect(Connected).first
+    with pytest.raises(BrokerRefused):
+        join(old, id="old")
+
+
+def test_what_is_retained_survives_an_orderly_end(running: Running, join: Callable[..., Any]) -> None:
+    aggregator = join()
+    aggregator.link.publish("fl/v1/all/round", b"offer", retain=True)
+    assert aggregator.expect(Received).payload == b"offer"
+    aggregator.link.close()
+    running.stop()
+    running.start()
+    assert join(id="another").expect(Received) == Received("fl/v1/all/round", b"offer", retain=True)
+
+
+def test_a_renewed_certificate_is_served_after_the_signal_and_devices_notice_nothing(
+    running: Running, join: Callable[..., Any]
+) -> None:
+    one, port = enrol(running, "pi-1"), running.opened.site.port
+    before = ssl.get_server_certificate(("127.0.0.1", port))
+    production.renew(running.opened, NOW, 30)
+    register.tell(running.opened)
+    time.sleep(0.5)
+    after = ssl.get_server_certificate(("127.0.0.1", port))
+    assert before != after == running.opened.read("server.pem")
+    assert join(one).expect(Connected).first
+
+
+def test_the_list_tells_who_was_revoked_and_when(tmp_path: Path) -> None:
+    opened = made(tmp_path / "e")
+    for name in ("pi-2", "pi-1"):
+        register.add(opened, name, NOW)
+    register.revoke(opened, "pi-2", NOW + timedelta(hours=1))
+    one, two = register.entries(opened)
+    assert (one.name, one.state, two.name, two.state) == ("pi-1", "enrolled", "pi-2", "revoked")
+    assert datetime.fromisoformat(two.revoked) - datetime.fromisoformat(two.enrolled) == timedelta(hours=1)
+    with pytest.raises(RegisterError, match="'pi-2' is not enrolled in .* it was revoked at"):
+        register.revoke(opened, "pi-2", NOW)
+    register.add(opened, "pi-2", NOW)
+    assert [entry.state for entry in register.entries(opened)] == ["enrolled", "enrolled"]
+
+
+def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    opened = made(tmp_path / "e")
+    before = opened.read("passwords")
+    with pytest.raises(RegisterError, match="the aggregator's own name"):
+        register.add(opened, "aggregator", NOW)
+    for name in ("pi/1", "pi:1", "", "+", "pi\n"):
+        with pytest.raises(TopicError):
+            register.add(opened, name, NOW)
+    assert opened.read("passwords") == before
+
+
+def test_two_who_enrol_at_once_lose_nobody(tmp_path: Path) -> None:
+    opened = made(tmp_path / "e")
+    code = (
+        "import sys\nfrom datetime import datetime, timezone\nfrom pathlib import Path\n"
+        "from broker import register\nfrom broker.site import Opened\n"
+        "for n in range(15): register.add(Opened(Path(sys.argv[1])), f'{sys.argv[2]}-{n}', "
+        "datetime.now(timezone.utc))"
+    )
+    both = [subprocess.Popen([sys.executable, "-c", code, str(opened.folder), who]) for who in "ab"]
+    assert [one.wait(60) for one in both] == [0, 0]
+    assert len(register.entries(opened)) == 30
+    assert len(opened.read("passwords").splitlines()) == 31
+
+
+def test_without_a_mosquitto_here_it_says_what_to_do(tmp_path: Path) -> None:
+    opened = made(tmp_path / "e")
+    assert "kill -HUP" in register.tell(opened)
+    (opened.folder / "data" / "mosquitto.pid").write_text(str(os.getpid()))
+    before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("told another process"))
+    try:
+        assert "kill -HUP" in register.tell(opened)  # a number that is somebody else's by now
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_commands_set_up_enrol_list_and_revoke(tmp_path: Path) -> None:
+    def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, cwd=tmp_path)
+
+    init = command("broker", "init", "enrolment", "--name", "broker.example.org", "--websockets", "8443")
+    assert init.returncode == 0, init.stderr
+    assert f"-c {tmp_path}/enrolment/mosquitto.conf" in init.stdout
+    assert command("broker", "init", "enrolment").returncode == 2
+    added = command("device", "add", "pi-1")
+    [line] = added.stdout.splitlines()
+    enrolment = Enrolment.of_token(line.removeprefix("device-runtime join --enrol "))
+    opened = Opened(tmp_path / "enrolment")
+    assert (enrolment.name, enrolment.url) == ("pi-1", "mqtts://broker.example.org:8883")
+    assert (enrolment.key, enrolment.authority) == (opened.signer.public, opened.authority)
+    assert enrolment.password not in added.stderr
+    web = command("device", "add", "pi-2", "--websockets", "--qr").stdout
+    assert Enrolment.of_token(web.splitlines()[0].split()[-1]).url == "wss://broker.example.org:8443/mqtt"
+    assert web.count("█") > 500
+    assert command("device", "revoke", "pi-1").returncode == 0
+    listed = command("device", "list", "--format", "json")
+    assert '"name": "pi-1"' in listed.stdout
+    assert "revoked" in command("device", "list").stdout
+    assert "protocol websockets" in opened.read("mosquitto.conf")
+    assert "is not enrolled" in command("device", "revoke", "pi-1").stderr
+    assert command("broker", "renew", "enrolment").returncode == 0
