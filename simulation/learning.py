@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from aggregator.check import doubt
 from aggregator.task import Task
 from models.tensors import Tensors
+from strategies.codecs import chain as codecs
 from strategies.folding import Folding
 from strategies.kind import NOTHING, Carried, Contribution, RoundModel, ServerTools
 from strategies.merge import rebased
@@ -109,11 +110,22 @@ class Learning:
                 if result.memory is not None:
                     self._memories[flight.index, flight.kind] = result.memory
                 base = self._bases.of(flight.round).of(job.strategy.member)
-                if why := doubt(result.tensors, result.num_examples, self._settings[flight.kind], base):
+                sent = self._as_sent(result, flight, base)
+                if why := doubt(sent.tensors, sent.num_examples, self._settings[flight.kind], base):
                     self._tools.ledger.ended(flight, "refused", now, why=why)
                     continue
-                self._tools.watch.trained(job, result)
-                yield flight, result
+                self._tools.watch.trained(job, sent)
+                yield flight, sent
+
+    def _as_sent(self, made: Contribution, flight: Flight, base: Tensors) -> Contribution:
+        """An update as the aggregator would read it, by its kind's codec; what is left out is kept."""
+        codec = codecs.named(self._kinds[flight.kind].codec)
+        if not codec.lossy:
+            return made
+        key = flight.index, codecs.memory_of(flight.kind)
+        written = codec.rounded(made.tensors, base, self._memories.get(key, NOTHING))
+        self._memories[key] = written.left
+        return replace(made, tensors=written.read)
 
     def _job(self, flight: Flight, seed: int) -> Job:
         strategy, number = flight.strategy, flight.round

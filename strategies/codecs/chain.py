@@ -53,10 +53,12 @@ class Written:
 
 @dataclass(frozen=True)
 class Encoded:
-    """`body` is sent; the device keeps `left`, what rounding left out of each tensor, for its next update."""
+    """`body` is sent. `left` is what rounding left out of each tensor: the device keeps it for its next
+    update, in place of what it kept before. None: nothing is ever left out.
+    """
 
     body: bytes
-    left: Tensors
+    left: Tensors | None
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Chain:
         """
         wire, written = self.write(update, base, left)
         body = tensors.encode(wire)
-        return Encoded(self.packing.pack(body) if self.packing else body, written.left)
+        left_now = written.left if self.lossy else None
+        return Encoded(self.packing.pack(body) if self.packing else body, left_now)
 
     def rounded(self, update: Tensors, base: Tensors, left: Tensors) -> Written:
         """The same, where nothing is sent: what the other end would read, and what is left out."""
@@ -209,6 +212,11 @@ def named(word: str) -> Chain:
             f'{" or ".join(PACKINGS)}, as in "delta+int8+deflate"'
         )
     return Chain(word, change, numbers, packing)
+
+
+def memory_of(kind: str) -> str:
+    """Under which name a device keeps what was left out of its last update of this kind."""
+    return f"{kind}.left"
 
 
 def _path(name: str, part: str) -> str:

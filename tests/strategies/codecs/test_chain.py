@@ -32,7 +32,8 @@ def sent(word, update, base, left=NOTHING):
     assert len(encoded.body) <= codec.most_bytes(specs_of(update))
     decoded = codec.decode(encoded.body, base, specs_of(update))
     tensors.check(decoded, specs_of(update))
-    return decoded, encoded.left
+    assert (encoded.left is None) == (word in EXACT)
+    return decoded, encoded.left or {}
 
 
 def trained(seed=0, step=0.01):
