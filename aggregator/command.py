@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import queue
-import secrets
-import signal
-import sys
-import threading
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
-from broker import brokers, topics
-from broker.errors import BrokerStartError
-from broker.link import Event, Link, LinkOptions
-from broker.running import BrokerOptions, RunningBroker
-from broker.url import TLS, BrokerUrl
-
 from strategies.robust.settings import RULES
 
-from . import systems
+from . import config, logs, systems
 from . import task as tasks
-from .errors import AggregatorError
-from .plain import Plain, View
-from .ports import Ports
-from .records import Records
-from .service import Service
+from .config import Server
+from .errors import AggregatorError, ConfigError
+from .exits import Exit, exit_code
+from .serving import Process
 from .task import Task
+
+__all__ = ["ERRORS", "EXAMPLE", "HELP", "add_arguments", "exit_code", "run", "server_of", "task_of"]
 
 HELP = "run the rounds of a task: offer, collect, merge, evaluate"
 EXAMPLE = "device-runtime serve --bundle digits-wrn-10-1 --rounds 15 --deadline 3 --run-dir runs/digits"
 
 ERRORS = (AggregatorError,)
-
-QUEUE_LIMIT = 65_536
-"""Messages to devices that may wait to be sent."""
-
-PORT = "port"
-"""In the run folder: the broker's latest port, for the next life to start its own at the same."""
 
 _FLAGS = {
     "bundle": "bundle",
@@ -53,6 +36,13 @@ _FLAGS = {
     "buffer_size": "buffer_size",
     "max_staleness": "max_staleness",
     "staleness_weight": "staleness_weight",
+    "deadline_quantile": "deadline_quantile",
+    "deadline_margin": "deadline_margin",
+    "deadline_least": "deadline_least_s",
+    "stop_after": "stop_after",
+    "stop_gain": "stop_gain",
+    "stop_metric": "stop_metric",
+    "keep_versions": "keep_versions",
     "robust": "robust",
     "robust_trim": "robust_trim",
     "robust_clip": "robust_clip",
@@ -84,6 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--family", metavar="A,B,..", help="bundles of smaller models, the largest first")
     add("--generic", metavar="FILE.npz", help="samples that are nobody's own, for kinds that need them here")
     add("--eval-data", metavar="FILE.npz", help="x (raw) and y to evaluate on (default: no evaluation)")
+    add("--deadline-quantile", type=float, metavar="Q", help="learn the deadline: this share is to be ready")
+    add("--deadline-margin", type=float, metavar="X", help="times what they needed (default: 1.5)")
+    add("--deadline-least", type=float, metavar="SECONDS", help="never less is learnt (default: 1)")
+    add("--stop-after", type=int, metavar="N", help="end after N rounds without a gain (default: never)")
+    add("--stop-gain", type=float, metavar="X", help="what is no gain yet (default: 0)")
+    add("--stop-metric", choices=("accuracy", "loss"), help="what is to gain (default: accuracy)")
+    add("--keep-versions", type=int, metavar="N", help="served models that are kept, 0: all (default: 10)")
     add("--robust", choices=RULES, help="merge so that lying devices cannot steer it (default: none)")
     add("--robust-trim", type=float, metavar="SHARE", help="of trimmed-mean, at either end (default: 0.2)")
     add("--robust-clip", type=float, metavar="NORM", help="bound of norm-clip (default: the median norm)")
@@ -91,37 +88,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--robust-byzantine", type=int, metavar="F", help="liars that krum is to stand (default: all it can)")
     add("--seed", type=int, help="of the task (default: 0)")
     add("--run-dir", type=Path, help="where the run is kept; an existing one goes on (default: runs/NAME)")
-    add("--broker", default="auto", metavar="URL", help="mqtt:// or mqtts://; auto starts one here (default)")
-    add(
-        "--port",
-        type=int,
-        default=0,
-        help="of the broker that auto starts (default: as before, or a free one)",
-    )
+    add("--config", type=Path, metavar="SERVER.toml", help="broker, http, log; flags stand over it")
+    add("--broker", metavar="URL", help="mqtt:// or mqtts://; auto starts one here (default)")
+    add("--port", type=int, help="of the broker that auto starts (default: as before, or a free one)")
     add(
         "--ca", type=Path, metavar="PEM", help="authority of the broker's certificate (default: the system's)"
     )
     add("--insecure", action="store_true", help="allow mqtt:// over a network, in the clear")
+    add("--http", metavar="HOST:PORT", help="dashboard, REST, /metrics and /healthz (default: none)")
+    add(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="what HTTP asks for (default: made, in the run folder)",
+    )
+    add("--http-open", action="store_true", help="HTTP without a token, on this machine only")
+    add("--log-format", choices=("text", "json"), help="a log with times and fields (default: bare lines)")
     add("--quiet", action="store_true", help="print nothing but the end")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until done or a signal. Raises AggregatorError, BrokerError, ModelError."""
-    task = task_of(args)
-    folder = args.run_dir or Path("runs") / task.name
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    broker, url = _broker(args, folder)
-    try:
-        return _serve(task, folder, url, (stop, args.quiet))
-    finally:
-        if broker:
-            broker.stop()
+    """Serve until done or a signal. Raises what `exit_code` numbers."""
+    server = server_of(args)
+    logs.configure(server.log)
+    Process(server, task_of(args, server), args.quiet).run()
+    return Exit.DONE
 
 
-def task_of(args: argparse.Namespace) -> Task:
-    """The task file and the flags over it. Raises TaskError."""
+def server_of(args: argparse.Namespace) -> Server:
+    """The server file and the flags over it. Raises ConfigError."""
+    flags: dict[str, dict[str, object]] = {
+        "": {"tasks": [str(args.task)] if args.task else None, "run_dir": args.run_dir},
+        "broker": {
+            "url": args.broker,
+            "port": args.port,
+            "ca": args.ca,
+            "insecure": args.insecure or None,
+        },
+        "http": {**_address(args.http), "token_file": args.token_file, "open": args.http_open or None},
+        "log": {"format": args.log_format},
+    }
+    given = {
+        section: {key: value for key, value in keys.items() if value is not None}
+        for section, keys in flags.items()
+    }
+    return config.load(args.config, given)
+
+
+def _address(text: str | None) -> dict[str, object]:
+    """HOST:PORT, :PORT or PORT, as keys of the server file."""
+    if text is None:
+        return {}
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal():
+        raise ConfigError(f"--http {text}: expected HOST:PORT, or a port of this machine")
+    name = host.removeprefix("[").removesuffix("]")
+    return {"port": int(port), **({"host": name} if name else {})}
+
+
+def task_of(args: argparse.Namespace, server: Server | None = None) -> Task:
+    """The task file, that of the command line or else of the server file, and the flags over it.
+
+    Raises TaskError.
+    """
+    file = server.tasks[0] if server and server.tasks else args.task
     given = {field: getattr(args, flag) for flag, field in _FLAGS.items()}
     flags = {field: value for field, value in given.items() if value is not None}
     if args.kinds is not None:
@@ -129,59 +159,5 @@ def task_of(args: argparse.Namespace) -> Task:
         flags["kinds"] = msgspec.to_builtins(tasks.kinds_named(names))
     if args.family is not None:
         flags["family"] = [name.strip() for name in args.family.split(",") if name.strip()]
-    task = tasks.load(args.task, flags)
+    task = tasks.load(file, flags)
     return systems.under(args.system, task) if args.system else task
-
-
-def _broker(args: argparse.Namespace, folder: Path) -> tuple[RunningBroker | None, BrokerUrl]:
-    """The broker to use, and the one started for it: at the port that the run had before, if that is free."""
-    if args.broker != "auto":
-        return None, BrokerUrl.parse(args.broker, TLS(ca=args.ca), args.insecure)
-    before = 0 if args.port else _port_before(folder)
-    try:
-        broker = brokers.start("auto", BrokerOptions(port=args.port or before))
-    except BrokerStartError:
-        if not before:
-            raise
-        broker = brokers.start("auto", BrokerOptions())
-    if not args.quiet:
-        print(f"broker: {broker.name} at {broker.url} ({broker.why})")
-        print(f"devices join with: device-runtime join {broker.url} --data FOLDER", flush=True)
-    return broker, BrokerUrl.parse(broker.url)
-
-
-def _port_before(folder: Path) -> int:
-    """The port of the broker that an earlier life of the run started; 0 when there was none."""
-    try:
-        port = int((folder / PORT).read_text())
-    except (OSError, ValueError):
-        return 0
-    return port if 0 < port < 65536 else 0
-
-
-def _serve(task: Task, folder: Path, url: BrokerUrl, how: tuple[threading.Event, bool]) -> int:
-    stop, quiet = how
-    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    options = LinkOptions(subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT)
-    link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
-    view = _view(str(url), quiet)
-    try:
-        ports = Ports(link, inbox, (Records(folder), view), mqtt5=url.mqtt5)
-        with closing(Service(task, folder, ports)) as service:
-            (folder / PORT).write_text(f"{url.port}\n")
-            link.connect()
-            service.run(stop)
-            link.close(service.farewell())
-    finally:
-        view.close()
-    if service.state.phase != "done":
-        print(f"stopped in round {service.state.round}; the same command goes on with it", flush=True)
-    return 0
-
-
-def _view(broker: str, quiet: bool) -> View:
-    if quiet or not sys.stdout.isatty():
-        return Plain(sys.stdout, quiet)
-    from .view import Live
-
-    return Live(broker)

@@ -17,3 +17,15 @@ class RunFolderError(AggregatorError):
 
 class UpdateRefused(AggregatorError):
     """A contribution that is not believed; the text goes to the device in its receipt."""
+
+
+class ConfigError(AggregatorError, ValueError):
+    """Settings of the service that cannot be meant; the text names the file and the key."""
+
+
+class AddressError(AggregatorError):
+    """An address for HTTP that cannot be listened on."""
+
+
+class MissingExtra(AggregatorError):
+    """Something is asked for that is not installed; the text says what to install."""

@@ -105,6 +105,8 @@ class DeviceSeen:
     profile: str = ""
     num_examples: int = 0
     engine: str = ""
+    memory_bytes: int = 0
+    battery_percent: int | None = None
 
 
 @dataclass(frozen=True)

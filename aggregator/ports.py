@@ -21,6 +21,24 @@ class Wire(Protocol):
         """Send, now or when the link is back; never waits. False when too much waits already."""
 
 
+class Pulse:
+    """A clock for `Ports` that remembers when the loop last looked at it; read from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_s = clock()
+
+    def __call__(self) -> float:
+        """Seconds that never go back. Only the loop asks."""
+        self._last_s = self._clock()
+        return self._last_s
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the loop last looked: much while a round is merged, ever more when it hangs."""
+        return self._clock() - self._last_s
+
+
 Seal = Callable[[str, Offer], bytes]
 """The payload of an offer that goes to a topic, signed."""
 

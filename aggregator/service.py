@@ -162,7 +162,8 @@ class Service:
         bundle, measure, say hello again.
         """
         profile, engine = printable(hello.profile), printable(hello.engine)
-        self._tell(DeviceSeen(device, True, profile, hello.num_examples, engine))
+        battery = hello.battery_percent if 0 <= hello.battery_percent <= 100 else None
+        self._tell(DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery))
         self._run.feed(moves.Present(self._ports.clock(), device, hello.boot, True, hello.num_examples > 0))
         self._run.answer(device)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .board import Board, Row, sparkline
-from .errors import AggregatorError
+from .errors import MissingExtra
 from .observer import Finished, Happening
 from .plain import number, percent, size, table, who
 
@@ -28,16 +28,14 @@ WHY_WIDTH = 40
 class Live:
     """An observer that draws. Log lines stand below while it is open.
 
-    Raises AggregatorError where rich is not installed.
+    Raises MissingExtra where rich is not installed.
     """
 
     def __init__(self, broker: str, console: Console | None = None) -> None:
         try:
             from rich.live import Live as RichLive
         except ImportError:
-            raise AggregatorError(
-                "the live view needs rich: pip install 'device-runtime[aggregator]'"
-            ) from None
+            raise MissingExtra("the live view needs rich: pip install 'device-runtime[aggregator]'") from None
         self._broker = broker
         self._board = Board()
         self._lock = threading.Lock()  # rich draws in a thread of its own

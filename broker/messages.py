@@ -68,6 +68,8 @@ class Hello(Message, frozen=True, array_like=True, kw_only=True):
     """Name of the device profile, for people: "pi-zero-2w"."""
     memory_bytes: int
     engine: str
+    battery_percent: int = -1
+    """-1 where there is none, or it does not say."""
 
 
 class Kind(msgspec.Struct, frozen=True, array_like=True):

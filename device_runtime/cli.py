@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from types import ModuleType
 
@@ -32,12 +32,18 @@ EXTRAS = {
     "onnxscript": "torch",
     "sklearn": "simulation",
     "matplotlib": "simulation",
+    "fastapi": "service",
+    "uvicorn": "service",
+    "prometheus_client": "service",
 }
 """Which extra brings a module that a command may miss."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand. Exit code 0: it did its work; 2: it said why it could not; 130: Ctrl-C."""
+    """Run one subcommand. Exit code 0: it did its work; 2: it said why it could not; 130: Ctrl-C.
+
+    A command's module may say more exactly why, by `exit_code(error)`.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     commands = {point.name: point for point in metadata.entry_points(group=GROUP)}
     name = given[0] if given and given[0] in commands else ""
@@ -49,21 +55,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=metadata.version("device-runtime"))
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     expected: tuple[type[Exception], ...] = EXPECTED
+    code: Callable[[Exception], int] = _refused
     try:
         for point in [commands[name]] if name else sorted(commands.values(), key=lambda p: p.name):
             module: ModuleType = point.load()
             expected = (*expected, *getattr(module, "ERRORS", ()))
+            code = getattr(module, "exit_code", _refused)
             _add(subparsers, point.name, module)
         options = parser.parse_args(given)
         _log_to_stderr()
         return int(options.run(options))
     except expected as error:
-        return _fail(str(error))
+        return _fail(str(error), code(error))
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").split(".")[0])
         if extra is None:
             raise
-        return _fail(f"{name} needs {error.name}: pip install 'device-runtime[{extra}]'")
+        return _fail(f"{name} needs {error.name}: pip install 'device-runtime[{extra}]'", code(error))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read the output has seen enough
@@ -91,6 +99,10 @@ def _add(
     parser.set_defaults(run=module.run)
 
 
-def _fail(text: str) -> int:
-    print(f"device-runtime: {' '.join(text.split())}", file=sys.stderr)
+def _refused(_error: Exception) -> int:
     return 2
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"device-runtime: {' '.join(text.split())}", file=sys.stderr)
+    return code

@@ -109,12 +109,14 @@ class DeviceTask:
 
     def hello(self, boot: int) -> Hello:
         """Who joins, now that it is known."""
+        battery = self.profile.battery
         return Hello(
             boot=boot,
             num_examples=len(self._equipment.data),
             profile=self.profile.name,
             memory_bytes=self.profile.memory.limit_bytes,
             engine=self.profile.engine,
+            battery_percent=round(battery.percent) if battery else -1,
         )
 
     def bundle(self, member: str) -> Bundle:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from aggregator.command import QUEUE_LIMIT
 from aggregator.observer import Happening
 from aggregator.ports import Ports
 from aggregator.service import LINGER_S, Service
+from aggregator.serving import QUEUE_LIMIT
 from aggregator.state import SETTLE_S
 from aggregator.task import Task
 from broker import topics

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator import command
+from aggregator import command, serving
+from aggregator.config import BrokerSection
 from aggregator.errors import RunFolderError, TaskError
 from aggregator.state import SETTLE_S
 from aggregator.store import Store
@@ -263,13 +264,12 @@ def test_where_the_old_address_is_taken_the_broker_starts_at_another(tmp_path):
     (tmp_path / "run").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         (tmp_path / "run" / "port").write_text(str(taken.getsockname()[1]))
-        options = parsed("--bundle", "digits-wrn-10-1", "--quiet")
-        broker, url = command._broker(options, tmp_path / "run")
+        broker, url = serving.broker_for(BrokerSection(), tmp_path / "run")
         broker.stop()
         assert url.port not in (0, taken.getsockname()[1])
     for rubbish in (b"", b"\xff", b"x", b"99999999", b"-1"):
         (tmp_path / "run" / "port").write_bytes(rubbish)
-        assert command._port_before(tmp_path / "run") == 0
+        assert serving.port_before(tmp_path / "run") == 0
 
 
 def test_a_finished_run_started_again_says_so_and_leaves_with_0(broker, scripted, update_of, tmp_path):

@@ -34,7 +34,14 @@ BLOB = Blob(bytes(range(32)), 310_000)
 STEP = Step(round=3, generator="philox-1", seed=7, tunable="all", lr=1e-3, share=0.5, scalars=(0.5, -1.25))
 EXAMPLES: tuple[Message, ...] = (
     State(boot=1, online=True),
-    Hello(boot=1, num_examples=120, profile="pi-zero-2w", memory_bytes=512 * 2**20, engine="onnx"),
+    Hello(
+        boot=1,
+        num_examples=120,
+        profile="pi-zero-2w",
+        memory_bytes=512 * 2**20,
+        engine="onnx",
+        battery_percent=80,
+    ),
     Offer(
         task="digits",
         run="r1",

@@ -1,0 +1,101 @@
+"""The log as machines read it: one line an event, in JSON or in text, on stderr."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from datetime import datetime, timezone
+
+import msgspec
+
+from .config import LogFormat, LogSection
+from .observer import (
+    Contributed,
+    DeviceSeen,
+    Finished,
+    Happening,
+    PlanMade,
+    Refused,
+    RoundClosed,
+    RoundExtended,
+    RoundOpened,
+    Started,
+)
+
+log = logging.getLogger(__name__)
+
+OURS = ("aggregator", "broker", "strategies", "models", "device_runtime", "profiles")
+
+
+def configure(settings: LogSection) -> None:
+    """Set the form and the level of what our packages say; others' warnings come too."""
+    level = settings.level.upper()
+    for package in OURS:
+        logging.getLogger(package).setLevel(level)
+    if settings.format:
+        for handler in logging.root.handlers:
+            handler.setFormatter(Lines(settings.format))
+
+
+class Lines(logging.Formatter):
+    """Records as lines. What `fields` an event has beside its text stand after it.
+
+    JSON has `time` (UTC, RFC 3339), `level`, `logger`, `event`, the fields, and `exception`.
+    """
+
+    def __init__(self, form: LogFormat) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        fields: dict[str, object] = getattr(record, "fields", {})
+        event, level = record.getMessage(), record.levelname.lower()
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        if self._form == "text":
+            more = "".join(f" {name}={_short(value)}" for name, value in fields.items())
+            return f"{time} {level} {record.name}: {event}{more}" + (f"\n{trace}" if trace else "")
+        line = {"time": time, "level": level, "logger": record.name, "event": event, **fields}
+        if trace:
+            line["exception"] = trace
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return repr(text) if not text or any(c.isspace() or c in "='\"" for c in text) else text
+
+
+class Events:
+    """An observer that logs what happens: rounds at level info, what single devices do at debug."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+
+    def __call__(self, happening: Happening) -> None:
+        match happening:
+            case Started():
+                closed = len(happening.closed)
+                self._log("task started", run=happening.run, resumed=happening.resumed, closed=closed)
+            case RoundOpened():
+                self._log("round opened", **asdict(happening))
+            case RoundExtended():
+                self._log("round extended", **asdict(happening))
+            case RoundClosed():
+                self._log("round closed", **asdict(happening.record), note=happening.note)
+            case Finished():
+                self._log("task finished", run=happening.run, rounds=happening.rounds)
+            case Contributed():
+                self._log("contribution", logging.DEBUG, **asdict(happening.record))
+            case Refused():
+                self._log("contribution not counted", logging.DEBUG, **asdict(happening))
+            case DeviceSeen() | PlanMade():
+                event = "device" if isinstance(happening, DeviceSeen) else "plan"
+                self._log(event, logging.DEBUG, **asdict(happening))
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+    def _log(self, event: str, level: int = logging.INFO, /, **fields: object) -> None:
+        if log.isEnabledFor(level):
+            log.log(level, event, extra={"fields": {"task": self._task, **fields}})
