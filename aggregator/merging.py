@@ -65,11 +65,15 @@ def base_weights(store: Store, number: int, manifest: Manifest, member: str = ""
     return weights
 
 
-def merge_round(store: Store, task: Task, tools: Tools, number: int) -> MergeResult:
-    """What the contributions of a round make; its blobs are durable, nothing is committed yet."""
+def merge_round(store: Store, task: Task, tools: Tools, of: tuple[int, int]) -> MergeResult:
+    """What the contributions of a round make; its blobs are durable, nothing is committed yet.
+
+    `of` is the round's number and its seed.
+    """
+    number, seed = of
     manifest = tools.manifest()
     weights = base_weights(store, number, manifest)
-    model = RoundModel(manifest, weights, number, task.round_seed(number), tools=tools)
+    model = RoundModel(manifest, weights, number, seed, tools=tools)
     kinds = {kind.name: kind.strategy for kind in task.kinds}
     before = _carried(store, number, tools)
     folding = Folding(kinds, model, before, task.server)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from broker.blobs import sync_folder
@@ -21,6 +22,7 @@ from .evaluation import Evaluator, summarise
 from .feasible import check_kinds
 from .identity import identified
 from .observer import RoundClosed
+from .outside import GivenRound, Outside
 from .state import Rules
 from .store import CarriedBlobs, Store
 from .task import Task
@@ -33,8 +35,8 @@ SERVED = "served.safetensors"
 class Rounds:
     """An open run. Raises RunFolderError, BlobError when the disk fails, ModelError for a bad bundle."""
 
-    def __init__(self, task: Task, folder: Path) -> None:
-        """Opens the folder, as a new run or where the last life left it.
+    def __init__(self, task: Task, folder: Path, given: bool = False) -> None:
+        """Opens the folder, as a new run or where the last life left it. `given`: rounds come from outside.
 
         Raises TaskError for kinds of update that the bundle has no graphs for, or evaluation data that does
         not fit, RunFolderError for another task's folder.
@@ -58,17 +60,36 @@ class Rounds:
             self._first_carried = merging.keep(carried, self.store, self._tools)
             shas = tuple(blob.sha for blob in (self._packed, *self._family.values()))
             self.run, self.resumed = identified(self.store, task, shas)
+            self.outside = Outside(folder) if given else None
         except BaseException:
             self.store.close()
             raise
 
     @property
     def rules(self) -> Rules:
-        return Rules.of(self.task)
+        """With the deadline of the round that was given last, where rounds are given."""
+        rules = Rules.of(self.task)
+        if self.outside is None:
+            return rules
+        latest = self.outside.latest
+        return replace(
+            rules, given=True, round_deadline_s=latest.deadline_s if latest else rules.round_deadline_s
+        )
+
+    def given(self, number: int) -> GivenRound | None:
+        """What a round was given from outside with; None for one that was not, or is not the latest."""
+        return self.outside.round(number) if self.outside else None
+
+    def seed(self, number: int) -> int:
+        """The seed that all devices of a round share."""
+        given = self.given(number)
+        return given.seed if given else self.task.round_seed(number)
 
     def open(self, number: int) -> None:
-        """Keep that a round is open. The first one distributes the bundles' own weights."""
-        if number == 1:
+        """Keep that a round is open. The first distributes the bundles' own weights, if not given others."""
+        if given := self.given(number):
+            self.store.open_round(number, given.base, given.carried)
+        elif number == 1:
             self.store.open_round(number, self._first_base, self._first_carried)
         else:
             self.store.open_round(number, self.store.base(number), self.store.carried(number))
@@ -94,7 +115,7 @@ class Rounds:
             task=self.task.name,
             run=self.run,
             round=number,
-            seed=self.task.round_seed(number),
+            seed=self.seed(number),
             deadline_s=self.rules.deadline_s(number),
             remaining_s=remaining_s,
             bundle=self._packed,
@@ -133,7 +154,9 @@ class Rounds:
 
     def merge(self, number: int) -> None:
         self.store.begin_merge(number)
-        self.store.merged(number, merging.merge_round(self.store, self.task, self._tools, number))
+        self.store.merged(
+            number, merging.merge_round(self.store, self.task, self._tools, (number, self.seed(number)))
+        )
         self._tools.unload()
 
     def evaluate(self, number: int) -> None:

@@ -19,6 +19,7 @@ from . import moves
 from .conductor import Conductor
 from .errors import RunFolderError, UpdateRefused
 from .observer import DeviceSeen, Happening, PlanMade, Started
+from .outside import GivenRound
 from .ports import Ports
 from .rounds import Rounds
 from .state import State
@@ -40,8 +41,9 @@ class Service:
     for whatever devices send.
     """
 
-    def __init__(self, task: Task, folder: Path, ports: Ports) -> None:
-        self._rounds = Rounds(task, folder)
+    def __init__(self, task: Task, folder: Path, ports: Ports, given: bool = False) -> None:
+        """`given`: rounds begin when they are given, by `give`, and at no other time."""
+        self._rounds = Rounds(task, folder, given)
         self._ports = ports
         self._run = Conductor(self._rounds, ports, self._tell)
         self._done_s: float | None = None
@@ -63,6 +65,27 @@ class Service:
         now = self._ports.clock()
         self._done_s = now if self._done_s is None else self._done_s
         return not self.state.online or now - self._done_s >= LINGER_S
+
+    @property
+    def rounds(self) -> Rounds:
+        """What is on the disk."""
+        return self._rounds
+
+    def give(self, given: GivenRound) -> None:
+        """The next round, or the open one with another deadline; on the disk when it is offered.
+
+        Raises RunFolderError, and ValueError for a round that is neither.
+        """
+        state, outside = self.state, self._rounds.outside
+        number = {"wait": state.round + 1, "collect": state.round}.get(state.phase)
+        if outside is None or given.number != number:
+            raise ValueError(f"round {given.number} cannot be given in round {state.round} ({state.phase})")
+        outside.keep(given)
+        self._run.feed(moves.Give(self._ports.clock(), given.deadline_s))
+
+    def close_round(self) -> None:
+        """The open round is merged from what it has."""
+        self._run.feed(moves.Close(self._ports.clock()))
 
     def run(self, stop: threading.Event) -> None:
         """Serve until the task is finished, or `stop`; either way all is on disk."""

@@ -89,12 +89,13 @@ class Bench:
     folder: object
     now: float = 100.0
     told: list = field(default_factory=list)
+    given: bool = False
 
     def __post_init__(self):
         self.link = FakeLink()
         self.blobs = Blobs(self.folder.parent / "device-blobs")
         ports = Ports(self.link, queue.SimpleQueue(), (self.told.append,), clock=lambda: self.now)
-        self.service = Service(self.task, self.folder, ports)
+        self.service = Service(self.task, self.folder, ports, self.given)
         self.service.start()
 
     @property
@@ -189,8 +190,8 @@ class Bench:
 def bench(tmp_path):
     benches = []
 
-    def make(task):
-        benches.append(Bench(task, tmp_path / f"bench-{len(benches)}" / "run"))
+    def make(task, given=False):
+        benches.append(Bench(task, tmp_path / f"bench-{len(benches)}" / "run", given=given))
         return benches[-1]
 
     yield make

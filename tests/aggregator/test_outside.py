@@ -1,0 +1,125 @@
+"""Rounds that are given from outside: each has the base, the seed and the deadline that it was given."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aggregator import machine, merging
+from aggregator.errors import RunFolderError
+from aggregator.machine import step
+from aggregator.moves import Announce, Close, Extend, Give, Present, Tick, Work, Worked
+from aggregator.observer import RoundClosed
+from aggregator.outside import FILE, GivenRound
+from aggregator.state import Rules, Saved, State
+from aggregator.store import CarriedBlobs
+
+RULES = Rules(rounds=9, round_deadline_s=10.0, given=True)
+
+
+def play(state, *events):
+    commands = []
+    for event in events:
+        state, more = step(state, event)
+        commands += more
+    return state, commands
+
+
+def here(*devices):
+    return [Present(0.0, device, 1, True) for device in devices]
+
+
+def worked(now):
+    return [Worked(now, phase) for phase in ("merge", "evaluate", "publish")]
+
+
+def test_no_round_begins_by_itself_neither_the_first_nor_the_next():
+    state, commands = play(State(RULES), *here("a", "b"), Tick(99.0))
+    assert (state.phase, commands) == ("wait", [])
+    state, commands = play(state, Give(100.0, 7.0))
+    assert commands == [Announce(1)]
+    assert (state.round, state.closes_s) == (1, 107.0)
+    state, commands = play(state, Close(101.0), *worked(102.0), Tick(200.0))
+    assert commands == [Work("merge", 1), Work("evaluate", 1), Work("publish", 1)]
+    assert (state.phase, state.round) == ("wait", 1)
+    assert play(state, Give(300.0, 5.0))[1] == [Announce(2)]
+
+
+def test_the_open_round_may_be_given_again_with_another_deadline():
+    state, _ = play(State(RULES), *here("a"), Give(0.0, 7.0))
+    state, commands = play(state, Give(5.0, 20.0), Tick(24.0))
+    assert commands == [Extend(1, 0)]
+    assert state.closes_s == 25.0
+
+
+def test_a_round_that_is_being_merged_takes_no_other_and_is_not_closed_twice():
+    state, _ = play(State(RULES), *here("a"), Give(0.0, 7.0), Close(1.0))
+    assert play(state, Close(1.0), Give(1.0, 7.0))[1] == []
+
+
+def test_after_a_restart_the_latest_round_is_not_followed_by_another():
+    state, commands = machine.resume(RULES, Saved(3, "closed"), 50.0)
+    assert (state.phase, state.round, commands) == ("wait", 3, ())
+    state, commands = machine.resume(replace(RULES, round_deadline_s=4.0), Saved(3, "collect"), 50.0)
+    assert (state.phase, state.closes_s, commands) == ("collect", 54.0, (Announce(3, again=True),))
+
+
+@pytest.fixture
+def site(bench, make_task):
+    return bench(make_task("full", "zeroth-order", rounds=9), given=True)
+
+
+def given(site, number, shift, **changes):
+    """A round whose base is the bundle's weights and `shift`."""
+    rounds = site.service.rounds
+    weights = {n: v + np.asarray(shift, v.dtype) for n, v in rounds.bundle.weights().items()}
+    base = merging.checkpoint(weights, rounds.store.models, rounds.manifest)
+    fields = {"seed": 77, "deadline_s": 30.0, "base": base, "carried": CarriedBlobs(), "source": b"up"}
+    return GivenRound(number=number, **{**fields, **changes})
+
+
+def test_a_given_round_is_offered_and_merged_with_what_it_was_given(site, update_of):
+    site.join("a")
+    assert site.offer.round == 0
+    site.service.give(given(site, 1, 0.5))
+    offer = site.offer
+    assert (offer.round, offer.seed, offer.deadline_s, offer.remaining_s) == (1, 77, 30.0, 30.0)
+    scalars = update_of("zeroth-order")
+    assert site.contribute("a", site.contribution("zeroth-order", scalars))[0].status == "accepted"
+    site.wait(1.0)
+    assert site.service.state.phase == "wait"
+    assert [step.seed for step in site.store.steps(2)] == [77]
+    site.service.give(given(site, 2, 0.25, seed=78))
+    weights, bundle = site.weights(site.offer.base), site.service.rounds.bundle.weights()
+    assert all(np.array_equal(weights[n], v + np.asarray(0.25, v.dtype)) for n, v in bundle.items())
+    assert site.offer.seed == 78
+
+
+def test_a_given_round_outlives_the_process(site, update_of):
+    site.join("a", "b")
+    site.service.give(given(site, 1, 0.5))
+    base = site.offer.base
+    site.contribute("a", site.contribution("full", update_of("full")))
+    site.restart()
+    assert site.service.state.phase == "collect"
+    assert (site.offer.seed, site.offer.deadline_s, site.offer.base) == (77, 30.0, base)
+    assert site.service.rounds.given(1).source == b"up"
+    site.service.close_round()
+    assert [c.record.participants for c in site.heard(RoundClosed)] == [1]
+    site.restart()
+    assert (site.service.state.phase, site.service.state.round) == ("wait", 1)
+
+
+def test_a_round_is_given_in_its_turn_and_not_while_another_is_merged(site):
+    with pytest.raises(ValueError, match="round 2 cannot be given in round 0"):
+        site.service.give(given(site, 2, 0.5))
+    site.service.give(given(site, 1, 0.5))
+    with pytest.raises(ValueError, match=r"round 2 cannot be given in round 1 \(collect\)"):
+        site.service.give(given(site, 2, 0.5))
+
+
+def test_what_was_given_and_cannot_be_read_is_said_in_one_line(site):
+    site.service.give(given(site, 1, 0.5))
+    (site.folder / FILE).write_bytes(b"rubbish")
+    with pytest.raises(RunFolderError, match=r"cannot read .*outside\.msg"):
+        site.restart()
