@@ -11,6 +11,7 @@ from __future__ import annotations
 from rpds import HashTrieMap, HashTrieSet
 
 from .moves import Invited, Planned, Present, Unkept, Update
+from .pace import WINDOW, class_of
 from .state import SILENT, Presence, State
 
 
@@ -96,7 +97,33 @@ def invited(state: State, event: Invited) -> State:
         if device in state.ready and _owes(state, device):
             waiting = waiting.insert(device)
     places = max(0, state.places - len(event.devices))
+    if state.rules.pace is not None and event.now > state.opened_s:
+        state = state.but(asked_s=state.asked_s.update(dict.fromkeys(event.devices, event.now)))
     return state.but(asked=asked, waiting=waiting, behind=behind, places=places)
+
+
+def needed(state: State, device: str, now: float) -> State:
+    """A device has contributed to the open round: how long it needed since it was asked is noted."""
+    if state.rules.pace is None or not state.measured:
+        return state
+    return _noted(state, now - state.asked_s.get(device, state.opened_s), 1)
+
+
+def collected(state: State) -> State:
+    """The round closes: who was waited for in vain needed longer than there was."""
+    if state.rules.pace is None or not state.measured:
+        return state
+    if state.waiting:
+        state = _noted(state, state.deadline_s(state.round), len(state.waiting))
+    if not state.durations:
+        return state
+    return state.but(paces=(*state.paces, state.durations)[-WINDOW:])
+
+
+def _noted(state: State, seconds: float, devices: int) -> State:
+    number = class_of(seconds)
+    before = state.durations.get(number, 0)
+    return state.but(durations=state.durations.insert(number, before + devices))
 
 
 def overdue(state: State) -> State:
@@ -117,7 +144,7 @@ def overdue(state: State) -> State:
 def extended(state: State, now: float) -> State:
     """Who sat out is asked again; of a cohort, whoever the lot falls on."""
     size = state.rules.devices_per_round
-    state = state.but(closes_s=now + state.rules.deadline_s(state.round))
+    state = state.but(closes_s=now + state.deadline_s(state.round))
     if size is None:
         again = [device for device in state.sat_out if device in state.ready and device not in state.answered]
         return state.but(waiting=state.waiting.update(again), sat_out=HashTrieSet())
@@ -130,9 +157,10 @@ def extended(state: State, now: float) -> State:
 
 def begun(state: State, now: float) -> State:
     """A round begins: all who are ready are asked or, of a cohort, nobody yet."""
-    closes_s = now + state.rules.deadline_s(state.round + 1)
+    closes_s = now + state.deadline_s(state.round + 1)
     state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
     state = state.but(contributions=0, answered=HashTrieSet(), sat_out=HashTrieSet())
+    state = state.but(asked_s=HashTrieMap(), durations=HashTrieMap(), measured=True)
     if state.rules.devices_per_round is None:
         return state.but(waiting=state.ready)
     behind = _still_behind(state, now).update(dict.fromkeys(state.waiting, now))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from broker.messages import Offer, Plan, Receipt
 
-from . import cohort, machine, moves
+from . import cohort, machine, moves, wishes
 from .contributions import Stored, record_of
-from .errors import RunFolderError
+from .errors import RollbackError, RunFolderError
 from .group import Group
 from .observer import Contributed, Finished, Happening, Refused, RoundExtended, RoundOpened
 from .offering import Offering
@@ -49,9 +50,11 @@ class Conductor:
 
     def start(self) -> None:
         """Begin, or go on where the folder says."""
-        saved = self.rounds.store.saved()
+        saved = self.rounds.saved()
         if saved:
             self.traffic.begin(self.rounds.store.contributions.traffic(saved.round))
+        if self.rounds.registry.pending():
+            self.rounds.redeploy()
         state, commands = machine.resume(self.rounds.rules, saved, self._clock())
         self._do(state, commands)
         self._drain()
@@ -78,6 +81,25 @@ class Conductor:
     def answer(self, device: str) -> None:
         """Tell a device that has said hello where things are for it."""
         self._offering.one(self.state, device)
+
+    def go_back(self, to: int) -> None:
+        """Serve an earlier round's model and go on from it; see Rounds. Raises RollbackError, RunFolderError.
+
+        What an open round has collected is settled first: it is receipted, and then does not count.
+        """
+        self.settle()
+        self.rounds.go_back(to)
+
+    def heed(self) -> None:
+        """Do what the owner of the machine has asked for in the run folder; what cannot be done is said."""
+        if (to := wishes.taken(self.rounds.store.folder)) is None:
+            return
+        try:
+            self.go_back(to)
+            log.warning("went back to the model of round %d, as was asked for", to)
+        except RollbackError as error:
+            log.warning("cannot go back: %s", error)
+        wishes.done(self.rounds.store.folder)
 
     def farewell(self) -> Offer | None:
         """What to leave behind on the broker; None when the run is to be resumed."""
@@ -172,8 +194,9 @@ class Conductor:
             case moves.Work():
                 self._work(command)
             case moves.Finish():
+                self.rounds.finish(command.best)
                 self.offer()
-                self._tell(Finished(self.rounds.run, self.rounds.task.rounds))
+                self._tell(Finished(self.rounds.run, self.state.round))
 
     def _announce(self, command: moves.Announce) -> None:
         task, number = self.rounds.task, command.round
@@ -181,12 +204,12 @@ class Conductor:
             self.rounds.open(number)
             self.traffic.begin({})
         kinds = tuple(kind.name for kind in task.offered(number))
-        deadline_s, count = self.rounds.rules.deadline_s(number), self.state.contributions
+        deadline_s, count = self.rounds.deadline_s(number), self.state.contributions
         self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
         self._offering.opened(self.state)
 
     def _extend(self, command: moves.Extend) -> None:
-        task, deadline_s = self.rounds.task, self.rounds.rules.deadline_s(command.round)
+        task, deadline_s = self.rounds.task, self.rounds.deadline_s(command.round)
         self._tell(RoundExtended(command.round, deadline_s, command.contributions, task.min_contributions))
         self._offering.extended(self.state)
 
@@ -225,16 +248,18 @@ class Conductor:
         return printable("; ".join(plan.reasons))
 
     def _work(self, command: moves.Work) -> None:
-        number = command.round
+        number, rounds = command.round, self.rounds
+        worked = moves.Worked(self._clock(), command.phase)
         match command.phase:
             case "merge":
-                self.rounds.merge(number)
+                rounds.merge(number, command.durations)
             case "evaluate":
-                self.rounds.evaluate(number)
+                rounds.evaluate(number)
             case "publish":
                 duration_s = self._clock() - self.state.opened_s
-                self._tell(self.rounds.publish(number, self.traffic.all(), duration_s))
-        self._events.append(moves.Worked(self._clock(), command.phase))
+                self._tell(rounds.publish(number, self.traffic.all(), duration_s))
+                worked = replace(worked, score=rounds.score(number), anew=rounds.set_back(number))
+        self._events.append(replace(worked, now=self._clock()))
 
 
 def _stuck(command: moves.Command, error: Exception) -> RunFolderError:

@@ -36,6 +36,15 @@ CREATE TABLE IF NOT EXISTS traffic (
     round INTEGER NOT NULL, device TEXT NOT NULL, up INTEGER NOT NULL, down INTEGER NOT NULL,
     PRIMARY KEY (round, device)
 );
+CREATE TABLE IF NOT EXISTS pace (
+    round INTEGER PRIMARY KEY, durations BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS versions (
+    round INTEGER PRIMARY KEY, published_s REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS rollbacks (
+    into_round INTEGER PRIMARY KEY, to_round INTEGER NOT NULL, instead INTEGER NOT NULL, asked_s REAL NOT NULL
+);
 CREATE TABLE IF NOT EXISTS steps (
     round INTEGER NOT NULL, position INTEGER NOT NULL, step BLOB NOT NULL, PRIMARY KEY (round, position)
 );
@@ -45,9 +54,18 @@ CREATE TABLE IF NOT EXISTS steps (
 class Database:
     """An open run.sqlite. Raises RunFolderError, in every method, when the disk does not do as it is told."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises RunFolderError when another process has the folder open, or for another version."""
-        self.folder = folder
+    def __init__(self, folder: Path, reading: bool = False) -> None:
+        """`reading`: beside the process that owns the folder, and nothing is written.
+
+        Raises RunFolderError when another process has the folder open, or for another version.
+        """
+        self.folder, self._lock = folder, -1
+        if reading:
+            with self._errors():
+                self._db = sqlite3.connect(f"{(folder / 'run.sqlite').resolve().as_uri()}?mode=ro", uri=True)
+                self._db.row_factory = sqlite3.Row
+                _check_version(self._db)
+            return
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(folder)
@@ -99,11 +117,15 @@ def _prepare(db: sqlite3.Connection) -> None:
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=FULL")
+    _check_version(db)
+    db.executescript(_TABLES)
+    db.execute(f"PRAGMA user_version={VERSION}")
+
+
+def _check_version(db: sqlite3.Connection) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, VERSION):
         raise RunFolderError(f"run.sqlite has version {version}, this version reads {VERSION}")
-    db.executescript(_TABLES)
-    db.execute(f"PRAGMA user_version={VERSION}")
 
 
 def _locked(folder: Path) -> int:

@@ -15,6 +15,10 @@ class RunFolderError(AggregatorError):
     """A run folder that belongs to another task, is in use, damaged, or cannot be written."""
 
 
+class RollbackError(AggregatorError):
+    """A version of the model that cannot be gone back to."""
+
+
 class UpdateRefused(AggregatorError):
     """A contribution that is not believed; the text goes to the device in its receipt."""
 

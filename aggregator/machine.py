@@ -58,6 +58,7 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
     if saved is None:
         return State(rules), ()
     state = State(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S)
+    state = state.but(paces=saved.paces, progress=saved.progress)
     state = state.but(asked=HashTrieMap(saved.asked))
     if saved.phase == "closed":
         return _next(state, now)
@@ -68,6 +69,7 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
             contributions=saved.contributions,
             answered=HashTrieSet(saved.answered),
             places=max(0, opened.places - already),
+            measured=False,
         )
         return opened, (Announce(saved.round, again=True),)
     return state.but(phase=saved.phase), (Work(saved.phase, saved.round),)
@@ -154,6 +156,8 @@ def _believed(state: State, event: Believed) -> Result:
     if status != "accepted":
         return _replied(state, update, (status, reason))
     state = attendance.answered(state, update).but(contributions=state.contributions + 1)
+    if update.round == state.round:
+        state = attendance.needed(state, update.device, event.now)
     return state, (Keep(update, state.round), Reply(update, status, reason))
 
 
@@ -168,7 +172,8 @@ def _worked(state: State, event: Worked) -> Result:
     if event.phase != state.phase:
         return state, ()
     if event.phase == "publish":
-        return _next(state, event.now)
+        after = state.progress.after(state.round, event.score, state.rules.stop_gain, event.anew)
+        return _next(state.but(progress=after), event.now)
     following: WorkPhase = "evaluate" if event.phase == "merge" else "publish"
     return state.but(phase=following), (Work(following, state.round),)
 
@@ -192,8 +197,9 @@ def _closed(state: State) -> Result:
 def _next(state: State, now: float) -> Result:
     if state.rules.given:
         return state.but(phase="wait"), ()
-    if state.round >= state.rules.rounds:
-        return state.but(phase="done"), (Finish(),)
+    stop_after, progress = state.rules.stop_after, state.progress
+    if state.round >= state.rules.rounds or progress.stuck(state.round, stop_after):
+        return state.but(phase="done"), (Finish(progress.best if stop_after else 0),)
     return attendance.begun(state, now), (Announce(state.round + 1),)
 
 
@@ -207,7 +213,9 @@ def _advance(state: State, now: float) -> Result:
     if overdue:
         state = attendance.overdue(state)
     if _complete(state, now, overdue):
-        return state.but(phase="merge"), (Work("merge", state.round),)
+        state = attendance.collected(state)
+        durations = tuple(sorted(state.durations.items()))
+        return state.but(phase="merge"), (Work("merge", state.round, durations),)
     if overdue:
         return attendance.extended(state, now), (Extend(state.round, state.contributions),)
     return state, ()

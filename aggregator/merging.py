@@ -57,9 +57,19 @@ def base_weights(store: Store, number: int, manifest: Manifest, member: str = ""
     the ones that were distributed.
     """
     base = store.carried(number).family[member] if member else store.base(number)
+    return _weights_of(store, base, number, manifest)
+
+
+def made_weights(store: Store, number: int, manifest: Manifest) -> Tensors:
+    """The weights of the main model that round `number` made. Raises RunFolderError as `base_weights`."""
+    return _weights_of(store, store.made(number)[0], number + 1, manifest)
+
+
+def _weights_of(store: Store, base: Base, number: int, manifest: Manifest) -> Tensors:
+    """Of a base that round `number` distributes, or might have."""
     weights: Tensors = _joined(store, base)
     if base.steps:
-        weights = replay(weights, store.steps(number), manifest)
+        weights = replay(weights, store.steps(number, base), manifest)
     if hashlib.sha256(tensors.encode(weights)).digest() != base.sha:
         raise RunFolderError(f"run folder {store.folder}: the base of round {number} is not what it was")
     return weights

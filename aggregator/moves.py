@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 from typing import Literal
 
 from broker.messages import Status
@@ -87,10 +88,16 @@ class Unkept:
 
 @dataclass(frozen=True)
 class Worked:
-    """The work of a phase is done, and durable."""
+    """The work of a phase is done, and durable.
+
+    After `publish`: `score` says what the round's model is worth, the higher the better, nan where nobody
+    knows; `anew` that the run was set back to an earlier model in it.
+    """
 
     now: float
     phase: WorkPhase
+    score: float = nan
+    anew: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,15 +182,22 @@ class Reply:
 
 @dataclass(frozen=True)
 class Work:
-    """Do this phase's work on the round, and answer with Worked."""
+    """Do this phase's work on the round, and answer with Worked.
+
+    `durations` goes with `merge` where deadlines are learnt: classes of `pace` and how many devices needed
+    so long; keep them.
+    """
 
     phase: WorkPhase
     round: int
+    durations: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class Finish:
-    """The last round is closed: say so."""
+    """The last round is closed: say so. `best`: the round whose model is to be served; 0: the last one's."""
+
+    best: int = 0
 
 
 Command = Announce | Extend | Invite | Fetch | Keep | Reply | Work | Finish

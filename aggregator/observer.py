@@ -41,6 +41,7 @@ class RoundRecord:
     `eval_*` are of the served model, `base_eval_acc` of the distributed one. `train_loss` is the mean over
     the contributions that have one, by num_examples. `energy_j`, `train_time_s` (of all devices together),
     `bytes_up` and `bytes_down` are sums; the bytes are those of every device, contributor or not.
+    `deadline_s` is the time that the round had, fixed or learnt; nan where it had as much as it needed.
     """
 
     round: int
@@ -54,6 +55,7 @@ class RoundRecord:
     bytes_up: int
     bytes_down: int
     duration_s: float
+    deadline_s: float = nan
 
 
 @dataclass(frozen=True)

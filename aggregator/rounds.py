@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 from broker.blobs import sync_folder
-from broker.messages import Blob, Member, Offer
+from broker.messages import Base, Blob, Member, Offer
 from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
 from models.tensors import Tensors
 
-from . import merging
+from . import merging, pace
 from .beginning import first
 from .contributions import Bytes
 from .errors import RunFolderError
@@ -22,9 +23,12 @@ from .evaluation import Evaluator, summarise
 from .feasible import check_kinds
 from .identity import identified
 from .observer import RoundClosed
+from .pace import WINDOW
+from .progress import Progress, score_of
+from .registry import Registry
 from .outside import GivenRound, Outside
-from .state import Rules
-from .store import CarriedBlobs, Store
+from .state import Rules, Saved
+from .store import CarriedBlobs, MergeResult, Store
 from .task import Task
 from .tools import Tools, open_family, samples
 
@@ -60,10 +64,43 @@ class Rounds:
             self._first_carried = merging.keep(carried, self.store, self._tools)
             shas = tuple(blob.sha for blob in (self._packed, *self._family.values()))
             self.run, self.resumed = identified(self.store, task, shas)
+            self.registry = Registry(self.store, task.keep_versions)
             self.outside = Outside(folder) if given else None
         except BaseException:
             self.store.close()
             raise
+
+    def saved(self) -> Saved | None:
+        """Where the run is, for `machine.resume`."""
+        saved = self.store.saved()
+        if saved is None:
+            return None
+        begun = saved.round if saved.phase == "collect" else saved.round + 1
+        return replace(saved, paces=self.store.paces(WINDOW, begun), progress=self.progress())
+
+    def deadline_s(self, number: int) -> float:
+        """Seconds that round `number` has: fixed, or learnt from the rounds before it."""
+        fixed, learnt = self.rules.deadline_s(number), self.task.pace
+        if learnt is None or number <= self.task.untimed_rounds:
+            return fixed
+        return pace.deadline_s(learnt, self.store.paces(WINDOW, number), fixed)
+
+    def progress(self) -> Progress:
+        """What has been learnt, by the figures of the rounds so far."""
+        progress, task = Progress(), self.task
+        for number, figures in self.store.every_figures():
+            score = score_of(task.stop_metric, figures.eval_acc, figures.eval_loss)
+            progress = progress.after(number, score, task.stop_gain, self.set_back(number))
+        return progress
+
+    def score(self, number: int) -> float:
+        """What the model of an evaluated round is worth, for moves.Worked."""
+        figures = self.store.figures(number)
+        return score_of(self.task.stop_metric, figures.eval_acc, figures.eval_loss)
+
+    def set_back(self, number: int) -> bool:
+        """Whether the run went back to an earlier model in this round."""
+        return any(rollback.into == number for rollback in self.store.rollbacks())
 
     @property
     def rules(self) -> Rules:
@@ -89,6 +126,8 @@ class Rounds:
         """Keep that a round is open. The first distributes the bundles' own weights, if not given others."""
         if given := self.given(number):
             self.store.open_round(number, given.base, given.carried)
+        elif back := self.store.rollback_into(number, instead=False):
+            self.store.open_round(number, *self._made_again(back.to))
         elif number == 1:
             self.store.open_round(number, self._first_base, self._first_carried)
         else:
@@ -116,7 +155,7 @@ class Rounds:
             run=self.run,
             round=number,
             seed=self.seed(number),
-            deadline_s=self.rules.deadline_s(number),
+            deadline_s=self.deadline_s(number),
             remaining_s=remaining_s,
             bundle=self._packed,
             base=self.store.base(number),
@@ -133,8 +172,9 @@ class Rounds:
         )
 
     def farewell(self) -> Offer:
-        """The task is done; `base` is what the last round made."""
-        last = self.task.rounds
+        """The task is done; `base` is what the round made whose model is served."""
+        served = self.registry.served()
+        last = self.store.latest_closed()
         return Offer(
             task=self.task.name,
             run=self.run,
@@ -143,7 +183,7 @@ class Rounds:
             deadline_s=self.task.round_deadline_s,
             remaining_s=0.0,
             bundle=self._packed,
-            base=self.store.base(last + 1),
+            base=self.registry.made(served).base,
             kinds=(),
             done=True,
         )
@@ -152,12 +192,47 @@ class Rounds:
         """What round `number` distributes."""
         return merging.base_weights(self.store, number, self.manifests[member], member)
 
-    def merge(self, number: int) -> None:
-        self.store.begin_merge(number)
+    def merge(self, number: int, durations: Sequence[tuple[int, int]] = ()) -> None:
+        """`durations` as in moves.Work."""
+        self.store.begin_merge(number, durations)
+        if back := self.store.rollback_into(number, instead=True):
+            self.store.merged(number, self._instead(back.to))
+            return
         self.store.merged(
             number, merging.merge_round(self.store, self.task, self._tools, (number, self.seed(number)))
         )
         self._tools.unload()
+
+    def _made_again(self, number: int) -> tuple[Base, CarriedBlobs]:
+        """What an earlier round made, as a checkpoint of its own: the steps since do not lead to it."""
+        weights = merging.made_weights(self.store, number, self.manifest)
+        return merging.checkpoint(weights, self.store.models, self.manifest), self.registry.made(
+            number
+        ).carried
+
+    def _instead(self, number: int) -> MergeResult:
+        """Of a round that was given up: the model that was gone back to."""
+        base, carried = self._made_again(number)
+        note = f"went back to the model of round {number}; what came for this round does not count"
+        return MergeResult(base, self.store.served(number), carried, (), note)
+
+    def go_back(self, to: int) -> None:
+        """Serve the model of round `to`, and go on from it; see Registry. Raises RollbackError."""
+        self.registry.go_back(to)
+        self.redeploy()
+
+    def finish(self, best: int) -> None:
+        """The run is over: the model of round `best` is served (0: the last one's), unless somebody has gone
+        back to another.
+        """
+        if best and self.registry.pending() is None:
+            self.registry.go_back(best)
+        self.redeploy()
+
+    def redeploy(self) -> None:
+        """See to it that what is deployed is what is to be: a crash may have come between."""
+        if number := self.registry.served():
+            self._deploy(self.store.served(number))
 
     def evaluate(self, number: int) -> None:
         served = tensors.decode(self.store.models.get(self.store.served(number)))
@@ -165,11 +240,15 @@ class Rounds:
 
     def publish(self, number: int, traffic: Mapping[str, Bytes], duration_s: float) -> RoundClosed:
         """Close the round; its served model is what is deployed from now on."""
-        self._deploy(self.store.served(number))
+        back = self.store.rollback_after(number)
+        self._deploy(self.store.served(back.to if back else number))
+        self.registry.published(number)
         self.store.contributions.save_traffic(number, traffic)
         contributions = self.store.contributions.records(number)
         figures = self.store.figures(number)
-        self.store.close_round(summarise(figures, contributions, traffic, (number, duration_s)))
+        record = summarise(figures, contributions, traffic, (number, duration_s))
+        deadline_s = nan if number <= self.task.untimed_rounds else self.deadline_s(number)
+        self.store.close_round(replace(record, deadline_s=deadline_s))
         self._prune(number)
         return self.store.closed(number)[0]
 
@@ -186,6 +265,7 @@ class Rounds:
         blobs += [base.log for base in bases if base.log]
         for carried in (self._first_carried, *(self.store.carried(n) for n in kept)):
             blobs += carried.blobs
+        blobs += self.registry.blobs(self.progress().best)
         bundled = (self._packed, *self._family.values())
         self.store.models.prune([*bundled, self.store.served(number), *blobs])
 

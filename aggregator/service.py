@@ -115,6 +115,7 @@ class Service:
 
     def tick(self) -> None:
         """Look at the clock, and give what was handled since its receipts; call it several times a second."""
+        self._run.heed()
         self._run.reception.tick(self.state.round)
         self._run.feed(moves.Tick(self._ports.clock()))
         self._run.settle()

@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 from rpds import HashTrieMap, HashTrieSet
 
+from . import pace
+from .pace import Durations, Pace
+from .progress import NO_PROGRESS, Progress
 from .task import Late, Task
 
 Phase = Literal["wait", "collect", "merge", "evaluate", "publish", "done"]
@@ -45,6 +48,9 @@ class Rules:
     max_staleness: int = 5
     staleness_weight: float = 0.5
     untimed_rounds: int = 0
+    pace: Pace | None = None
+    stop_after: int = 0
+    stop_gain: float = 0.0
     given: bool = False
 
     @classmethod
@@ -62,6 +68,9 @@ class Rules:
             max_staleness=task.max_staleness,
             staleness_weight=task.staleness_weight,
             untimed_rounds=task.untimed_rounds,
+            pace=task.pace,
+            stop_after=task.stop_after,
+            stop_gain=task.stop_gain,
         )
 
     def deadline_s(self, number: int) -> float:
@@ -122,11 +131,27 @@ class State:
     """Whether there may be somebody to ask, or a place to fill, since that was tried last."""
     retries_s: float = inf
     """When that is to be tried again anyhow."""
+    asked_s: HashTrieMap[str, float] = field(default_factory=HashTrieMap)
+    """Where deadlines are learnt: when devices of a cohort were asked that were not asked at the opening."""
+    durations: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
+    """Where deadlines are learnt: how many devices needed how long in this round, by class (`pace`)."""
+    measured: bool = True
+    """Whether durations are known: not in a round that a restart has interrupted."""
+    paces: tuple[Durations, ...] = ()
+    """The durations of the last rounds."""
+    progress: Progress = NO_PROGRESS
 
     @property
     def online(self) -> frozenset[str]:
         """A look at every device."""
         return frozenset(name for name, presence in self.devices.items() if presence.online)
+
+    def deadline_s(self, number: int) -> float:
+        """Seconds that round `number` has, which is open or the next: learnt where deadlines are."""
+        fixed = self.rules.deadline_s(number)
+        if self.rules.pace is None or number <= self.rules.untimed_rounds:
+            return fixed
+        return pace.deadline_s(self.rules.pace, self.paces, fixed)
 
     def is_asked(self, device: str) -> bool:
         """Whether a device may contribute to this round."""
@@ -166,3 +191,5 @@ class Saved:
     contributions: int = 0
     answered: frozenset[str] = frozenset()
     asked: Mapping[str, int] = field(default_factory=dict)
+    paces: tuple[Durations, ...] = ()
+    progress: Progress = NO_PROGRESS

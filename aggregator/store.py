@@ -10,7 +10,7 @@ may be repeated. One process owns the folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -76,13 +76,27 @@ class MergeResult:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Rollback:
+    """Going back to what round `to` made. `instead`: of what round `into`, open then, has collected; else it
+    is what round `into` opens with.
+    """
+
+    into: int
+    to: int
+    instead: bool
+
+
 class Store:
     """An open run folder. Raises RunFolderError, in every method, when the disk does not do as it is told."""
 
-    def __init__(self, folder: Path) -> None:
-        """Opens the folder, made if need be. Raises RunFolderError when another process has it open."""
+    def __init__(self, folder: Path, reading: bool = False) -> None:
+        """Opens the folder, made if need be; `reading`: one that is there, beside its owner.
+
+        Raises RunFolderError when another process has it open, or to read where there is none.
+        """
         self.folder = folder
-        self._db = Database(folder)
+        self._db = Database(folder, reading)
         self.models, self.updates = Blobs(folder / "models"), Blobs(folder / "updates")
         self.contributions = Contributions(self._db, self.updates)
 
@@ -127,10 +141,20 @@ class Store:
                 (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)),
             )
 
-    def begin_merge(self, number: int) -> None:
-        """From here on nothing more counts in the round."""
+    def begin_merge(self, number: int, durations: Sequence[tuple[int, int]] = ()) -> None:
+        """From here on nothing more counts in the round; `durations` says how long its devices needed."""
         with self._db.commit() as db:
             db.execute("UPDATE rounds SET phase = 'merge' WHERE round = ? AND phase = 'collect'", (number,))
+            if durations:
+                packed = msgspec.msgpack.encode(durations)
+                db.execute("INSERT OR IGNORE INTO pace VALUES (?, ?)", (number, packed))
+
+    def paces(self, most: int, before: int) -> tuple[dict[int, int], ...]:
+        """How long devices needed (see `pace`) in the last so many rounds before `before`, in order."""
+        sql = "SELECT durations FROM pace WHERE round < ? ORDER BY round DESC LIMIT ?"
+        rows = self._db.rows(sql, before, most)
+        kind = list[tuple[int, int]]
+        return tuple(dict(msgspec.msgpack.decode(row["durations"], type=kind)) for row in reversed(rows))
 
     def merged(self, number: int, result: MergeResult) -> None:
         with self._db.commit() as db:
@@ -164,6 +188,50 @@ class Store:
                 (msgspec.msgpack.encode(record), record.round),
             )
         self.contributions.forget(record.round)
+
+    def latest_closed(self) -> int:
+        """The number of the latest closed round; 0 before there is one."""
+        return int(self._db.rows("SELECT coalesce(max(round), 0) FROM rounds WHERE phase = 'closed'")[0][0])
+
+    def every_figures(self) -> tuple[tuple[int, Figures], ...]:
+        """Of every closed round, in order."""
+        sql = "SELECT round, figures FROM rounds WHERE phase = 'closed' AND figures NOT NULL ORDER BY round"
+        decode = msgspec.msgpack.decode
+        return tuple((row["round"], decode(row["figures"], type=Figures)) for row in self._db.rows(sql))
+
+    def publish(self, number: int, now: float) -> None:
+        """The served model of a round is out since `now`, seconds since 1970; only the first time counts."""
+        with self._db.commit() as db:
+            db.execute("INSERT OR IGNORE INTO versions VALUES (?, ?)", (number, now))
+
+    def published(self) -> dict[int, float]:
+        """Since when the model of each round is out."""
+        return {row[0]: row[1] for row in self._db.rows("SELECT round, published_s FROM versions")}
+
+    def go_back(self, rollback: Rollback, now: float) -> None:
+        """Going back is asked for, at `now`, seconds since 1970; the latest word on a round counts."""
+        values = (rollback.into, rollback.to, rollback.instead, now)
+        with self._db.commit() as db:
+            db.execute("INSERT OR REPLACE INTO rollbacks VALUES (?, ?, ?, ?)", values)
+
+    def rollbacks(self) -> tuple[Rollback, ...]:
+        """All, by the round in which they took effect, or will."""
+        rows = self._db.rows("SELECT into_round, to_round, instead FROM rollbacks ORDER BY into_round")
+        return tuple(Rollback(row[0], row[1], bool(row[2])) for row in rows)
+
+    def rollback_after(self, number: int) -> Rollback | None:
+        """The latest that takes effect after round `number`."""
+        later = [rollback for rollback in self.rollbacks() if rollback.into > number]
+        return later[-1] if later else None
+
+    def rollback_into(self, number: int, instead: bool) -> Rollback | None:
+        """That of this round, if it takes effect so."""
+        found = [one for one in self.rollbacks() if one.into == number and one.instead == instead]
+        return found[0] if found else None
+
+    def made(self, number: int) -> tuple[Base, CarriedBlobs]:
+        """What a merged round made for the next, whatever that was opened with."""
+        return self._read(number, "next_base", Base), self._read(number, "next_carried", CarriedBlobs)
 
     def base(self, number: int) -> Base:
         """The base of a round that was opened, or of the one after the latest merged one."""
@@ -208,9 +276,9 @@ class Store:
             raise RunFolderError(f"run folder {self.folder} has no {column} of round {number}")
         return msgspec.msgpack.decode(rows[0][column], type=kind)
 
-    def steps(self, number: int) -> tuple[Step, ...]:
-        """The steps from the checkpoint of a round's base to that base."""
-        count = self.base(number).steps
+    def steps(self, number: int, base: Base | None = None) -> tuple[Step, ...]:
+        """The steps from the checkpoint of a round's base to that base, or to `base`, of the same moment."""
+        count = (base or self.base(number)).steps
         rows = self._db.rows(
             "SELECT step FROM steps WHERE round < ? ORDER BY round DESC, position DESC LIMIT ?", number, count
         )

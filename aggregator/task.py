@@ -20,6 +20,8 @@ from strategies.robust.settings import Robust, Rule
 from strategies.server_optimizer import ServerOptimizer
 
 from .errors import TaskError
+from .pace import Pace
+from .progress import Metric
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -94,6 +96,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
     parameters, drawn by `seed`, in place of the bundle's.
 
+    With `deadline_quantile` the deadline is learnt: so long that this share of the devices would have been
+    ready in the last rounds, times `deadline_margin`, at least `deadline_least_s`; `round_deadline_s` is that
+    of the first round then, and the longest. After `stop_after` rounds (0: never) in which `stop_metric` was
+    not better than the best so far by more than `stop_gain`, the task is done; the best model is served then.
+    Of the served models the latest `keep_versions` are kept (0: all), and the best.
     `robust` is the rule by which updates are merged where some devices may lie, with the numbers of
     `strategies.robust.Robust` (robust_trim is its `trim`, and so on).
     """
@@ -123,13 +130,20 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     robust_clip: float | None = None
     robust_clip_factor: float = 1.0
     robust_byzantine: int | None = None
+    deadline_quantile: float | None = None
+    deadline_margin: float = 1.5
+    deadline_least_s: float = 1.0
+    stop_after: int = 0
+    stop_gain: float = 0.0
+    stop_metric: Metric = "accuracy"
+    keep_versions: int = 10
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise TaskError(f"task name {self.name!r}: use 1 to 64 letters, digits, '.', '_' or '-'")
         for name in ("rounds", "min_contributions", "min_devices", "max_num_examples"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("buffer_size", "max_staleness", "untimed_rounds", "seed"):
+        for name in ("buffer_size", "max_staleness", "untimed_rounds", "seed", "stop_after", "keep_versions"):
             _at_least(name, getattr(self, name), 0)
         if self.devices_per_round is not None:
             _at_least("devices_per_round", self.devices_per_round, 1)
@@ -138,6 +152,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         _positive("round_deadline_s", self.round_deadline_s)
         if not (isfinite(self.staleness_weight) and self.staleness_weight >= 0):
             raise TaskError(f"staleness_weight is {self.staleness_weight}, expected 0 or more")
+        self._check_pace()
+        if not (isfinite(self.stop_gain) and self.stop_gain >= 0):
+            raise TaskError(f"stop_gain is {self.stop_gain}, expected 0 or more")
         try:
             _ = self.screening
         except ValueError as error:
@@ -154,6 +171,23 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                     f"round {number} offers no kind of update: look at from_round and until_round"
                 )
 
+    def _check_pace(self) -> None:
+        quantile, margin, least_s = self.deadline_quantile, self.deadline_margin, self.deadline_least_s
+        if not (isfinite(margin) and margin >= 1):
+            raise TaskError(f"deadline_margin is {margin}, expected 1 or more")
+        _positive("deadline_least_s", least_s)
+        if quantile is None:
+            return
+        if not 0 < quantile <= 1:
+            raise TaskError(f"deadline_quantile is {quantile}, expected more than 0 to 1")
+        if self.buffer_size:
+            raise TaskError(
+                "deadline_quantile and buffer_size: a buffered round does not end at its deadline"
+            )
+        if least_s > self.round_deadline_s:
+            most = f"round_deadline_s, the longest, is {self.round_deadline_s:g}"
+            raise TaskError(f"deadline_least_s is {least_s:g}, {most}")
+
     def _check_enough_are_asked(self, size: int) -> None:
         if size < self.min_contributions:
             raise TaskError(
@@ -168,6 +202,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def offer_kinds(self, number: int) -> tuple[Kind, ...]:
         """The same as they stand in an offer."""
         return tuple(registry.write(kind.strategy) for kind in self.offered(number))
+
+    @property
+    def pace(self) -> Pace | None:
+        """How the deadline is learnt; None where it is fixed."""
+        if self.deadline_quantile is None:
+            return None
+        return Pace(self.deadline_quantile, self.deadline_margin, self.deadline_least_s)
 
     @property
     def screening(self) -> Robust:

@@ -122,7 +122,7 @@ def test_a_late_update_counts_with_its_own_change_and_less_the_later_it_is(bench
 
 
 def test_bases_are_kept_while_late_updates_may_be_made_for_them_and_no_longer(bench, make_task, update_of):
-    b = bench(make_task("full", rounds=9, buffer_size=1, max_staleness=2))
+    b = bench(make_task("full", rounds=9, buffer_size=1, max_staleness=2, keep_versions=1))
     b.join("a", "b")
     checkpoints = {}
     for number in range(1, 6):

@@ -415,7 +415,7 @@ def test_only_presence_is_believed_when_it_is_retained(bench, make_task, update_
 
 
 def test_models_are_kept_while_they_are_offered_or_still_fetched_and_no_longer(bench, make_task, update_of):
-    b = bench(make_task("full", rounds=6))
+    b = bench(make_task("full", rounds=6, keep_versions=1))
     b.join("pi-01")
     for number in range(1, 6):
         before = b.offer.base.checkpoint

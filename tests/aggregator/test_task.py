@@ -90,6 +90,23 @@ def test_a_task_file_is_read_and_flags_stand_over_it(tmp_path):
         ({"bundle": "b", "max_staleness": -1}, "max_staleness is -1, expected 0 or more"),
         ({"bundle": "b", "staleness_weight": -0.5}, "staleness_weight is -0.5, expected 0 or more"),
         ({"bundle": "b", "staleness_weight": float("inf")}, "staleness_weight is inf"),
+        ({"bundle": "b", "robust": "mode"}, "'mode'"),
+        ({"bundle": "b", "robust_trim": 0.5}, "robust: trim is 0.5, expected more than 0 and less than 0.5"),
+        ({"bundle": "b", "robust_clip": 0.0}, "robust: clip is 0.0, expected a finite number above 0"),
+        ({"bundle": "b", "robust_byzantine": -1}, "robust: byzantine is -1, expected 0 or more"),
+        ({"bundle": "b", "deadline_quantile": 0.0}, "deadline_quantile is 0.0, expected more than 0 to 1"),
+        ({"bundle": "b", "deadline_margin": 0.5}, "deadline_margin is 0.5, expected 1 or more"),
+        (
+            {"bundle": "b", "deadline_quantile": 0.9, "buffer_size": 2},
+            "a buffered round does not end at its deadline",
+        ),
+        (
+            {"bundle": "b", "deadline_quantile": 0.9, "deadline_least_s": 99.0},
+            "deadline_least_s is 99, round_deadline_s, the longest, is 60",
+        ),
+        ({"bundle": "b", "stop_after": -1}, "stop_after is -1, expected 0 or more"),
+        ({"bundle": "b", "stop_gain": -0.1}, "stop_gain is -0.1, expected 0 or more"),
+        ({"bundle": "b", "keep_versions": -1}, "keep_versions is -1, expected 0 or more"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused_in_one_line(settings, text):

@@ -1,0 +1,104 @@
+"""`device-runtime models`: the models that a run has served, and going back to one of them."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from datetime import datetime, timezone
+from math import isnan
+from pathlib import Path
+
+import msgspec
+from tabulate import tabulate
+
+from . import task as tasks
+from . import wishes
+from .errors import AggregatorError, RollbackError, RunFolderError
+from .plain import number, percent, size
+from .registry import Registry, Version
+from .rounds import Rounds
+from .store import Store
+
+HELP = "list the models that a run has served, or go back to one of them"
+EXAMPLE = "device-runtime models runs/digits --rollback 7"
+
+ERRORS = (AggregatorError,)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run folder of a task")
+    parser.add_argument(
+        "--rollback",
+        type=int,
+        metavar="ROUND",
+        help="serve that round's model from now on, and go on from it; an open round is given up",
+    )
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises RunFolderError for a folder that is none, RollbackError for a model that is not kept."""
+    folder: Path = options.run_dir
+    if not (folder / "run.sqlite").exists():
+        raise RunFolderError(f"{folder} is no run folder: run.sqlite is not there")
+    if options.rollback is not None:
+        print(_gone_back(folder, options.rollback))
+        return 0
+    versions = versions_in(folder)
+    print(_json(versions) if options.format == "json" else table(versions))
+    return 0
+
+
+def versions_in(folder: Path) -> tuple[Version, ...]:
+    """Of a run, beside the aggregator that may be at work on it. Raises RunFolderError."""
+    with closing(Store(folder, reading=True)) as store:
+        return Registry(store, 0).versions()
+
+
+def table(versions: tuple[Version, ...]) -> str:
+    """One line each, the latest last."""
+    rows = [
+        [
+            "->" if version.served else "",
+            version.round,
+            "-" if isnan(version.published_s) else _time(version.published_s),
+            percent(version.eval_acc),
+            number(version.eval_loss),
+            version.sha256[:12],
+            size(version.size) if version.kept else "not kept",
+            version.note,
+        ]
+        for version in versions
+    ]
+    headers = ["", "round", "since", "accuracy", "loss", "sha256", "size", "note"]
+    return tabulate(rows, headers, disable_numparse=True)
+
+
+def _gone_back(folder: Path, to: int) -> str:
+    """Done at once where no aggregator has the folder, and else asked of it."""
+    known = {version.round: version for version in versions_in(folder)}
+    if to not in known or not known[to].kept:
+        kept = ", ".join(str(version.round) for version in known.values() if version.kept) or "none"
+        raise RollbackError(f"no model of round {to} is kept in {folder}; those that are: {kept}")
+    try:
+        store = Store(folder)
+    except RunFolderError:
+        wishes.ask(folder, to)
+        return f"asked the aggregator that runs in {folder} to go back to the model of round {to}"
+    with closing(store):
+        identity = store.identity()
+    if identity is None:
+        raise RunFolderError(f"{folder} belongs to no run yet")
+    rounds = Rounds(tasks.decode(identity.task), folder)
+    with closing(rounds.store):
+        rounds.go_back(to)
+    return f"{folder} serves the model of round {to}; the next round goes on from it"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _json(versions: tuple[Version, ...]) -> str:
+    return msgspec.json.format(msgspec.json.encode(versions)).decode()

@@ -1,0 +1,58 @@
+"""The deadline of a round, learnt from how long devices needed in the rounds before. Pure; seconds.
+
+Durations are counted in classes that are STEP wide, so that what is kept of a round does not grow with its
+devices, and their order changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import ceil, log
+
+STEP = 1.05
+"""How many times as long as a class's shortest duration its longest is."""
+LEAST_S = 1e-3
+WINDOW = 5
+"""Rounds that are looked back on."""
+
+Durations = Mapping[int, int]
+"""How many devices needed how long: a number for each class."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of the durations of the last rounds the `quantile`, times `margin`; at least `least_s`.
+
+    quantile: the share of devices whose whole work is to fit. margin: what is left to those that are slower
+    than they were.
+    """
+
+    quantile: float
+    margin: float = 1.5
+    least_s: float = 1.0
+
+
+def class_of(seconds: float) -> int:
+    """The class of a duration."""
+    return ceil(log(max(seconds, LEAST_S)) / log(STEP) - 1e-9)
+
+
+def longest_s(number: int) -> float:
+    """The longest duration of a class."""
+    return float(STEP**number)
+
+
+def deadline_s(pace: Pace, rounds: Iterable[Durations], most_s: float) -> float:
+    """What the next round has, after these; `most_s` where nothing is known, and at most."""
+    counts: Counter[int] = Counter()
+    for durations in rounds:
+        counts.update(durations)
+    wanted = pace.quantile * counts.total() if counts else 0.0
+    seen = 0
+    for number in sorted(counts):
+        seen += counts[number]
+        if seen >= wanted - 1e-9:
+            return min(most_s, max(pace.least_s, pace.margin * longest_s(number)))
+    return most_s

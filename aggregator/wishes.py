@@ -1,0 +1,46 @@
+"""What is asked of a running aggregator through its run folder: a file, which is there until it is done."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from broker.blobs import sync_folder
+
+from .errors import RunFolderError
+
+FILE = "rollback"
+"""In the run folder: the number of the round whose model is to be gone back to."""
+
+
+def ask(folder: Path, to: int) -> None:
+    """Go back to the model of round `to`; durable on return. Raises RunFolderError."""
+    beside = folder / f".{FILE}"
+    try:
+        with beside.open("w", encoding="ascii") as file:
+            file.write(f"{to}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(folder / FILE)
+        sync_folder(folder)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {folder / FILE}: {error.strerror or error}") from None
+
+
+def taken(folder: Path) -> int | None:
+    """What is asked for; None for nothing. A file that is no number is removed."""
+    try:
+        text = (folder / FILE).read_text("ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+    if text.strip().isdecimal():
+        return int(text)
+    done(folder)
+    return None
+
+
+def done(folder: Path) -> None:
+    """It is done, or cannot be."""
+    with suppress(OSError):
+        (folder / FILE).unlink()

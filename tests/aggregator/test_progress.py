@@ -1,0 +1,144 @@
+"""Early stop: what is a gain, when a run is stuck, and which model is left behind."""
+
+from dataclasses import replace
+from math import nan
+
+import pytest
+
+from aggregator import machine
+from aggregator.moves import Believed, Finish, Present, Update, Worked
+from aggregator.progress import Progress, score_of
+from aggregator.state import Rules, Saved, State
+
+
+def through(scores, gain=0.0, anew=()):
+    progress = Progress()
+    for number, score in enumerate(scores, 1):
+        progress = progress.after(number, score, gain, number in anew)
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("scores", "gain", "best", "stuck"),
+    [
+        ([0.5, 0.6, 0.7], 0.0, 3, False),
+        ([0.5, 0.6, 0.6, 0.6], 0.0, 2, True),
+        ([0.5, 0.6, 0.61, 0.62], 0.05, 2, True),
+        ([0.5, 0.6, 0.62, 0.66], 0.05, 4, False),
+        ([nan, nan, nan], 0.0, 0, False),
+        ([0.5, nan, nan], 0.0, 1, False),
+        ([0.5, nan, 0.4], 0.0, 1, True),
+    ],
+    ids=[
+        "gains",
+        "none",
+        "too small",
+        "small ones add up",
+        "no evaluation",
+        "not yet evaluated",
+        "sometimes",
+    ],
+)
+def test_two_rounds_without_a_gain_since_the_best_are_enough(scores, gain, best, stuck):
+    progress = through(scores, gain)
+    assert (progress.best, progress.stuck(len(scores), 2)) == (best, stuck)
+
+
+def test_a_run_that_was_set_back_has_as_many_rounds_again():
+    assert through([0.6, 0.5, 0.5]).stuck(3, 2)
+    assert not through([0.6, 0.5, 0.5], anew={3}).stuck(3, 2)
+    assert through([0.6, 0.5, 0.5, 0.5, 0.5], anew={3}).stuck(5, 2)
+    assert through([0.6, 0.5, 0.5, 0.5, 0.5], anew={3}).best == 1
+
+
+def test_without_stop_after_nothing_is_ever_stuck():
+    assert not through([0.5] * 50).stuck(50, 0)
+
+
+def test_a_loss_is_better_the_lower_it_is():
+    assert score_of("loss", 0.1, 2.0) < score_of("loss", 0.1, 1.0)
+    assert score_of("accuracy", 0.9, 5.0) == 0.9
+
+
+RULES = Rules(rounds=9, round_deadline_s=10.0, stop_after=1)
+
+
+def one_round(state, number, score):
+    commands = []
+    for event in (
+        Believed(number, Update("a", number, "full", 1, 1), known=False),
+        *(Worked(number, phase) for phase in ("merge", "evaluate")),
+        Worked(number, "publish", score),
+    ):
+        state, more = machine.step(state, event)
+        commands += more
+    return state, commands
+
+
+def test_the_machine_ends_the_run_and_names_the_best_round():
+    state, _ = machine.step(State(RULES), Present(0.0, "a", 1, True))
+    for number, score in ((1, 0.5), (2, 0.9)):
+        state, commands = one_round(state, number, score)
+        assert state.phase == "collect"
+    state, commands = one_round(state, 3, 0.7)
+    assert (state.phase, commands[-1]) == ("done", Finish(2))
+
+
+def test_a_run_that_ends_by_its_rounds_serves_its_best_too_where_it_was_to_stop():
+    rules = replace(RULES, rounds=2, stop_after=5)
+    state, _ = machine.step(State(rules), Present(0.0, "a", 1, True))
+    state, _ = one_round(state, 1, 0.8)
+    _, commands = one_round(state, 2, 0.7)
+    assert commands[-1] == Finish(1)
+
+
+def test_after_a_restart_a_stuck_run_is_still_done():
+    saved = Saved(3, "closed", progress=through([0.5, 0.9, 0.7]))
+    state, commands = machine.resume(RULES, saved, 0.0)
+    assert (state.phase, commands) == ("done", (Finish(2),))
+
+
+@pytest.fixture
+def graded(bench, make_task, bundle, monkeypatch):
+    """A service whose models have the accuracies that the test says, round by round."""
+
+    def make(scores, **settings):
+        from aggregator.evaluation import Evaluator
+        from aggregator.store import Figures
+
+        told = iter(scores)
+        monkeypatch.setattr(Evaluator, "figures", lambda *_: Figures(next(told), 1.0, 0.5))
+        b = bench(make_task("few-shot", **settings))
+        b.join("a")
+        return b
+
+    return make
+
+
+def test_the_best_model_is_deployed_and_offered_at_the_end(graded, update_of):
+    b = graded([0.5, 0.9, 0.8, 0.7], rounds=9, stop_after=2)
+    for number in range(1, 5):
+        b.contribute("a", b.contribution("few-shot", update_of("few-shot", number), number))
+    assert b.service.state.phase == "done"
+    deployed = (b.folder / "served.safetensors").read_bytes()
+    assert deployed == b.store.models.get(b.store.served(2))
+    assert deployed != b.store.models.get(b.store.served(4))
+    assert b.offer.done
+    assert b.offer.round == 4
+    assert b.offer.base == b.store.made(2)[0]
+    b.restart()
+    assert b.service.state.phase == "done"
+    assert (b.folder / "served.safetensors").read_bytes() == deployed
+
+
+def test_a_restart_between_the_last_round_and_the_best_model_serves_the_best(graded, update_of):
+    b = graded([0.9, 0.8], rounds=9, stop_after=1)
+    b.contribute("a", b.contribution("few-shot", update_of("few-shot", 1)))
+    b.service._run._one = lambda command, one=b.service._run._one: (
+        (_ for _ in ()).throw(KeyboardInterrupt) if isinstance(command, Finish) else one(command)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        b.contribute("a", b.contribution("few-shot", update_of("few-shot", 2), 2))
+    assert (b.folder / "served.safetensors").read_bytes() == b.store.models.get(b.store.served(2))
+    b.restart()
+    assert (b.folder / "served.safetensors").read_bytes() == b.store.models.get(b.store.served(1))

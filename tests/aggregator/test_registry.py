@@ -1,0 +1,201 @@
+"""Versions of the served model: kept, listed, gone back to; and a kill at any moment."""
+
+import json
+
+import numpy as np
+import pytest
+
+from aggregator import merging, models_command, wishes
+from aggregator.errors import RollbackError, RunFolderError
+from aggregator.registry import Registry
+from device_runtime import cli
+
+
+def play(bench, task, update_of, rounds, kind="few-shot"):
+    """A service after so many rounds of one device."""
+    b = bench(task)
+    b.join("a")
+    for number in range(1, rounds + 1):
+        send(b, update_of, number, kind)
+    return b
+
+
+def send(b, update_of, number, kind="few-shot"):
+    return b.contribute("a", b.contribution(kind, update_of(kind, number), number))
+
+
+def deployed(b):
+    return (b.folder / "served.safetensors").read_bytes()
+
+
+def of_round(b, number):
+    return b.store.models.get(b.store.served(number))
+
+
+def versions(b):
+    return b.service._rounds.registry.versions()
+
+
+def test_every_served_model_is_a_version_and_the_latest_is_served(bench, make_task, update_of):
+    b = play(bench, make_task("few-shot", rounds=5), update_of, 3)
+    found = versions(b)
+    assert [version.round for version in found] == [1, 2, 3]
+    assert [version.served for version in found] == [False, False, True]
+    assert all(version.kept and version.published_s > 1.7e9 for version in found)
+    assert len({version.sha256 for version in found}) == 3
+    assert deployed(b) == of_round(b, 3)
+
+
+def test_only_the_latest_are_kept_and_never_less_than_what_is_served(bench, make_task, update_of):
+    b = play(bench, make_task("few-shot", rounds=6, keep_versions=2), update_of, 5)
+    assert [version.kept for version in versions(b)] == [False, False, False, True, True]
+    with pytest.raises(RollbackError, match=r"round 2 is not kept any more; those of rounds 4, 5 are"):
+        b.service._run.go_back(2)
+
+
+def test_the_version_that_was_gone_back_to_outlives_the_retention(bench, make_task, update_of):
+    b = play(bench, make_task("few-shot", rounds=9, keep_versions=2), update_of, 3)
+    b.service._run.go_back(2)
+    for number in (4, 5, 6):
+        send(b, update_of, number)
+    assert deployed(b) == of_round(b, 6)
+    assert [version.kept for version in versions(b)][-2:] == [True, True]
+
+
+def test_going_back_serves_the_model_at_once_and_is_the_next_base(bench, make_task, update_of):
+    b = play(bench, make_task("full", rounds=6), update_of, 3, "full")
+    made = merging.made_weights(b.store, 1, b.service._rounds.manifest)
+    b.service._run.go_back(1)
+    assert deployed(b) == of_round(b, 1)
+    assert [version.served for version in versions(b)] == [True, False, False]
+    receipt = send(b, update_of, 4, "full")[0]  # of the round that was open: it is given up
+    assert receipt.status == "accepted"
+    for name, value in b.weights(b.offer.base).items():
+        np.testing.assert_array_equal(value, made[name])
+    assert b.offer.round == 5
+    assert deployed(b) == of_round(b, 1) == of_round(b, 4)
+    assert b.store.closed(4)[0].note == (
+        "went back to the model of round 1; what came for this round does not count"
+    )
+    send(b, update_of, 5, "full")
+    assert deployed(b) == of_round(b, 5) != of_round(b, 1)
+
+
+def test_zeroth_order_steps_since_then_are_not_taken(bench, make_task, update_of):
+    b = play(bench, make_task("zeroth-order", rounds=6), update_of, 3, "zeroth-order")
+    made = merging.made_weights(b.store, 2, b.service._rounds.manifest)
+    b.service._run.go_back(2)
+    send(b, update_of, 4, "zeroth-order")
+    assert b.offer.base.steps == 0
+    for name, value in b.weights(b.offer.base).items():
+        np.testing.assert_array_equal(value, made[name])
+    send(b, update_of, 5, "zeroth-order")
+    assert b.offer.base.steps == 1
+    b.restart()
+    assert b.service._rounds.weights(6).keys() == made.keys()  # its hash is looked at
+
+
+def test_a_kill_between_the_word_and_the_file_serves_what_was_asked_for(bench, make_task, update_of):
+    b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
+    b.service._rounds.registry.go_back(1)  # and then the process is gone
+    assert deployed(b) == of_round(b, 3)
+    b.restart()
+    assert deployed(b) == of_round(b, 1)
+
+
+@pytest.mark.parametrize("dies_in", ["merged", "evaluated", "publish", "close_round"])
+def test_a_kill_in_any_phase_of_the_round_that_is_given_up_ends_the_same(
+    bench, make_task, update_of, dies_in, monkeypatch
+):
+    b = play(bench, make_task("few-shot", rounds=6), update_of, 2)
+    b.service._run.go_back(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(b.store, dies_in, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            send(b, update_of, 3)
+    b.restart()
+    assert deployed(b) == of_round(b, 1) == of_round(b, 3)
+    assert b.service.state.round == 4
+    assert b.store.base(4).sha == b.store.base(2).sha
+
+
+@pytest.mark.parametrize(
+    ("to", "text"),
+    [(0, "round 0 has served no model; rounds 1 to 2 did"), (3, "round 3 has served no model")],
+)
+def test_a_version_that_never_was_is_refused(bench, make_task, update_of, to, text):
+    b = play(bench, make_task("few-shot", rounds=6), update_of, 2)
+    with pytest.raises(RollbackError, match=text):
+        b.service._run.go_back(to)
+
+
+def test_before_any_round_there_is_nothing_to_go_back_to(bench, make_task):
+    b = bench(make_task("few-shot"))
+    with pytest.raises(RollbackError, match="round 1 has served no model; no round did"):
+        b.service._run.go_back(1)
+
+
+def test_a_done_run_serves_what_it_is_set_back_to(bench, make_task, update_of):
+    b = play(bench, make_task("few-shot", rounds=3), update_of, 3)
+    assert b.service.state.phase == "done"
+    b.service._run.go_back(2)
+    b.restart()
+    assert (b.service.state.phase, deployed(b)) == ("done", of_round(b, 2))
+    assert b.offer.base == b.store.made(2)[0]
+
+
+def test_what_is_asked_for_in_the_run_folder_is_done_and_the_word_removed(bench, make_task, update_of):
+    b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
+    wishes.ask(b.folder, 2)
+    b.wait(0.1)
+    assert deployed(b) == of_round(b, 2)
+    assert wishes.taken(b.folder) is None
+    wishes.ask(b.folder, 77)  # cannot be done: said, and forgotten
+    b.wait(0.1)
+    assert wishes.taken(b.folder) is None
+    (b.folder / wishes.FILE).write_text("two\n")
+    b.wait(0.1)
+    assert not (b.folder / wishes.FILE).exists()
+
+
+def test_the_command_lists_beside_a_running_aggregator_and_asks_it(bench, make_task, update_of, capsys):
+    b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
+    assert cli.main(["models", str(b.folder), "--format", "json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(one["round"], one["served"], one["kept"]) for one in listed] == [
+        (1, False, True),
+        (2, False, True),
+        (3, True, True),
+    ]
+    assert cli.main(["models", str(b.folder), "--rollback", "1"]) == 0
+    assert "asked the aggregator" in capsys.readouterr().out
+    b.wait(0.1)
+    assert deployed(b) == of_round(b, 1)
+    assert cli.main(["models", str(b.folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("->")).split()[1] == "1"
+
+
+def test_the_command_goes_back_by_itself_where_no_aggregator_runs(bench, make_task, update_of, capsys):
+    b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
+    b.service.close()
+    assert cli.main(["models", str(b.folder), "--rollback", "2"]) == 0
+    assert "serves the model of round 2" in capsys.readouterr().out
+    b.restart()
+    assert deployed(b) == of_round(b, 2)
+
+
+def test_the_command_refuses_what_is_not_there(tmp_path, bench, make_task, update_of, capsys):
+    assert cli.main(["models", str(tmp_path)]) != 0
+    assert "is no run folder" in capsys.readouterr().err
+    b = play(bench, make_task("few-shot", rounds=6, keep_versions=1), update_of, 3)
+    assert cli.main(["models", str(b.folder), "--rollback", "1"]) != 0
+    assert "no model of round 1 is kept" in capsys.readouterr().err
+    with pytest.raises(RunFolderError):
+        models_command.versions_in(tmp_path / "none")
+
+
+def test_a_registry_that_keeps_all_keeps_all(bench, make_task, update_of):
+    b = play(bench, make_task("few-shot", rounds=14, keep_versions=0), update_of, 12)
+    assert all(version.kept for version in versions(b))
+    assert Registry(b.store, 0).served() == 12
