@@ -40,9 +40,10 @@ class Outbound:
 
     def broadcast(self, offer: Offer, online: Iterable[str]) -> None:
         """The retained offer; counted for every device that is online."""
-        payload = self._seal(topics.ROUND, offer)
-        if self._link.publish(topics.ROUND, payload, retain=True):
-            self._traffic.down(online, topics.ROUND, payload)
+        topic = topics.offer(offer.task)
+        payload = self._seal(topic, offer)
+        if self._link.publish(topic, payload, retain=True):
+            self._traffic.down(online, topic, payload)
         else:
             log.warning("too much waits to be sent: the offer of round %d is not", offer.round)
 

@@ -101,7 +101,10 @@ class Service:
     def farewell(self) -> link.Will | None:
         """For Link.close: the retained word that the task is done; None when it is to be resumed."""
         offer = self._run.farewell()
-        return link.Will(topics.ROUND, self._ports.seal(topics.ROUND, offer)) if offer else None
+        if offer is None:
+            return None
+        topic = topics.offer(offer.task)
+        return link.Will(topic, self._ports.seal(topic, offer))
 
     def close(self) -> None:
         """Let go of the run folder."""

@@ -70,6 +70,8 @@ class Hello(Message, frozen=True, array_like=True, kw_only=True):
     engine: str
     battery_percent: int = -1
     """-1 where there is none, or it does not say."""
+    task: str = ""
+    """Which it is here for; empty: whichever there is."""
 
 
 class Kind(msgspec.Struct, frozen=True, array_like=True):

@@ -1,6 +1,6 @@
 """The topic tree. Each device has its own branch, so that broker ACLs can hold it there.
 
-fl/v1/all/round                         offer, retained
+fl/v1/all/round/{task}                  offer, retained
 fl/v1/d/{id}/up/state                   presence, retained, last will
 fl/v1/d/{id}/up/{hello|plan|contribution|get}
 fl/v1/d/{id}/up/block/{sha}/{N}         blocks of an upload
@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from .errors import BrokerError
 
 ROOT = "fl/v1"
-ROUND = f"{ROOT}/all/round"
+OFFERS = f"{ROOT}/all/round/+"
+"""Of every task."""
 FROM_DEVICES = f"{ROOT}/d/+/up/#"
 
-_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA = re.compile(r"[0-9a-f]{64}")
 _INDEX = re.compile(r"-1|[0-9]{1,8}")
 
@@ -30,11 +31,29 @@ class TopicError(BrokerError, ValueError):
 
 def check_device(name: str) -> str:
     """The name itself. Raises TopicError unless it is 1 to 64 letters, digits, dots, dashes, underscores."""
-    if not _DEVICE.fullmatch(name):
+    return _checked("device", name)
+
+
+def check_task(name: str) -> str:
+    """The same for a task."""
+    return _checked("task", name)
+
+
+def _checked(of: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
         raise TopicError(
-            f"device name {name!r}: use 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit"
+            f"{of} name {name!r}: use 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit"
         )
     return name
+
+
+def offer(task: str) -> str:
+    """Where the retained offer of a task is."""
+    return f"{ROOT}/all/round/{task}"
+
+
+def is_offer(topic: str) -> bool:
+    return topic.startswith(offer(""))
 
 
 def up(device: str, leaf: str) -> str:

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from broker import topics
 from broker.errors import BlobError
 from broker.link import Connected, Disconnected, Event, Received, Will
-from broker.messages import Blob, Get, MessageError, Receipt, decode
+from broker.messages import Blob, Get, MessageError, Offer, Receipt, decode
 from broker.topics import TopicError
 
 from .duty import Duty
 from .errors import Stopped
 from .inbox import Inbox
 from .offers import Open, opened
+from .one_task import MakeTask
 from .speaking import Voice, Wire
-from .task import Settings
+from .task import DeviceTask, Settings
 from .trust import Trust
 
 log = logging.getLogger(__name__)
@@ -32,15 +33,22 @@ class Agent:
     `run` is the loop; `begin` and `step` are its parts, for whoever has a loop of their own.
     """
 
-    def __init__(self, settings: Settings, boot: int, clock: Callable[[], float]) -> None:
-        """`boot` is drawn anew in each life of the process, so that the will of an earlier one is known."""
+    def __init__(
+        self, settings: Settings, boot: int, clock: Callable[[], float], make: MakeTask = DeviceTask
+    ) -> None:
+        """`boot` is drawn anew in each life of the process, so that the will of an earlier one is known.
+
+        `make` makes what works on a task.
+        """
         self.settings = settings
         self.inbox = Inbox(clock)
         self.done = False
         self._voice = Voice(settings.name, boot)
-        self._duty = Duty(settings, clock, self._voice)
+        self._duty = Duty(settings, clock, self._voice, make)
         self._trust = Trust(settings.aggregator)
         self._stop = threading.Event()
+        self._voice.task = settings.task
+        self._elsewhere: set[str] = set()
         self._heard = ("", 0)
         self._base: tuple[Blob, ...] = ()
 
@@ -53,12 +61,13 @@ class Agent:
         return self._voice.presence(online=True)
 
     def subscriptions(self) -> tuple[str, ...]:
-        return (topics.ROUND, topics.down(self.settings.name, "#"))
+        wanted = self.settings.task
+        return (topics.offer(wanted) if wanted else topics.OFFERS, topics.down(self.settings.name, "#"))
 
     @property
     def finished(self) -> bool:
         """Whether the task is done and everything is receipted."""
-        return self.done and not len(self._duty.outbox)
+        return self.done and self.inbox.empty() and not len(self._duty.outbox)
 
     @property
     def waiting(self) -> bool:
@@ -70,6 +79,10 @@ class Agent:
         self.begin(link, stop)
         while not stop.is_set() and not (until_done and self.finished):
             self.step(TICK_S)
+
+    def hello(self) -> None:
+        """Say anew who is here, and with what: it has changed."""
+        self._duty.hello()
 
     def begin(self, link: Wire, stop: threading.Event | None = None) -> None:
         """What it speaks through from now on; `stop`, where there is one, ends work that is being done."""
@@ -106,7 +119,7 @@ class Agent:
             self._receive(event, came)
 
     def _receive(self, message: Received, came: float) -> None:
-        if message.topic == topics.ROUND:
+        if topics.is_offer(message.topic):
             self._hear(self._opened(message, came), message.retain)
             return
         address = topics.parse(message.topic)
@@ -130,6 +143,8 @@ class Agent:
         train smaller models.
         """
         offer, checkpoint = heard.offer, heard.offer.base.checkpoint
+        if not self._concerns(offer):
+            return
         if retained and not offer.done:
             return
         again = offer.round == 0 or (offer.run, offer.round) == self._heard
@@ -147,12 +162,36 @@ class Agent:
     def _take(self, taken: Open) -> None:
         """Note the round; the newest replaces any other. Round 0 is the lobby: get ready."""
         offer = taken.offer
+        self._voice.task = offer.task
         self.done = offer.done
         self._base = offer.base.checkpoint
         self._duty.open = None if offer.done else taken
         if offer.done:
             log.info("task %s is done after round %d", offer.task, offer.round)
             self._duty.sending.drop(offer.run)
+            self._go_elsewhere()
+
+    def _concerns(self, offer: Offer) -> bool:
+        """Whether an offer to all is of the task in hand. Another task is noted: a device that was not told
+        which to be in goes there when its own is over.
+        """
+        if offer.task == self._voice.task or (not self._voice.task and offer.done):
+            return True
+        if offer.done:
+            self._elsewhere.discard(offer.task)
+            return False
+        self._elsewhere.add(offer.task)
+        if not self._voice.task or self.done:
+            self._go_elsewhere()
+        return offer.task == self._voice.task
+
+    def _go_elsewhere(self) -> None:
+        if self._elsewhere and not self.settings.task:
+            self._voice.task = min(self._elsewhere)
+            self._elsewhere.remove(self._voice.task)
+            self.done = False
+            log.info("on to task %s", self._voice.task)
+            self._duty.hello()
 
     def _go_on(self, done: float) -> None:
         """Called while training, `done` from 0 to 1. Raises Stopped when the device is to stop."""

@@ -36,6 +36,8 @@ class Voice:
 
     def __init__(self, name: str, boot: int) -> None:
         self.boot = boot
+        self.task = ""
+        """The one that it is in, or asks for; empty: whichever there is."""
         self.link: Wire
         self._name = name
         self._plan_said: tuple[str, tuple[str, ...]] | None = None
@@ -51,7 +53,7 @@ class Voice:
     def hello(self, hello: Hello) -> None:
         """The one who hears it may not have heard the last plan."""
         self._plan_said = None
-        self._publish("hello", hello)
+        self._publish("hello", msgspec.structs.replace(hello, task=self.task))
 
     def plan(self, plan: Plan, room_bytes: float) -> None:
         """Tell of a plan that is another than the last, before the update that it is for.

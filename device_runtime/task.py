@@ -36,7 +36,8 @@ class Settings:
     """How a device takes part. `memory_bytes` limits the process; None leaves what the machine has free.
 
     `owner` limits what may be spent of the samples' privacy: None sets no limit but those of tasks.
-    `aggregator` is the public key of the only one whose offers count; empty: any is taken.
+    `aggregator` is the public key of the only one whose offers count; empty: any is taken. `task` is which
+    it is here for, where the aggregator has several; empty: whichever there is, and then the next.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Settings:
     engine: EngineWish = field(default_factory=EngineWish)
     owner: Limit | None = None
     aggregator: bytes = b""
+    task: str = ""
 
 
 @dataclass(frozen=True)

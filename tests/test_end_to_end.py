@@ -279,7 +279,7 @@ def test_rubbish_from_the_aggregator_s_side_does_not_end_a_device(broker, bundle
         for leaf in ("task", "receipt", "get", "block/00/0", "what/is/this"):
             for rubbish in (b"", b"\x00", b"\xc1" * 50, b"\x99" + bytes(20)):
                 aggregator.link.publish(topics.down("a", leaf), rubbish)
-        aggregator.link.publish(topics.ROUND, b"\x9f rubbish")
+        aggregator.link.publish(topics.offer("t"), b"\x9f rubbish")
         aggregator.link.publish(topics.down("a", "task"), encode(aggregator.offer(1, ["zeroth-order"])))
         assert aggregator.answer(["zeroth-order"]).kind == "zeroth-order"
         assert device.poll() is None

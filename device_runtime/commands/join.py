@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from broker.link import Link, LinkOptions
+from broker.topics import check_task
 from device_runtime import data as local_data
 from device_runtime.agent import Agent
 from device_runtime.connecting import Connection, connect, enrol
@@ -31,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--enrol", metavar="TOKEN", help="from `device add`; it is kept. '-' reads it from stdin"
     )
     parser.add_argument("--data", type=Path, help=".npz file with x and y, or a folder of them")
+    parser.add_argument(
+        "--task", metavar="NAME", help="which, of several (default: whichever there is, then the next)"
+    )
     parser.add_argument("--until-done", action="store_true", help="leave when the task is done")
     parser.add_argument(
         "--privacy-epsilon", type=positive, metavar="E", help="send nothing that could spend more privacy"
@@ -86,6 +90,7 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
         engine_wish(options),
         _owner(options),
         connection.key,
+        check_task(options.task) if options.task else "",
     )
 
 

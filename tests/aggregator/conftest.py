@@ -180,7 +180,7 @@ class Bench:
 
     @property
     def offer(self):
-        return messages.decode(self.link.retained[topics.ROUND], Offer)
+        return messages.decode(self.link.retained[topics.offer(self.task.name)], Offer)
 
     def heard(self, kind):
         return [happening for happening in self.told if isinstance(happening, kind)]
@@ -219,7 +219,7 @@ class Scripted:
         self.pending: dict[int, Contribution] = {}
         self.seq = 0
         self.stop = threading.Event()
-        subscriptions = (topics.ROUND, topics.down(device, "#"))
+        subscriptions = (topics.OFFERS, topics.down(device, "#"))
         will = Will(topics.up(device, "state"), messages.encode(State(boot=1, online=False)))
         self.link = Link(BrokerUrl.parse(url), device, self.inbox, LinkOptions(will, subscriptions))
         self.thread = threading.Thread(target=self._run, daemon=True)

@@ -42,7 +42,7 @@ class Hall:
 
         def publish_to_all(topic, payload, retain=False):
             for name, agent in self.agents.items():
-                if topic == topics.ROUND or topic.startswith(topics.down(name, "")):
+                if topics.is_offer(topic) or topic.startswith(topics.down(name, "")):
                     agent.inbox.put(Received(topic, payload))
             return publish(topic, payload, retain)
 

@@ -32,7 +32,7 @@ def test_a_round_is_offered_kept_and_closed(bench, make_task, update_of):
     assert b.offer.done
     assert [c.record.participants for c in b.heard(RoundClosed)] == [2]
     assert len(b.heard(Finished)) == 1
-    assert b.service.farewell().payload == b.link.retained[topics.ROUND]
+    assert b.service.farewell().payload == b.link.retained[topics.offer(b.task.name)]
 
 
 def test_an_offer_in_answer_to_a_hello_says_what_remains_now(bench, make_task):
@@ -164,7 +164,7 @@ def test_a_round_with_too_few_contributions_is_extended_in_sight_of_all(bench, m
     sent = len(b.link.sent)
     b.wait(10.0)
     assert b.heard(RoundExtended) == [RoundExtended(1, 10.0, 0, 2)]
-    assert [t for t, _ in b.link.sent[sent:]] == [topics.ROUND]
+    assert [t for t, _ in b.link.sent[sent:]] == [topics.offer(b.task.name)]
     assert b.offer.round == 1
 
 

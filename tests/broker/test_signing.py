@@ -31,8 +31,8 @@ VERIFIER = Verifier(SIGNER.public)
 
 
 def test_what_the_aggregator_signed_is_read() -> None:
-    payload = SIGNER.seal(topics.ROUND, OFFER, 1_800_000_000)
-    assert VERIFIER.open(topics.ROUND, payload) == (OFFER, 1_800_000_000)
+    payload = SIGNER.seal(topics.offer("t"), OFFER, 1_800_000_000)
+    assert VERIFIER.open(topics.offer("t"), payload) == (OFFER, 1_800_000_000)
     assert len(payload) < len(encode(OFFER)) + 80
 
 
@@ -44,21 +44,21 @@ def test_the_signature_is_ed25519_over_purpose_topic_moment_and_offer() -> None:
     public = bytes.fromhex("d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a")
     signer = Signer(seed)
     assert signer.public == public
-    sealed = decode(signer.seal("fl/v1/all/round", OFFER, 258), Signed)
-    said = b"device-runtime offer/1\0fl/v1/all/round\0" + bytes(6) + b"\x01\x02" + encode(OFFER)
+    sealed = decode(signer.seal("fl/v1/all/round/t", OFFER, 258), Signed)
+    said = b"device-runtime offer/1\0fl/v1/all/round/t\0" + bytes(6) + b"\x01\x02" + encode(OFFER)
     assert VerifyKey(public).verify(said, sealed.signature) == said
 
 
 @pytest.mark.parametrize(
     "topic, payload",
     [
-        (topics.ROUND, encode(OFFER)),
-        (topics.ROUND, OTHER.seal(topics.ROUND, OFFER, 1)),
+        (topics.offer("t"), encode(OFFER)),
+        (topics.offer("t"), OTHER.seal(topics.offer("t"), OFFER, 1)),
         (topics.down("b", "task"), SIGNER.seal(topics.down("a", "task"), OFFER, 1)),
-        (topics.ROUND, encode(Signed(issued=1, signature=b"", offer=encode(OFFER)))),
-        (topics.ROUND, encode(Signed(issued=1, signature=bytes(64), offer=encode(OFFER)))),
-        (topics.ROUND, encode(State(boot=1, online=True))),
-        (topics.ROUND, b""),
+        (topics.offer("t"), encode(Signed(issued=1, signature=b"", offer=encode(OFFER)))),
+        (topics.offer("t"), encode(Signed(issued=1, signature=bytes(64), offer=encode(OFFER)))),
+        (topics.offer("t"), encode(State(boot=1, online=True))),
+        (topics.offer("t"), b""),
     ],
     ids=["unsigned", "another's key", "another topic", "no signature", "zeros", "no offer", "empty"],
 )
@@ -68,21 +68,21 @@ def test_anything_else_is_refused(topic: str, payload: bytes) -> None:
 
 
 def test_a_changed_moment_or_offer_is_refused() -> None:
-    sealed = decode(SIGNER.seal(topics.ROUND, OFFER, 5), Signed)
+    sealed = decode(SIGNER.seal(topics.offer("t"), OFFER, 5), Signed)
     changed = encode(msgspec.structs.replace(OFFER, round=4))
     for one in (
         msgspec.structs.replace(sealed, issued=6),
         msgspec.structs.replace(sealed, offer=changed),
     ):
         with pytest.raises(NotTrusted, match=fingerprint(SIGNER.public)):
-            VERIFIER.open(topics.ROUND, encode(one))
+            VERIFIER.open(topics.offer("t"), encode(one))
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**40 - 1), st.binary(max_size=80))
 def test_rubbish_never_passes_and_never_crashes(offer: bytes, issued: int, signature: bytes) -> None:
     for payload in (offer, encode(Signed(issued=issued, signature=signature, offer=offer))):
         with pytest.raises(MessageError):
-            VERIFIER.open(topics.ROUND, payload)
+            VERIFIER.open(topics.offer("t"), payload)
 
 
 def test_a_moment_that_is_impossible_is_no_message() -> None:

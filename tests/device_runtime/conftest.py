@@ -63,7 +63,7 @@ class ScriptedLink:
     def announce(self, offer, retain=False, unasked=True):
         """The offer to all, with the base model unasked, as after every round that changed it."""
         self.offer = offer
-        self.agent.inbox.put(Received(topics.ROUND, encode(offer), retain))
+        self.agent.inbox.put(Received(topics.offer(offer.task), encode(offer), retain))
         if not unasked:
             return
         (blob,) = offer.base.checkpoint
@@ -87,9 +87,9 @@ class Stage:
         self.contents = {}
         self.start()
 
-    def start(self, boot=1):
+    def start(self, boot=1, task=""):
         """A (new) life of the process."""
-        settings = Settings("a", self.folder / "a.npz", self.folder)
+        settings = Settings("a", self.folder / "a.npz", self.folder, task=task)
         self.agent = Agent(settings, boot, self.clock)
         self.link = self.wire(self.agent)
         self.agent.inbox.put(Connected(first=True))

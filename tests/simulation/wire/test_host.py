@@ -8,7 +8,7 @@ def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order
     def said(devices):
         outlet, sent = Outlet(), []
         outlet.publish(topics.down("pi-9", "receipt"), b"0")
-        outlet.publish(topics.ROUND, b"offer", retain=True)
+        outlet.publish(topics.offer("t"), b"offer", retain=True)
         for device in devices:
             outlet.publish(topics.down(device, topics.block(bytes(32), 1)), b"1")
             outlet.publish(topics.down(device, topics.block(bytes(32), 2)), b"2")
@@ -21,7 +21,7 @@ def test_what_is_said_at_one_moment_goes_out_device_by_device_whatever_the_order
     assert said(shuffled) == said(devices)
     assert said(devices)[:4] == [
         (topics.down("pi-9", "receipt"), b"0", False),
-        (topics.ROUND, b"offer", True),
+        (topics.offer("t"), b"offer", True),
         (topics.down("pi-0", topics.block(bytes(32), 1)), b"1", False),
         (topics.down("pi-0", topics.block(bytes(32), 2)), b"2", False),
     ]

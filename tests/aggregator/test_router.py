@@ -1,0 +1,133 @@
+"""Several tasks on one link: who is told what."""
+
+import logging
+import queue
+
+import pytest
+
+from aggregator.router import Router
+from broker import topics
+from broker.events import Connected, Disconnected, Received
+from broker.messages import Blob, Contribution, Get, Hello, Metrics, Plan, State, decode, encode
+
+
+def hello(device, task="", boot=1, retain=False):
+    message = Hello(boot=boot, num_examples=5, profile="", memory_bytes=0, engine="", task=task)
+    return Received(topics.up(device, "hello"), encode(message), retain)
+
+
+def state(device, online=True, boot=1, retain=True):
+    return Received(topics.up(device, "state"), encode(State(boot=boot, online=online)), retain)
+
+
+def get(device):
+    return Received(topics.up(device, "get"), encode(Get(blob=Blob(bytes(32), 5), blocks=(0,))))
+
+
+def contribution(device, task):
+    metrics = Metrics(train_loss=1.0, train_time_ms=1, energy_mj=1, peak_memory_kib=1)
+    message = Contribution(
+        task=task, run="r", round=1, boot=1, seq=1, kind="full", num_examples=1, metrics=metrics, body=b"x"
+    )
+    return Received(topics.up(device, "contribution"), encode(message))
+
+
+def plan(device, task):
+    message = Plan(task=task, round=1, kind="full", seconds=1, memory_bytes=1, energy_j=0, reasons=())
+    return Received(topics.up(device, "plan"), encode(message))
+
+
+class Bench:
+    def __init__(self, *tasks):
+        self.inboxes = {task: queue.SimpleQueue() for task in tasks}
+        self.over = set()
+        self.router = Router(self.inboxes, lambda task: task in self.over)
+
+    def route(self, *events):
+        for event in events:
+            self.router.route(event)
+
+    def heard(self, task):
+        """What came since it was last asked."""
+        events = []
+        while not self.inboxes[task].empty():
+            events.append(self.inboxes[task].get())
+        return events
+
+
+@pytest.fixture
+def two():
+    return Bench("digits", "speech")
+
+
+def test_the_link_concerns_all(two):
+    two.route(Connected(True), Disconnected("lost"))
+    assert two.heard("digits") == two.heard("speech") == [Connected(True), Disconnected("lost")]
+
+
+def test_a_device_is_in_the_task_that_it_names_or_in_the_first(two):
+    events = [hello("a", "speech"), get("a"), hello("b"), get("b"), state("a", retain=False)]
+    two.route(*events)
+    assert two.heard("speech") == [events[0], events[1], events[4]]
+    assert two.heard("digits") == events[2:4]
+
+
+def test_who_names_no_task_is_not_sent_to_one_that_is_over(two):
+    two.route(hello("a"))
+    two.over.add("digits")
+    two.route(hello("a"), hello("b"))
+    assert [topics.parse(event.topic).device for event in two.heard("speech")] == ["a", "b"]
+    two.over.add("speech")
+    two.route(hello("c"))
+    assert topics.parse(two.heard("digits")[-1].topic).device == "c"
+
+
+def test_presence_from_before_is_held_until_its_task_is_known(two):
+    events = [state("a"), hello("a", "speech")]
+    two.route(*events)
+    assert two.heard("speech") == events
+    assert two.heard("digits") == []
+
+
+def test_who_goes_to_another_task_has_left_the_one_before(two):
+    two.route(hello("a", "digits", boot=7), hello("a", "speech", boot=7))
+    came, left = two.heard("digits")
+    assert came == hello("a", "digits", boot=7)
+    assert decode(left.payload, State) == State(boot=7, online=False)
+    assert left.topic == topics.up("a", "state")
+    assert two.heard("speech") == [hello("a", "speech", boot=7)]
+
+
+def test_what_names_its_task_goes_there(two):
+    late, thought = contribution("a", "digits"), plan("a", "digits")
+    two.route(hello("a", "speech"), late, thought)
+    assert two.heard("digits") == [late, thought]
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (hello("a", "faces"), "a asks for task faces; there is digits, speech"),
+        (contribution("a", "faces"), "message for task faces dropped"),
+        (Received(topics.up("a", "plan"), b"\xc1"), "it names no task"),
+        (Received(topics.up("a", "hello"), b"\xc1"), "not a Hello"),
+        (Received("fl/v1/x", b""), "is not a device topic"),
+    ],
+)
+def test_what_is_for_no_task_is_dropped_with_a_word(two, event, said, caplog):
+    with caplog.at_level(logging.WARNING):
+        two.route(event, get("nobody"))
+    assert said in caplog.text
+    assert two.heard("digits") == two.heard("speech") == []
+
+
+def test_a_retained_hello_moves_nobody(two):
+    two.route(hello("a", "digits"), hello("a", "speech", retain=True))
+    assert two.heard("speech") == []
+
+
+def test_one_task_alone_hears_all_but_hellos_for_another():
+    one = Bench("digits")
+    events = [state("a"), get("a"), contribution("a", "digits"), hello("a")]
+    one.route(*events, hello("a", "speech"))
+    assert one.heard("digits") == events

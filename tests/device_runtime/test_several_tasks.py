@@ -1,0 +1,74 @@
+"""A device where the aggregator has more than one task."""
+
+from broker import topics
+from broker.messages import Hello
+
+
+def hellos(stage):
+    return [hello.task for hello in stage.link.of(Hello)]
+
+
+def test_a_device_that_was_not_told_takes_the_first_that_it_hears_of(stage):
+    stage.link.announce(stage.offer(task="digits", run="d"))
+    stage.link.announce(stage.offer(task="speech", run="s"), unasked=False)
+    stage.link.offer = stage.offer(task="digits", run="d")
+    stage.go()
+    assert [c.task for c in stage.contributions] == ["digits"]
+    assert set(hellos(stage)) <= {"", "digits"}
+
+
+def test_it_goes_where_the_aggregator_puts_it(stage):
+    stage.link.announce(stage.offer(task="digits", run="d"), retain=True, unasked=False)
+    stage.link.offer = stage.offer(task="speech", run="s")  # in answer to its hello
+    stage.go()
+    assert [c.task for c in stage.contributions] == ["speech"]
+
+
+def test_when_its_own_is_over_it_goes_on_to_another(stage):
+    stage.link.announce(stage.offer(task="digits", run="d"))
+    stage.go()
+    stage.link.announce(stage.offer(task="speech", run="s"), unasked=False)
+    stage.go()
+    stage.link.offer = stage.offer(task="speech", run="s")
+    stage.link.announce(stage.offer(task="digits", run="d", done=True), unasked=False)
+    stage.link.offer = stage.offer(task="speech", run="s")
+    stage.go()
+    assert [c.task for c in stage.contributions] == ["digits", "speech"]
+    assert hellos(stage)[-1] == "speech"
+    assert not stage.agent.done
+
+
+def test_one_that_begins_later_finds_who_is_free(stage):
+    stage.link.announce(stage.offer(task="digits", run="d", done=True), unasked=False)
+    stage.link.offer = None
+    stage.go()
+    assert stage.agent.finished
+    stage.link.announce(stage.offer(task="speech", run="s"), unasked=False)
+    stage.go()
+    assert [c.task for c in stage.contributions] == ["speech"]
+
+
+def test_a_task_that_is_over_elsewhere_is_none_to_go_to(stage):
+    stage.link.announce(stage.offer(task="digits", run="d"))
+    stage.link.announce(stage.offer(task="speech", run="s"), unasked=False)
+    stage.link.announce(stage.offer(task="speech", run="s", done=True), unasked=False)
+    stage.link.offer = stage.offer(task="digits", run="d")
+    stage.go()
+    stage.link.announce(stage.offer(task="digits", run="d", done=True), unasked=False)
+    stage.go()
+    assert stage.agent.finished
+    assert "speech" not in hellos(stage)
+
+
+def test_one_that_was_told_which_hears_of_no_other(stage):
+    stage.start(task="speech")
+    assert stage.agent.subscriptions()[0] == topics.offer("speech")
+    stage.link.announce(stage.offer(task="digits", run="d"), unasked=False)
+    stage.link.offer = None
+    stage.go()
+    assert stage.contributions == []
+    assert set(hellos(stage)) == {"speech"}
+    stage.link.announce(stage.offer(task="speech", run="s", done=True), unasked=False)
+    stage.link.announce(stage.offer(task="digits", run="d"), unasked=False)
+    stage.go()
+    assert stage.agent.finished
