@@ -8,7 +8,7 @@ it changed of that round's base.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import nan
@@ -22,6 +22,7 @@ from broker.blobs import Blobs
 from broker.errors import BlobError
 from broker.messages import Base, Step
 from models import tensors
+from models.errors import TensorError
 from models.manifest import Manifest
 from models.tensors import Tensors, encoded_parts
 from strategies.folding import Folding
@@ -30,6 +31,7 @@ from strategies.merge import Merged, rebased
 from strategies.robust import Screen
 from strategies.zeroth_order import replay
 
+from .check import codec_of
 from .contributions import Stored
 from .errors import RunFolderError
 from .store import CarriedBlobs, MergeResult, Store
@@ -158,8 +160,8 @@ def _fold(store: Store, task: Task, model: RoundModel, screen: Screen) -> list[s
     lost = []
     for stored in store.contributions.of_round(model.round):
         try:
-            update = earlier.rebased(_read(store, stored, kinds), stored.round)
-        except BlobError:
+            update = earlier.rebased(earlier.read(stored), stored.round)
+        except (BlobError, TensorError):
             lost.append(f"{stored.device} ({stored.kind})")
             continue
         screen.add(update, _weight(stored, kinds[stored.kind]), stored.device)
@@ -167,12 +169,12 @@ def _fold(store: Store, task: Task, model: RoundModel, screen: Screen) -> list[s
 
 
 class _Earlier:
-    """The bases that late contributions were made for; a few are held."""
+    """The bases that contributions were made for; a few are held."""
 
     def __init__(self, store: Store, task: Task, model: RoundModel) -> None:
-        self._model, self._task = model, task
-        self._members = {kind.name: kind.strategy for kind in task.kinds}
-        self._base = lru_cache(BASES_HELD * (1 + len(task.family)))(
+        self._store, self._model, self._task = store, model, task
+        self._kinds = {kind.name: kind for kind in task.kinds}
+        self._kept = lru_cache(BASES_HELD * (1 + len(task.family)))(
             lambda number, member: base_weights(store, number, model.manifest, member)
         )
 
@@ -182,19 +184,31 @@ class _Earlier:
         late = now - number
         if not late:
             return update
-        member = formed(self._members[update.kind], update.form).member
-        base = self._base(now, member) if member else self._model.weights
+        member = formed(self._kinds[update.kind].strategy, update.form).member
         share = self._task.late_share(late)
-        moved = rebased(update.tensors, self._base(number, member), base, share)
+        moved = rebased(update.tensors, self._base(number, member), self._base(now, member), share)
         return replace(update, tensors=moved)
 
+    def read(self, stored: Stored) -> Contribution:
+        """A contribution from disk, decoded against the base of its own round.
 
-def _read(store: Store, stored: Stored, kinds: Mapping[str, KindSettings]) -> Contribution:
-    content = tensors.decode(store.contributions.content(stored))
-    form = formed(kinds[stored.kind].strategy, stored.form).form
-    loss = stored.metrics.train_loss
-    known = loss if np.isfinite(loss) else nan
-    return Contribution(stored.kind, content, stored.num_examples, known, form)
+        Raises BlobError, RunFolderError, and TensorError where the disk does not hold what was checked.
+        """
+        kind = self._kinds[stored.kind]
+        form, codec = formed(kind.strategy, stored.form), codec_of(kind)
+        tools = self._model.tools
+        expected = form.expected(tools.manifest(form.member) if tools else self._model.manifest)
+        base = self._base(stored.round, form.member) if codec.word else {}
+        content = codec.decode(self._store.contributions.content(stored), base, expected)
+        loss = stored.metrics.train_loss
+        known = loss if np.isfinite(loss) else nan
+        return Contribution(stored.kind, content, stored.num_examples, known, form.form)
+
+    def _base(self, number: int, member: str) -> Tensors:
+        """What round `number` distributed of this member, or of the main model."""
+        if number == self._model.round and not member:
+            return self._model.weights
+        return self._kept(number, member)
 
 
 def _weight(stored: Stored, kind: KindSettings) -> float:

@@ -19,7 +19,7 @@ from .entropy_subset import EntropySubset
 from .few_shot import FewShot
 from .full import Full
 from .full_and_few_shot import FullAndFewShot
-from .kind import AnyStrategy, Settings
+from .kind import AnyStrategy, Coded, Settings
 from .local_zeroth_order import LocalZerothOrder
 from .peft import Peft
 from .prototypes import Prototypes
@@ -94,6 +94,12 @@ def known(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
     for reason in reasons:
         log.warning("passed over: %s", reason)
     return tuple(usable)
+
+
+def coding(name: str, word: str) -> Settings:
+    """The setting with which a kind sends by this codec; none for a kind that sends exactly."""
+    known = KINDS.get(name)
+    return {"codec": word} if known is not None and issubclass(known, Coded) else {}
 
 
 def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:

@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="local data; or say how much there is:")
     parser.add_argument("--samples", type=count, default=200, help="samples, spread evenly over the classes")
     parser.add_argument("--kinds", help="kinds the round accepts, in order (default: the usual ones)")
+    parser.add_argument(
+        "--codec", default="", metavar="WORD", help="by which updates are sent: delta+int8+.."
+    )
     parser.add_argument("--format", choices=("text", "json"), default="text")
     add_engine(parser)
     add_pretence(parser)
@@ -52,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
     profile = profile_command.measured(bundle, options)
     load = _workload(options, bundle.manifest)
     names = options.kinds.split(",") if options.kinds else list(registry.USUAL)
-    plan = choose(profile, [registry.make(name) for name in names], {MAIN: load}, options.deadline)
+    kinds = [registry.make(name, registry.coding(name, options.codec)) for name in names]
+    plan = choose(profile, kinds, {MAIN: load}, options.deadline)
     rows = [_row(plan, candidate) for candidate in plan.candidates]
     if options.format == "json":
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
