@@ -43,13 +43,6 @@ _FLAGS = {
     "stop_gain": "stop_gain",
     "stop_metric": "stop_metric",
     "keep_versions": "keep_versions",
-    "deadline_quantile": "deadline_quantile",
-    "deadline_margin": "deadline_margin",
-    "deadline_least": "deadline_least_s",
-    "stop_after": "stop_after",
-    "stop_gain": "stop_gain",
-    "stop_metric": "stop_metric",
-    "keep_versions": "keep_versions",
     "robust": "robust",
     "robust_trim": "robust_trim",
     "robust_clip": "robust_clip",
@@ -81,13 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--family", metavar="A,B,..", help="bundles of smaller models, the largest first")
     add("--generic", metavar="FILE.npz", help="samples that are nobody's own, for kinds that need them here")
     add("--eval-data", metavar="FILE.npz", help="x (raw) and y to evaluate on (default: no evaluation)")
-    add("--deadline-quantile", type=float, metavar="Q", help="learn the deadline: this share is to be ready")
-    add("--deadline-margin", type=float, metavar="X", help="times what they needed (default: 1.5)")
-    add("--deadline-least", type=float, metavar="SECONDS", help="never less is learnt (default: 1)")
-    add("--stop-after", type=int, metavar="N", help="end after N rounds without a gain (default: never)")
-    add("--stop-gain", type=float, metavar="X", help="what is no gain yet (default: 0)")
-    add("--stop-metric", choices=("accuracy", "loss"), help="what is to gain (default: accuracy)")
-    add("--keep-versions", type=int, metavar="N", help="served models that are kept, 0: all (default: 10)")
     add("--deadline-quantile", type=float, metavar="Q", help="learn the deadline: this share is to be ready")
     add("--deadline-margin", type=float, metavar="X", help="times what they needed (default: 1.5)")
     add("--deadline-least", type=float, metavar="SECONDS", help="never less is learnt (default: 1)")
