@@ -22,6 +22,7 @@ from .errors import StaleBase, UnusableBase
 from .holdings import Holdings
 from .link_speed import LinkSpeed
 from .offers import Open
+from .one_task import MakeTask, OneTask
 from .outbox import Outbox
 from .sending import Sending
 from .speaking import Voice
@@ -37,16 +38,19 @@ LEFT_OUT = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
 class Duty:
     """The round in hand (`open`), the task it is of (`task`, once its bundle is here), what was sent."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float], voice: Voice) -> None:
+    def __init__(
+        self, settings: Settings, clock: Callable[[], float], voice: Voice, make: MakeTask = DeviceTask
+    ) -> None:
         self.open: Open | None = None
-        self.task: DeviceTask | None = None
+        self.task: OneTask | None = None
         self.outbox = Outbox(settings.folder / "outbox")
         self.sending = Sending(self.outbox, voice)
-        self._settings, self._clock, self._voice = settings, clock, voice
+        self._settings, self._clock, self._voice, self._make = settings, clock, voice, make
         self._holdings = Holdings(settings.folder)
         self._downloads = Downloads(self._holdings.blobs, voice.ask, self._arrived)
         self._link_speed = LinkSpeed()
         self._bundles: dict[str, Blob] = {}
+        self._given: Given | None = None
         self._answered = ("", 0)
         self._warned = ""
 
@@ -123,23 +127,33 @@ class Duty:
 
     def _work(self, current: Open, progress: Callable[[float], None]) -> None:
         offer = current.offer
-        task, member = self._task_of(offer), current.member or ""
-        weights = self._holdings.base(current.base, task.bundle(member).manifest)
-        aside = self._holdings.aside(offer.aside)
-        self._holdings.prune(offer, [message.blob for message in self.outbox])
+        task, given = self._task_of(offer), self._given_by(current)
         if offer.round > 0 and not self._has_answered(offer):
             listener = Listener(progress, lambda decision: self._decided(offer, decision))
-            given = Given(offer, member, weights, aside)
-            self._report(offer, task.perform(given, current.closes, listener))
-        self.open = None
+            if before := task.unsent(offer):
+                self._report(before[0].offer, before[1])
+            outcome = task.perform(given, current.closes, listener)
+            if outcome is None:
+                return
+            self._report(offer, outcome)
+        self.open = self._given = None
 
-    def _task_of(self, offer: Offer) -> DeviceTask:
+    def _given_by(self, current: Open) -> Given:
+        """What a round gives; the same again while its work goes on. Raises as `due` does."""
+        offer, member = current.offer, current.member or ""
+        if self._given is None or self._given.offer is not offer:
+            weights = self._holdings.base(current.base, self._task_of(offer).bundle(member).manifest)
+            self._given = Given(offer, member, weights, self._holdings.aside(offer.aside))
+            self._holdings.prune(offer, [message.blob for message in self.outbox])
+        return self._given
+
+    def _task_of(self, offer: Offer) -> OneTask:
         """The task of the offer's bundles, made when it is not the one at hand. Raises as `due` does."""
         blobs = {"": offer.bundle, **{member.name: member.bundle for member in offer.family}}
         if self.task is None or self._bundles != blobs:
             self.task = None  # its memory is free before the next one's is taken
             models = {member: self._holdings.bundle(blob) for member, blob in blobs.items()}
-            self.task = DeviceTask(self._settings, models, self._clock, self._link_speed)
+            self.task = self._make(self._settings, models, self._clock, self._link_speed)
             self._bundles = blobs
             self.hello()
         return self.task
@@ -156,6 +170,8 @@ class Duty:
         """Keep and send what was trained: first what the kind remembers of it, then the update itself, after
         which this round's work is not done again.
         """
+        if self._has_answered(offer):
+            return
         if outcome.contribution is None:
             log.warning("round %d: sitting out: %s", offer.round, "; ".join(outcome.reasons))
             return

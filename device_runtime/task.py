@@ -24,6 +24,7 @@ from .equipment import Equipment
 from .link_speed import LinkSpeed
 from .measuring import SpeedCache, cache_key, measure, profile
 from .memories import Memories
+from .one_task import OneTask
 from .privacy_budget import Guard
 from .watching import Pretence, own_memory, rest, watcher
 from .work import Assignment, Listener, Outcome, corrected, perform
@@ -63,7 +64,7 @@ class Given:
     aside: Tensors
 
 
-class DeviceTask:
+class DeviceTask(OneTask):
     """Made once the bundles are here: loads the data, opens the engine, measures or remembers its speed.
 
     Smaller models of a family are taken to be as fast, operation for operation, as the main one.

@@ -1,0 +1,46 @@
+"""What works on the rounds of one task: a device with its samples, or whoever takes a device's place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from broker.messages import Hello, Offer
+from models.bundle import Bundle
+from strategies.kind import Contribution
+
+from .link_speed import LinkSpeed
+from .watching import Watcher
+from .work import Listener, Outcome
+
+if TYPE_CHECKING:
+    from .task import Given, Settings
+
+
+class OneTask(Protocol):
+    """See DeviceTask. `watcher` is told of what is transferred."""
+
+    watcher: Watcher
+
+    def hello(self, boot: int) -> Hello:
+        """Who is here, and with how many samples; 0 while rounds are not to wait for it."""
+
+    def bundle(self, member: str) -> Bundle:
+        """Of this member of the family, or the main one's. Raises KeyError."""
+
+    def member(self, offer: Offer, remaining_s: float) -> str:
+        """Which model a round would be worked on with."""
+
+    def perform(self, given: Given, deadline: float, listener: Listener) -> Outcome | None:
+        """The round's work. None: it goes on elsewhere, and `perform` is to be called again soon."""
+
+    def unsent(self, offer: Offer) -> tuple[Given, Outcome] | None:
+        """What has come of an earlier round's work, where it went on elsewhere and this offer ends it."""
+        return None
+
+    def keep(self, offer: Offer, made: Contribution) -> None:
+        """What the kind keeps of a round's update for the next. Raises OSError."""
+
+
+MakeTask = Callable[["Settings", Mapping[str, Bundle], Callable[[], float], LinkSpeed], OneTask]
+"""Makes what works on a task, once its bundles are here: by member, the main one's by ""."""
