@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import isnan, sqrt
 
 import numpy as np
 
 from broker.blobs import name
-from broker.messages import INLINE_LIMIT, Contribution
+from broker.messages import INLINE_LIMIT, Contribution, Metrics
 from models import tensors
 from models.errors import ModelError
 from models.manifest import Manifest
@@ -20,6 +20,15 @@ from strategies.kind import formed
 
 from .errors import UpdateRefused
 from .task import KindSettings, Task
+
+MOST = {
+    "train_time_ms": 30 * 86_400_000,  # a month
+    "energy_mj": 10**12,  # 278 kWh
+    "peak_memory_kib": 2**34,  # 16 TiB
+}
+"""What no device needs for one update."""
+LEAST_LOSS, MOST_LOSS = -1e-3, 1e6
+"""No loss that kinds of update minimise is below 0, but by rounding; above, training has diverged."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +69,21 @@ def check_message(message: Contribution, offered: Offered) -> None:
     task = offered.task
     if not 1 <= message.num_examples <= task.max_num_examples:
         raise UpdateRefused(f"num_examples is {message.num_examples}, expected 1 to {task.max_num_examples}")
-    metrics = message.metrics
+    _check_metrics(message.metrics)
+    _check_size(message, _expected(message, offered), codec_of(kind_of(message, offered)))
+
+
+def _check_metrics(metrics: Metrics) -> None:
+    """They are added up and shown: one that nobody can have would hide all others."""
     if min(metrics.train_time_ms, metrics.energy_mj, metrics.peak_memory_kib, metrics.epsilon_milli) < 0:
         raise UpdateRefused(f"its metrics are negative: {metrics}")
-    _check_size(message, _expected(message, offered), codec_of(kind_of(message, offered)))
+    for figure, most in MOST.items():
+        if getattr(metrics, figure) > most:
+            raise UpdateRefused(f"its {figure} is {getattr(metrics, figure)}, at most {most} is believed")
+    loss = metrics.train_loss
+    if not isnan(loss) and not LEAST_LOSS <= loss <= MOST_LOSS:
+        known = f"expected 0 to {MOST_LOSS:g}, or nan where none is known"
+        raise UpdateRefused(f"its train_loss is {loss:g}, {known}")
 
 
 def codec_of(kind: KindSettings) -> Chain:

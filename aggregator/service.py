@@ -18,6 +18,7 @@ from broker.errors import BrokerError
 from . import moves
 from .conductor import Conductor
 from .errors import RunFolderError, UpdateRefused
+from .flood import RATE, Flood
 from .observer import DeviceSeen, Happening, PlanMade, Started
 from .outside import GivenRound
 from .ports import Ports
@@ -34,6 +35,10 @@ LINGER_S = 2.0
 """Seconds that a finished service stays, at most, for the devices to hear of it and leave."""
 
 
+LIMITED = ("hello", "plan", "contribution")
+"""Messages of which a device may send only so many; blocks come as they are asked for."""
+
+
 class Service:
     """The aggregator of one task, its run kept in `folder`; resumes what is there.
 
@@ -47,6 +52,7 @@ class Service:
         self._ports = ports
         self._run = Conductor(self._rounds, ports, self._tell)
         self._done_s: float | None = None
+        self._flood = Flood()
 
     @property
     def state(self) -> State:
@@ -153,6 +159,8 @@ class Service:
             return
         if payload and not event.retain:
             self._run.traffic.up(device, event.topic, payload)
+        if address.leaf in LIMITED and not self._taken(device):
+            return
         match address.leaf:
             case "state":
                 if payload:  # else it is cleared, by us
@@ -169,6 +177,15 @@ class Service:
                 self._run.reception.block(device, address.sha, (address.index, payload))
             case leaf:
                 log.warning("message from %s dropped: no topic ends in %s", device, printable(leaf))
+
+    def _taken(self, device: str) -> bool:
+        """Whether a device has not sent too much of late."""
+        now = self._ports.clock()
+        if self._flood.lets(device, now):
+            return True
+        if self._flood.worth_saying(device, now):
+            log.warning("messages from %s dropped: it sends more than %g a second", device, RATE)
+        return False
 
     def _on_state(self, device: str, state: wire.State, retain: bool) -> None:
         """Presence that the broker kept is of a device that came before we did: we were away, it was not."""

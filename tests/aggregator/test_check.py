@@ -122,11 +122,23 @@ def test_an_update_too_far_from_the_base_is_refused_with_both_numbers(manifest, 
         ({"num_examples": 10**12}, "num_examples is 1000000000000"),
         ({"kind": "class-means"}, "round 1 does not accept kind 'class-means'; it accepts few-shot"),
         ({"metrics": Metrics(0.5, -1, 1, 1)}, "metrics are negative"),
+        ({"metrics": Metrics(float("inf"), 1, 1, 1)}, "its train_loss is inf, expected 0 to 1e+06, or nan"),
+        ({"metrics": Metrics(float("-inf"), 1, 1, 1)}, "its train_loss is -inf"),
+        ({"metrics": Metrics(-5.0, 1, 1, 1)}, "its train_loss is -5, expected 0 to"),
+        ({"metrics": Metrics(0.5, 2**62, 1, 1)}, f"its train_time_ms is {2**62}, at most 2592000000"),
+        ({"metrics": Metrics(0.5, 1, 2**62, 1)}, f"its energy_mj is {2**62}, at most 1000000000000"),
+        ({"metrics": Metrics(0.5, 1, 1, 2**62)}, f"its peak_memory_kib is {2**62}, at most"),
     ],
 )
 def test_what_a_message_says_is_checked_before_anything_is_fetched(manifest, update_of, changes, text):
     sent, _ = message("few-shot", update_of("few-shot")[0], **changes)
     assert text in refusal(check_message, sent, offered(manifest, "few-shot"))
+
+
+@pytest.mark.parametrize("loss", [0.0, -1e-6, 999_999.0, float("nan")])
+def test_a_loss_that_can_be_is_believed_and_so_is_none(manifest, update_of, loss):
+    sent, _ = message("few-shot", update_of("few-shot")[0], metrics=Metrics(loss, 1, 1, 1))
+    check_message(sent, offered(manifest, "few-shot"))
 
 
 def test_a_kind_that_is_offered_later_is_not_accepted_now(manifest, update_of):
