@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from models import tensors
 from models.errors import ModelError
 from models.tensors import Tensors
-from strategies.kind import ALONE
+from strategies.kind import ALONE, NOTHING
 
 from .bases import Base, Version
 from .errors import SimulationError
@@ -40,7 +40,8 @@ class Kept:
 class Checkpoint:
     """After round `round`: the bases that somebody trains from yet, the newest with them, and what is served.
 
-    `history` has what each round distributed, from the first to the newest base.
+    `history` has what each round distributed, from the first to the newest base; `scores` what the model of
+    each was worth (moves.Worked), and `best` the served one of the best, where a run is to leave that behind.
     """
 
     round: int
@@ -48,12 +49,14 @@ class Checkpoint:
     history: tuple[Version, ...]
     served: Tensors
     kept: Kept = field(default_factory=Kept)
+    scores: tuple[float, ...] = ()
+    best: Tensors = field(default_factory=lambda: NOTHING)
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
     """Whose tensors stand under a number: a kind of thing, a round or device, and a name."""
 
-    what: Literal["served", "base", "member", "aside", "aggregator", "device"]
+    what: Literal["served", "base", "member", "aside", "aggregator", "device", "best"]
     number: int = 0
     name: str = ""
 
@@ -63,12 +66,13 @@ class _Contents(msgspec.Struct, frozen=True, array_like=True):
 
     history: tuple[Version, ...]
     places: tuple[_Place, ...]
+    scores: tuple[float, ...] = ()
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Durably, in place of an earlier one. Raises SimulationError when the disk does not do as it is told."""
     owners = dict(_owners(checkpoint))
-    contents = _Contents(checkpoint.history, tuple(owners))
+    contents = _Contents(checkpoint.history, tuple(owners), checkpoint.scores)
     content = {CONTENTS: np.frombuffer(msgspec.msgpack.encode(contents), np.uint8)}
     for number, tensors_of in enumerate(owners.values()):
         content |= {f"{number}/{name}": value for name, value in tensors_of.items()}
@@ -96,6 +100,8 @@ def load(folder: Path) -> Checkpoint | None:
 
 def _owners(checkpoint: Checkpoint) -> Iterator[tuple[_Place, Tensors]]:
     yield _Place("served"), checkpoint.served
+    if checkpoint.best:
+        yield _Place("best"), checkpoint.best
     for base in checkpoint.bases:
         yield _Place("base", base.number), base.weights
         for member, weights in base.family.items():
@@ -123,6 +129,8 @@ def _read(content: Tensors) -> Checkpoint:
         contents.history,
         of["served"][0, ""],
         Kept({kind: memory for (_, kind), memory in of.get("aggregator", {}).items()}, of.get("device", {})),
+        contents.scores,
+        of.get("best", {}).get((0, ""), NOTHING),
     )
 
 

@@ -92,6 +92,8 @@ class Director:
                     self._invite(command)
                 case moves.Work():
                     self._work(command)
+                case moves.Finish():
+                    self._parts.learning.finish(command.best)
 
     def _set_deadline(self) -> None:
         """A round has opened, or goes on."""
@@ -177,13 +179,15 @@ class Director:
 
     def _work(self, command: moves.Work) -> None:
         learning, now = self._parts.learning, self._agenda.now
+        worked = moves.Worked(now, command.phase)
         if command.phase == "merge":
             learning.merge(command.round, now)
         elif command.phase == "evaluate":
             learning.evaluate(command.round)
         else:
             self._parts.ledger.closed(command.round, now, learning.publish(command.round, self._in_use()))
-        self._events.append(moves.Worked(now, command.phase))
+            worked = replace(worked, score=learning.score)
+        self._events.append(worked)
 
     def _in_use(self) -> set[int]:
         """The rounds, but the newest, that updates may come from and count: their bases are needed yet."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import nan
 
 from aggregator.check import doubt
+from aggregator.progress import Progress, score_of
 from aggregator.task import Task
 from models.tensors import Tensors
 from strategies.codecs import chain as codecs
@@ -59,6 +61,9 @@ class Learning:
         self._resume = resume
         self._kept: list[Flight] = []
         self._figures = Figures()
+        self._scores: tuple[float, ...] = ()
+        self._progress = Progress()
+        self._best: Tensors = resume.best if resume else NOTHING
         self.served: Tensors = bases.of(1).weights
 
     def keep(self, flight: Flight) -> None:
@@ -160,11 +165,36 @@ class Learning:
     def publish(self, number: int, in_use: Iterable[int]) -> Figures:
         """The round is over: only the bases that `in_use` names, and the newest, are needed any more."""
         self._bases.keep((*in_use, number + 1))
-        if self._resume is None or number > self._resume.round:
+        trained = self._resume is None or number > self._resume.round
+        self._take_score(number, trained)
+        if trained:
             kept = Kept(self._carried.memory, dict(self._memories))
             bases = self._bases
-            self._tools.keep(Checkpoint(number, bases.kept(), bases.history, self.served, kept))
+            self._tools.keep(
+                Checkpoint(number, bases.kept(), bases.history, self.served, kept, self._scores, self._best)
+            )
         return self._figures
+
+    def _take_score(self, number: int, trained: bool) -> None:
+        """What the round's model is worth; the best is held where the run is to leave that behind."""
+        figures, then = self._figures, self._resume.scores if self._resume else ()
+        score = score_of(self._task.stop_metric, figures.eval_acc, figures.eval_loss)
+        if not trained:
+            score = then[number - 1] if number <= len(then) else nan
+        self._scores = (*self._scores, score)
+        self._progress = self._progress.after(number, score, self._task.stop_gain)
+        if self._task.stop_after and trained and self._progress.best == number:
+            self._best = self.served
+
+    @property
+    def score(self) -> float:
+        """What the model of the round is worth that was published last, for moves.Worked."""
+        return self._scores[-1]
+
+    def finish(self, best: int) -> None:
+        """The run is over: the model of round `best` is served; 0: the last one's."""
+        if best and self._best:
+            self.served = self._best
 
 
 def _without_repeats(flights: list[Flight]) -> Iterator[list[Flight]]:

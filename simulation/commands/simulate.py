@@ -57,6 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="close a round with N updates, whatever their round (FedBuff)",
     )
+    add(
+        "--deadline-quantile",
+        type=positive,
+        metavar="Q",
+        help="learn the deadline: this share is to be ready",
+    )
+    add("--stop-after", type=count, metavar="N", help="end after N evaluated rounds without a gain")
+    add("--stop-gain", type=positive, metavar="X", help="what is no gain yet (default: 0)")
     add("--robust", choices=RULES, help="merge so that lying devices cannot steer it (default: none)")
     add("--robust-trim", type=positive, metavar="SHARE", help="of trimmed-mean, at either end (default: 0.2)")
     add("--robust-clip", type=positive, metavar="NORM", help="bound of norm-clip (default: the median norm)")
