@@ -1,0 +1,223 @@
+"""The whole of HTTP: pages, REST, health, with headers that trust nothing; served in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvicorn
+from fastapi import FastAPI, Response
+from fastapi.responses import FileResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from aggregator.config import HttpSection
+from aggregator.errors import AddressError
+from aggregator.observer import Observer
+from broker.url import is_loopback
+
+from .api import Api, Credentials, Guard
+from .health import examine, without_details
+from .hosted import Hosted
+from .metrics import Metrics
+from .shapes import Health
+from .tokens import token_for
+
+log = logging.getLogger(__name__)
+
+STATIC = Path(__file__).parent / "static"
+CONNECTIONS = 256
+"""At one time; more are closed at once, so that the files of the loop can always be opened."""
+IDLE_S = 10
+"""Seconds after which a connection that asks nothing is closed."""
+STOP_S = 3
+"""Seconds that answers under way have when the service stops."""
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
+}
+
+
+class Site:
+    """HTTP for these tasks. Listens from the start, answers from `start`, and ends with `stop`.
+
+    Raises ConfigError for a token or certificate that cannot be used, AddressError for the address.
+    """
+
+    def __init__(self, settings: HttpSection, hosted: list[Hosted]) -> None:
+        self._settings = settings
+        self._hosted = {one.task.name: one for one in hosted}
+        self._metrics = Metrics()
+        self._counted = {name: self._metrics.observe(one) for name, one in self._hosted.items()}
+        token, self._token_file = token_for(settings, hosted[0].folder)
+        guard = Guard(token)
+        self._api = Api(hosted, guard, self._metrics)
+        self._socket = _listen(settings)
+        app = _app(self._api, guard, lambda: examine(hosted, settings))
+        config = uvicorn.Config(
+            Armoured(app, anyone=not token.needed),
+            http=Bounded,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=STOP_S,
+            ssl_certfile=settings.cert,
+            ssl_keyfile=settings.key,
+        )
+        try:
+            config.load()
+        except OSError as error:
+            self._socket.close()
+            raise AddressError(f"http.cert, http.key: cannot use {settings.cert}: {error}") from None
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        host, port = self._socket.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
+        return f"{'https' if self._settings.cert else 'http'}://{host}:{port}"
+
+    def observers(self, task: str) -> tuple[Observer, ...]:
+        """Who must be told of what happens in a task."""
+        return (*self._hosted[task].observers, self._counted[task])
+
+    def start(self) -> str:
+        """Begin to answer; returns the address and how to get in, for people."""
+        self._thread.start()
+        return f"{self.url} " + (f"(token: {self._token_file})" if self._token_file else "(open, no token)")
+
+    def stop(self) -> None:
+        """Answer what is under way, and write the rest of the logs. May be called twice."""
+        self._api.closing = True
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join(STOP_S + 2)
+        self._socket.close()
+        for one in self._hosted.values():
+            one.journal.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except BaseException:  # the rounds go on without
+            log.exception("http ended by itself; the rounds go on")
+
+
+class Bounded(H11Protocol):
+    """Connections that are too many, or ask nothing, are closed."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._answered: object = None
+        if len(self.connections) > CONNECTIONS:
+            transport.abort()
+            return
+        self._look = self.loop.call_later(IDLE_S, self._idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if look := getattr(self, "_look", None):
+            look.cancel()
+
+    def _idle(self) -> None:
+        """Close what has asked nothing new since the last look."""
+        busy = self.cycle is not None and not self.cycle.response_complete
+        if not busy and self.cycle is self._answered:
+            self.transport.close()
+            return
+        self._answered = self.cycle
+        self._look = self.loop.call_later(IDLE_S, self._idle)
+
+
+class Armoured:
+    """Adds HEADERS to every answer. With `anyone`, only those are answered who call us by a local name:
+    a page of another site, whose name leads here, learns nothing (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, anyone: bool) -> None:
+        self._app = app
+        self._anyone = anyone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def armoured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message["headers"]}
+                extra = ((n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in names)
+                message["headers"] = [*message["headers"], *extra]
+            await send(message)
+
+        if scope["type"] == "http" and self._anyone and not _local(dict(scope["headers"]).get(b"host", b"")):
+            refusal = Response("open to this machine only: ask as localhost", 403, media_type="text/plain")
+            await refusal(scope, receive, armoured)
+            return
+        await self._app(scope, receive, armoured)
+
+
+def _local(host: bytes) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{host.decode('ascii')}").hostname or "")
+    except ValueError:
+        return False
+
+
+def _listen(settings: HttpSection) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=128)
+    except OSError as error:
+        raise AddressError(
+            f"http.port: cannot listen on {settings.host} port {settings.port} "
+            f"({(error.strerror or str(error)).lower()}): choose another, or 0 for a free one"
+        ) from None
+
+
+def _app(api: Api, guard: Guard, look: Callable[[], Health]) -> FastAPI:
+    app = FastAPI(
+        title="device-runtime",
+        summary="The aggregator of a federated learning task.",
+        description="Times are seconds since 1970. A figure that was not measured is null.",
+        version="1",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+    )
+    app.include_router(api.router)
+
+    def healthz(credentials: Credentials, response: Response) -> Health:
+        """Details are for those who have the token."""
+        health = look()
+        response.status_code = 200 if health.ok else 503
+        return health if guard.knows(credentials) else without_details(health)
+
+    sick = {503: {"model": Health, "description": "Something is wrong"}}
+    app.add_api_route("/healthz", healthz, summary="Whether all is well", responses=sick)  # type: ignore[arg-type]
+    for path, file in (("/", "index.html"), ("/docs", "docs.html")):
+        app.add_api_route(path, _page(file), include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=STATIC))
+    return app
+
+
+def _page(file: str) -> Callable[[], FileResponse]:
+    def page() -> FileResponse:
+        return FileResponse(STATIC / file, media_type="text/html; charset=utf-8")
+
+    return page

@@ -1,0 +1,186 @@
+// The dashboard: asks for the token, follows one task, and shows what has changed.
+
+import * as api from "./api.js";
+import { byId, h } from "./dom.js";
+import * as fleet from "./fleet.js";
+import * as live from "./live.js";
+import * as log from "./log.js";
+
+const AGAIN_MS = 3000;
+const REFRESH_MS = 2000;
+
+let following = null; // an AbortController
+let tasks = [];
+
+async function enter() {
+  try {
+    tasks = await api.tasks();
+  } catch (error) {
+    if (error instanceof api.Denied) return locked(api.token.get() ? error.message : "");
+    say("bad", "not reachable");
+    setTimeout(enter, AGAIN_MS);
+    return undefined;
+  }
+  byId("enter").hidden = true;
+  byId("board").hidden = false;
+  byId("leave").hidden = !api.token.get();
+  const choice = byId("task");
+  choice.replaceChildren(...tasks.map((task) => h("option", { value: task.name }, task.name)));
+  byId("task-choice").hidden = false;
+  return watch(tasks[0].name);
+}
+
+function locked(why) {
+  api.token.forget();
+  following?.abort();
+  say("bad", "token needed");
+  byId("board").hidden = true;
+  byId("leave").hidden = true;
+  byId("model").hidden = true;
+  byId("enter").hidden = false;
+  byId("denied").textContent = why;
+  byId("token").focus();
+}
+
+function say(mood, text) {
+  const pill = byId("connection");
+  pill.className = `pill ${mood}`;
+  if (pill.textContent !== text) pill.textContent = text;
+}
+
+/** Show one task until another is chosen; a connection that ends is made again. */
+async function watch(name) {
+  following?.abort();
+  const mine = (following = new AbortController());
+  const shown = new Shown(tasks.find((task) => task.name === name));
+  fleet.begin();
+  log.begin();
+  while (!mine.signal.aborted) {
+    try {
+      await api.follow(name, (now) => shown.take(now), mine.signal);
+    } catch (error) {
+      if (mine.signal.aborted) break;
+      if (error instanceof api.Denied) return locked(error.message);
+    }
+    if (mine.signal.aborted) break;
+    say("bad", "connection lost, trying again");
+    await new Promise((done) => setTimeout(done, AGAIN_MS));
+  }
+  shown.end();
+  return undefined;
+}
+
+/** What is on the page about one task. Tables are asked for anew at most every REFRESH_MS. */
+class Shown {
+  constructor(task) {
+    this.task = task;
+    this.rounds = [];
+    this.now = task.live;
+    this.stale = true;
+    this.busy = false;
+    this.ended = false;
+    this.drawn = "";
+    this.draw();
+    this.refresh();
+    this.timers = [setInterval(() => this.refresh(), REFRESH_MS), setInterval(() => this.draw(), 1000)];
+  }
+
+  take(now) {
+    if (this.ended) return;
+    if (now.run !== this.now.run) this.rounds = [];
+    this.now = now;
+    this.stale = true;
+    say(now.phase === "finished" ? "quiet" : "good", now.phase === "finished" ? "finished" : "live");
+    this.draw();
+  }
+
+  end() {
+    this.ended = true;
+    this.timers.forEach(clearInterval);
+  }
+
+  get kinds() {
+    return live.kindsOf(this.rounds, this.now, this.task.settings.kinds.map((kind) => kind.name));
+  }
+
+  draw() {
+    live.tiles(this.now);
+    live.round(this.now, this.kinds);
+    byId("model").hidden = this.now.closed_rounds === 0;
+  }
+
+  async refresh() {
+    if (this.busy || this.ended || !this.stale || document.hidden) return;
+    this.busy = true;
+    this.stale = false;
+    try {
+      await this.more();
+      if (!within("fleet-table")) await fleet.show(this.task.name);
+      if (log.latest() && !within("log-table")) await log.show(this.task.name);
+    } catch (error) {
+      this.stale = true;
+      if (error instanceof api.Denied) locked(error.message);
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  /** Closed rounds that are not here yet, page by page. */
+  async more() {
+    for (;;) {
+      const page = await api.rounds(this.task.name, this.rounds.at(-1)?.round ?? 0);
+      this.rounds.push(...page.rounds);
+      if (!page.rounds.length || this.rounds.length >= page.total) break;
+    }
+    const key = `${this.now.run} ${this.rounds.length}`;
+    if (key !== this.drawn) live.charts(this.rounds, this.kinds);
+    this.drawn = key;
+    this.draw();
+  }
+}
+
+/** Whether somebody is selecting text there: do not pull it away. */
+function within(id) {
+  const selection = getSelection();
+  return Boolean(selection && !selection.isCollapsed && byId(id).contains(selection.anchorNode));
+}
+
+async function download() {
+  const name = byId("task").value;
+  try {
+    const address = URL.createObjectURL(await api.model(name));
+    const link = h("a", { href: address, download: `${name}.safetensors` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(address), 60000);
+  } catch (error) {
+    say("bad", error.message);
+  }
+}
+
+const asked = (id, kind, act) => byId(id).addEventListener(kind, (event) => {
+  event.preventDefault();
+  act(event);
+});
+const task = () => byId("task").value;
+const quietly = (promise) => promise.catch((error) => (error instanceof api.Denied ? locked(error.message) : say("bad", error.message)));
+
+asked("enter", "submit", () => {
+  api.token.set(byId("token").value.trim());
+  byId("token").value = "";
+  byId("denied").textContent = "";
+  enter();
+});
+asked("leave", "click", () => locked(""));
+asked("model", "click", download);
+asked("task", "change", () => watch(task()));
+for (const kind of ["input", "submit", "change"]) {
+  asked("fleet-filter", kind, () => {
+    fleet.begin();
+    quietly(fleet.show(task()));
+  });
+  asked("log-filter", kind, () => {
+    log.begin();
+    quietly(log.show(task()));
+  });
+}
+enter();

@@ -1,0 +1,103 @@
+// Small charts as SVG: lines over rounds, and stacked columns. Each says its figures to screen readers as a table.
+
+import { h, s, table } from "./dom.js";
+
+const WIDTH = 360;
+const HEIGHT = 180;
+const LEFT = 52;
+const RIGHT = 8;
+const TOP = 8;
+const BOTTOM = 24;
+const MOST = 60; // columns or points; more rounds are gathered into as many
+
+/** `series`: [{name, colour, values}], one value a round, null where there is none. */
+export function lines(title, numbers, series, unit, floor = null) {
+  const { rounds, values } = gathered(numbers, series, mean);
+  const all = values.flat().filter((value) => value !== null);
+  const [low, high] = range(all, floor);
+  const y = scale(low, high, HEIGHT - BOTTOM, TOP);
+  const x = (place) => (rounds.length < 2 ? (LEFT + WIDTH - RIGHT) / 2 : LEFT + 6 + (place * (WIDTH - LEFT - RIGHT - 12)) / (rounds.length - 1));
+  const marks = values.flatMap((line, index) => {
+    const points = line.map((value, place) => (value === null ? null : [x(place), y(value)])).filter(Boolean);
+    const path = points.map(([px, py], i) => `${i ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}`).join("");
+    const dots = points.length <= 20 ? points.map(([px, py]) => s("circle", { cx: px, cy: py, r: 2.5, class: `dot c${series[index].colour}` })) : [];
+    return [s("path", { d: path, class: `line c${series[index].colour}` }), ...dots];
+  });
+  return framed({ title, rounds, series, values, unit, low, high, y, x, marks });
+}
+
+/** The same as columns, one upon the other. */
+export function columns(title, numbers, series, unit) {
+  const { rounds, values } = gathered(numbers, series, sum);
+  const totals = rounds.map((_, place) => values.reduce((total, one) => total + (one[place] ?? 0), 0));
+  const high = nice(Math.max(0, ...totals)) || 1;
+  const y = scale(0, high, HEIGHT - BOTTOM, TOP);
+  const step = (WIDTH - LEFT - RIGHT) / Math.max(1, rounds.length);
+  const x = (place) => LEFT + step * (place + 0.5);
+  const wide = Math.max(1, Math.min(24, step * 0.78));
+  const marks = rounds.flatMap((_, place) => {
+    let below = 0;
+    return values.map((one, index) => {
+      const value = one[place] ?? 0;
+      const from = y(below);
+      below += value;
+      const shape = { x: x(place) - wide / 2, y: y(below), width: wide, height: Math.max(0, from - y(below)) };
+      return value ? s("rect", { ...shape, class: `bar c${series[index].colour}` }) : null;
+    });
+  });
+  return framed({ title, rounds, series, values, unit, low: 0, high, y, x, marks });
+}
+
+function framed({ title, rounds, series, values, unit, low, high, y, x, marks }) {
+  const ticks = [low, (low + high) / 2, high];
+  const grid = ticks.flatMap((value) => [
+    s("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value), class: "grid" }),
+    s("text", { x: LEFT - 6, y: y(value) + 4, class: "tick end" }, unit(value)),
+  ]);
+  const names = new Set([0, rounds.length - 1, Math.floor((rounds.length - 1) / 2)]);
+  const bottom = [...names].filter((place) => place >= 0 && rounds.length).map((place) =>
+    s("text", { x: x(place), y: HEIGHT - 7, class: "tick middle" }, rounds[place]),
+  );
+  const picture = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" }, ...grid, ...marks, ...bottom);
+  const legend = series.length < 2 ? null : h("ul", { class: "legend" }, ...series.map((one) => h("li", {}, swatch(one.colour), one.name)));
+  const rows = rounds.map((round, place) => ({ round, place }));
+  const heads = [{ head: "round", cell: (row) => row.round }];
+  for (const [index, one] of series.entries()) {
+    heads.push({ head: one.name, number: true, cell: (row) => (values[index][row.place] === null ? "–" : unit(values[index][row.place])) });
+  }
+  const figures = h("details", {}, h("summary", {}, "figures"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${title}: figures` }, table(title, heads, rows, "none")));
+  return h("figure", {}, h("figcaption", {}, title), picture, legend, figures);
+}
+
+export function swatch(colour) {
+  return s("svg", { viewBox: "0 0 10 10", class: "swatch", "aria-hidden": "true" }, s("rect", { width: 10, height: 10, rx: 2, class: `bar c${colour}` }));
+}
+
+/** At most MOST places; where there are more rounds, neighbours are put together. */
+function gathered(numbers, series, together) {
+  const size = Math.ceil(numbers.length / MOST) || 1;
+  const starts = numbers.map((_, i) => i).filter((i) => i % size === 0);
+  const rounds = starts.map((i) => (size === 1 ? `${numbers[i]}` : `${numbers[i]}–${numbers[Math.min(numbers.length, i + size) - 1]}`));
+  const values = series.map((one) => starts.map((i) => together(one.values.slice(i, i + size).filter((value) => value !== null))));
+  return { rounds, values };
+}
+
+const sum = (values) => (values.length ? values.reduce((a, b) => a + b, 0) : null);
+const mean = (values) => (values.length ? sum(values) / values.length : null);
+
+function range(values, floor) {
+  const low = floor ?? Math.min(...values);
+  const high = Math.max(...values);
+  if (!Number.isFinite(low) || !Number.isFinite(high)) return [0, 1];
+  return low === high ? [low - (Math.abs(low) || 1) * 0.1, high + (Math.abs(high) || 1) * 0.1] : [low, high];
+}
+
+function nice(value) {
+  if (value <= 0) return 0;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value) * power;
+}
+
+function scale(low, high, from, to) {
+  return (value) => from + ((value - low) / (high - low || 1)) * (to - from);
+}

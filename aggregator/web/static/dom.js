@@ -1,0 +1,51 @@
+// Making elements. Text is always text: nothing here ever parses HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, String(value));
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+/** An HTML element; children are nodes or texts. */
+export function h(name, attributes = {}, ...children) {
+  return fill(document.createElement(name), attributes, children);
+}
+
+/** The same of SVG. */
+export function s(name, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+export const byId = (id) => document.getElementById(id);
+
+/** A table that becomes a list of cards on a narrow screen. `columns`: {head, cell(row), number?, wide?}. */
+export function table(caption, columns, rows, empty) {
+  const head = h("tr", {}, ...columns.map((column) => h("th", { scope: "col", class: side(column) }, column.head)));
+  const lines = rows.map((row) =>
+    h("tr", {}, ...columns.map((column, place) => cell(column, row, place))),
+  );
+  const none = h("tr", {}, h("td", { colspan: columns.length, class: "quiet" }, empty));
+  return h(
+    "table",
+    {},
+    h("caption", { class: "sr" }, caption),
+    h("thead", {}, head),
+    h("tbody", {}, ...(lines.length ? lines : [none])),
+  );
+}
+
+function cell(column, row, place) {
+  const made = column.cell(row);
+  const attributes = { class: side(column), "data-head": column.head };
+  if (made === "" || made === null) attributes["data-empty"] = true;
+  return place === 0 ? h("th", { scope: "row", ...attributes }, made) : h("td", attributes, made);
+}
+
+function side(column) {
+  return [column.number ? "number" : "", column.wide ? "wide" : ""].join(" ").trim() || null;
+}

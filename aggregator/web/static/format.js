@@ -1,0 +1,43 @@
+// Numbers for people. null is a figure that was not measured.
+
+const NONE = "–";
+
+export const percent = (share) => (share === null ? NONE : `${(100 * share).toFixed(1)} %`);
+export const plain = (value) => (value === null ? NONE : value.toPrecision(3));
+export const count = (value) => value.toLocaleString("en");
+
+export function bytes(value) {
+  if (value === null) return NONE;
+  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+    if (value >= size) return `${(value / size).toFixed(1)} ${unit}`;
+  }
+  return `${Math.round(value)} B`;
+}
+
+export function joules(value) {
+  if (value === null) return NONE;
+  for (const [unit, size] of [["MJ", 1e6], ["kJ", 1e3]]) {
+    if (value >= size) return `${(value / size).toFixed(1)} ${unit}`;
+  }
+  return `${Number(value.toPrecision(3))} J`;
+}
+
+export function seconds(value) {
+  if (value === null) return NONE;
+  if (value >= 86400) return `${(value / 86400).toFixed(1)} d`;
+  if (value >= 3600) return `${(value / 3600).toFixed(1)} h`;
+  if (value >= 120) return `${(value / 60).toFixed(1)} min`;
+  return `${Number(value.toPrecision(3))} s`;
+}
+
+/** "12 s ago", by this machine's clock; `now` and `at` in seconds. */
+export function ago(at, now = Date.now() / 1000) {
+  if (at === null) return NONE;
+  const since = Math.max(0, Math.round(now - at));
+  return since < 2 ? "now" : `${seconds(since)} ago`;
+}
+
+export function clock(at) {
+  if (at === null) return NONE;
+  return new Date(1000 * at).toLocaleString("sv").slice(5);
+}

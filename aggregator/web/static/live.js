@@ -1,0 +1,79 @@
+// Where the task is now, and what its closed rounds came to.
+
+import { byId, h } from "./dom.js";
+import { columns, lines, swatch } from "./charts.js";
+import { ago, bytes, count, joules, percent, plain, seconds } from "./format.js";
+
+const COLOURS = 8;
+
+export function tiles(live) {
+  const figures = [
+    ["round", `${live.round} of ${live.rounds}`],
+    ["devices online", `${count(live.online)} of ${count(live.devices)}`],
+    ["accuracy", percent(live.accuracy)],
+    ["loss", plain(live.loss)],
+    ["up, all rounds", bytes(live.bytes_up)],
+    ["down, all rounds", bytes(live.bytes_down)],
+    ["energy, all rounds", joules(live.energy_j)],
+  ];
+  byId("tiles").replaceChildren(...figures.map(([name, value]) => h("dl", { class: "tile" }, h("dt", {}, name), h("dd", {}, value))));
+}
+
+export function round(live, kinds) {
+  const now = Date.now() / 1000;
+  const come = Object.entries(live.contributions);
+  const total = come.reduce((sum, [, number]) => sum + number, 0);
+  const parts = [h("p", { class: "state" }, state(live, now))];
+  if (live.phase === "collecting") {
+    const share = Math.min(1, Math.max(0, (now - live.opened_at) / Math.max(1e-9, live.closes_at - live.opened_at)));
+    parts.push(h("progress", { max: 1, value: share, "aria-label": "time of the round that has passed" }));
+    parts.push(h("p", {}, `${total} of at least ${live.needed} contributions, ${live.not_counted} not counted, ${live.sitting_out} sitting out`));
+    parts.push(h("ul", { class: "legend" }, ...come.map(([kind, number]) => h("li", {}, swatch(colour(kind, kinds)), `${number} ${kind}`))));
+  }
+  if (live.note) parts.push(h("p", { class: "quiet" }, live.note));
+  byId("round").replaceChildren(...parts);
+}
+
+function state(live, now) {
+  if (live.phase === "waiting") return "Waiting for devices.";
+  if (live.phase === "finished") return "The task is finished.";
+  if (live.phase === "starting") return "Starting.";
+  const left = live.closes_at - now;
+  const end = left > 0 ? `${seconds(Math.ceil(left))} left` : "merging, or about to";
+  return `Round ${live.round} collects, opened ${ago(live.opened_at, now)}, ${end}${live.extended ? `, extended ${live.extended} times` : ""}.`;
+}
+
+export function charts(rounds, kinds) {
+  byId("no-rounds").hidden = rounds.length > 0;
+  if (!rounds.length) {
+    byId("charts").replaceChildren();
+    return;
+  }
+  const numbers = rounds.map((one) => one.round);
+  const line = (name, place, pick) => ({ name, colour: place, values: rounds.map(pick) });
+  const measured = (made) => made.filter((one) => one.values.some((value) => value !== null));
+  const byKind = (pick) => kinds.map((kind) => ({ name: kind, colour: colour(kind, kinds), values: rounds.map((one) => (one.kinds[kind] ? pick(one.kinds[kind]) : null)) })).filter((one) => one.values.some((value) => value !== null));
+  const accuracy = measured([line("accuracy", 0, (one) => one.accuracy)]);
+  const losses = measured([line("served model", 0, (one) => one.loss), line("in training", 1, (one) => one.train_loss)]);
+  const each = (name) => (figures) => figures[name] / figures.contributions;
+  byId("charts").replaceChildren(
+    ...[
+      accuracy.length ? lines("Accuracy", numbers, accuracy, percent) : null,
+      losses.length ? lines("Loss", numbers, losses, plain) : null,
+      columns("Contributions", numbers, byKind((figures) => figures.contributions), (value) => `${Number(value.toPrecision(3))}`),
+      columns("Bytes up, by kind", numbers, byKind((figures) => figures.bytes_up), bytes),
+      columns("Energy, by kind", numbers, byKind((figures) => figures.energy_j), joules),
+      lines("Training time of one, by kind", numbers, byKind(each("train_s")), seconds, 0),
+    ].filter(Boolean),
+  );
+}
+
+/** All kinds that were ever seen, each always in the same place and so in the same colour. */
+export function kindsOf(rounds, live, offered) {
+  const seen = new Set(offered);
+  for (const one of rounds) for (const kind of Object.keys(one.kinds)) seen.add(kind);
+  for (const kind of Object.keys(live.contributions)) seen.add(kind);
+  return [...seen];
+}
+
+const colour = (kind, kinds) => Math.max(0, kinds.indexOf(kind)) % COLOURS;
