@@ -110,11 +110,15 @@ def needed(state: State, device: str, now: float) -> State:
 
 
 def collected(state: State) -> State:
-    """The round closes: who was waited for in vain needed longer than there was."""
+    """The round closes: who was waited for in vain, or for whom nothing fitted, needed longer than there was.
+
+    What a device lacked may have been memory: a deadline that is too long for that costs nothing, as who sits
+    out says so at once.
+    """
     if state.rules.pace is None or not state.measured:
         return state
-    if state.waiting:
-        state = _noted(state, state.deadline_s(state.round), len(state.waiting))
+    if short := len(state.waiting) + len(state.sat_out):
+        state = _noted(state, state.deadline_s(state.round), short)
     if not state.durations:
         return state
     return state.but(paces=(*state.paces, state.durations)[-WINDOW:])

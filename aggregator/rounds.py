@@ -23,10 +23,10 @@ from .evaluation import Evaluator, summarise
 from .feasible import check_kinds
 from .identity import identified
 from .observer import RoundClosed
+from .outside import GivenRound, Outside
 from .pace import WINDOW
 from .progress import Progress, score_of
 from .registry import Registry
-from .outside import GivenRound, Outside
 from .state import Rules, Saved
 from .store import CarriedBlobs, MergeResult, Store
 from .task import Task

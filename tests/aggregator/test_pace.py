@@ -82,10 +82,17 @@ def test_who_is_waited_for_in_vain_needed_all_of_the_deadline():
     assert state.closes_s == 201.0
 
 
-def test_who_sits_out_is_not_counted():
-    state, commands = play(State(RULES), *online("a", "b"), Planned(1.0, "b", 1, ""), came("a", 2.0))
-    assert commands[-1] == Work("merge", 1, tuple(classes(2).items()))
-    assert state.phase == "merge"
+def test_for_whom_nothing_fitted_the_deadline_was_too_short():
+    """A deadline that was learnt without a device grows until it is there again."""
+    learnt = State(RULES, paces=(classes(2, 2, 2, 2),))
+    state, _ = play(learnt, *online("a", "b"))
+    first = state.closes_s
+    state, commands = play(state, Planned(1.0, "b", 1, ""), came("a", 2.0))
+    assert commands[-1] == Work("merge", 1, tuple(sorted(classes(2, first).items())))
+    for number in (2, 3):
+        state, _ = play(state, *worked(3.0), Planned(4.0, "b", number, ""), came("a", 5.0, number))
+    state, _ = play(state, *worked(6.0))
+    assert state.closes_s - 6.0 > first
 
 
 def test_of_a_cohort_each_device_needed_the_time_since_it_was_asked():
