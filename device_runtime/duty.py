@@ -10,7 +10,6 @@ import msgspec
 
 from broker.errors import BlobError
 from broker.messages import INLINE_LIMIT, Blob, Get, Offer, Receipt
-from models import tensors
 from models.errors import BundleError, TensorError
 from strategies.directions import UnknownGenerator
 from strategies.registry import KindError
@@ -131,11 +130,11 @@ class Duty:
         if offer.round > 0 and not self._has_answered(offer):
             listener = Listener(progress, lambda decision: self._decided(offer, decision))
             if before := task.unsent(offer):
-                self._report(before[0].offer, before[1])
+                self._report(task, *before)
             outcome = task.perform(given, current.closes, listener)
             if outcome is None:
                 return
-            self._report(offer, outcome)
+            self._report(task, given, outcome)
         self.open = self._given = None
 
     def _given_by(self, current: Open) -> Given:
@@ -166,28 +165,29 @@ class Duty:
         """Tell what is tried now, so that the word travels while the device computes."""
         self._voice.plan(reports.plan_message(offer, decision), decision.room_bytes)
 
-    def _report(self, offer: Offer, outcome: Outcome) -> None:
-        """Keep and send what was trained: first what the kind remembers of it, then the update itself, after
-        which this round's work is not done again.
+    def _report(self, task: OneTask, given: Given, outcome: Outcome) -> None:
+        """Keep and send what was trained: first what its kind and codec remember of it, then the update.
+        After that this round's work is not done again.
         """
+        offer = given.offer
         if self._has_answered(offer):
             return
         if outcome.contribution is None:
             log.warning("round %d: sitting out: %s", offer.round, "; ".join(outcome.reasons))
             return
         self._answered = (offer.run, offer.round)
-        body = tensors.encode(outcome.contribution.tensors)
+        encoded = task.encoded(given, outcome)
+        body = encoded.body
         try:
             blob = self._holdings.blobs.put(body) if len(body) > INLINE_LIMIT else None
             message = reports.contribution_message(offer, outcome, b"" if blob else body)
-            if self.task is not None:
-                self.task.keep(offer, outcome.contribution)
+            task.keep(offer, outcome.contribution)
+            task.keep_left(offer, message.kind, encoded)
             self.sending.keep(msgspec.structs.replace(message, blob=blob))
         except (BlobError, OSError) as error:
             log.warning("round %d left out: its contribution cannot be kept: %s", offer.round, error)
             return
-        if self.task is not None:
-            self.task.watcher.transfer(up=len(body) + ENVELOPE_BYTES)
+        task.watcher.transfer(up=len(body) + ENVELOPE_BYTES)
         self.sending.due(self._clock())
 
     def _arrived(self, blob: Blob, seconds: float) -> None:

@@ -1,0 +1,68 @@
+"""What a device sends by a codec, and what it keeps of it, whenever its process ends."""
+
+import numpy as np
+import pytest
+
+from models import tensors
+from strategies import registry
+from strategies.codecs.chain import named
+
+WORD = "delta+int8+deflate"
+SETTINGS = {"shots": 2, "epochs": 1, "codec": WORD}
+
+
+def offer(stage, number, seed, word=WORD):
+    kind = registry.make("few-shot", {**SETTINGS, "codec": word})
+    return stage.offer(number, kinds=(registry.write(kind),), seed=seed)
+
+
+def round_of(stage, number, seed, word=WORD):
+    """The body that is sent."""
+    stage.link.announce(offer(stage, number, seed, word))
+    stage.go()
+    return stage.contributions[-1].body
+
+
+def test_what_rounding_leaves_out_of_an_update_is_kept_and_comes_with_the_next(stage):
+    base, specs = stage.bundle.weights(), registry.make("few-shot").expected(stage.bundle.manifest)
+    sent = [named(WORD).decode(round_of(stage, number, seed=number), base, specs) for number in (1, 2)]
+    exact = [tensors.decode(round_of(stage, number + 2, seed=number, word="")) for number in (1, 2)]
+    first = named(WORD).rounded(exact[0], base, {})
+    second = named(WORD).rounded(exact[1], base, first.left)
+    for name, value in first.read.items():
+        np.testing.assert_array_equal(sent[0][name], value)
+        np.testing.assert_array_equal(sent[1][name], second.read[name])
+    head = stage.bundle.manifest.head.weight
+    assert first.left[head].any()
+    assert not np.array_equal(sent[1][head], named(WORD).rounded(exact[1], base, {}).read[head])
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_device_killed_as_it_keeps_a_coded_update_sends_the_very_same(stage, monkeypatch, where):
+    """In round 2, before the update is on disk: it is made again, with what was left out of round 1's."""
+    lost = []
+    round_of(stage, 1, seed=1)
+    with monkeypatch.context() as dying:
+        add = stage.agent._duty.outbox.add
+
+        def die(message):
+            lost.append(message)
+            if where == "after":
+                add(message)
+            raise Killed
+
+        dying.setattr(stage.agent._duty.outbox, "add", die)
+        stage.link.announce(offer(stage, 2, seed=2))
+        with pytest.raises(Killed):
+            stage.go()
+    stage.start(boot=2)
+    assert round_of(stage, 2, seed=2) == lost[0].body
+
+
+def test_a_coded_update_is_smaller(stage):
+    coded, plain = round_of(stage, 1, seed=1), round_of(stage, 2, seed=1, word="")
+    assert len(coded) < 0.45 * len(plain)
