@@ -245,7 +245,7 @@ def decode(data: bytes) -> Task:
     """A task from its JSON. Raises TaskError."""
     try:
         return msgspec.json.decode(data, type=Task)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise TaskError(f"not a task: {error}") from None
 
 
