@@ -20,7 +20,7 @@ Settings = Mapping[str, Any]
 Rounds = Callable[[int], int]
 """From a task's number of rounds to a number of rounds."""
 
-TRAINING = ("epochs", "lr", "momentum", "weight_decay", "batch", "mu", "clip_norm")
+TRAINING = ("epochs", "lr", "momentum", "weight_decay", "batch", "mu", "clip_norm", "codec")
 """Settings of full updates that hold for other kinds of local training of a whole model, if unsaid there."""
 WHOLE = ("full+few-shot", "width-slice", "attention-transfer", "prototypes", "representatives")
 

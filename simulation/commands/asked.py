@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from aggregator.coding import coded
+from aggregator.errors import TaskError
 from profiles import fleets
 from profiles.fleets import FleetSpec
 from simulation import policies, scenario
@@ -60,6 +64,8 @@ def plan_of(options: argparse.Namespace) -> Plan:
         mine = before
     else:
         mine = scenario.load(options.scenario or PRESET, over)
+    if options.codec is not None:
+        mine = _coded(mine, options.codec)
     bundle = bundle_sha256(mine.task.bundle)
     folder = options.run_dir or Path("runs") / f"{mine.name}-{_mark(mine, bundle)}"
     known = comparison_in(folder) or Comparison(policies=_usual(options))
@@ -133,6 +139,14 @@ def _over(options: argparse.Namespace) -> dict[str, Any]:
                 inside = inside.setdefault(table, {})
             inside[name] = value
     return over
+
+
+def _coded(mine: Scenario, word: str) -> Scenario:
+    """The scenario with updates that are sent by this codec. Raises ScenarioError."""
+    try:
+        return msgspec.structs.replace(mine, task=coded(mine.task, word))
+    except TaskError as error:
+        raise ScenarioError(str(error)) from None
 
 
 def _usual(options: argparse.Namespace) -> tuple[str, ...]:

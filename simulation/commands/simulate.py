@@ -70,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--robust-clip", type=positive, metavar="NORM", help="bound of norm-clip (default: the median norm)")
     add("--robust-clip-factor", type=positive, metavar="X", help="times the median norm (default: 1)")
     add("--robust-byzantine", type=_whole, metavar="F", help="liars krum is to stand (default: what it can)")
+    add("--codec", metavar="WORD", help="by which updates are sent, as delta+int8+deflate: docs/wire.md")
     add("--bundle", help="what is learnt: a bundle folder or zip, or the name of a shipped bundle")
     add("--engine", choices=(AUTO, *ENGINES), help="what trains: torch is quicker for convolutions (auto)")
     add("--data", metavar="SOURCE", help="where samples come from: digits, cifar10, npz, ...")

@@ -1,0 +1,45 @@
+import json
+from argparse import ArgumentParser
+
+import pytest
+
+from device_runtime.cli import main
+from simulation import policies
+from simulation.commands import simulate
+from simulation.commands.asked import plan_of
+from simulation.errors import ScenarioError
+
+
+def asked(*arguments):
+    parser = ArgumentParser()
+    simulate.add_arguments(parser)
+    return plan_of(parser.parse_args(arguments))
+
+
+def test_all_kinds_that_can_send_by_the_codec_and_it_is_another_run():
+    plain, coded = asked("digits"), asked("digits", "--codec", "delta+int8")
+    sends = {kind.name: kind.strategy.codec for kind in coded.scenario.task.kinds}
+    assert sends["full"] == sends["few-shot"] == "delta+int8"
+    assert sends["zeroth-order"] == sends["class-means"] == ""
+    assert plain.folder != coded.folder
+
+
+@pytest.mark.parametrize("policy", ["drop", "reduced", "moon+", "heterofl"])
+def test_policies_send_by_it_too(policy):
+    task = policies.under(policy, asked("digits", "--codec", "delta+half").scenario.task)
+    assert {kind.strategy.codec for kind in task.kinds} == {"delta+half"}
+
+
+def test_a_word_that_names_no_codec_is_one_line():
+    with pytest.raises(ScenarioError, match="no codec is called 'gzip'"):
+        asked("digits", "--codec", "gzip")
+
+
+def test_explain_sees_smaller_uploads(capsys):
+    up = {}
+    for word in ("", "delta+half", "delta+int8"):
+        assert main(["explain", "--as", "pi-5", "--codec", word, "--format", "json"]) == 0
+        up[word] = {row["kind"]: row["cost"]["bytes_up"] for row in json.loads(capsys.readouterr().out)}
+    for word, share in (("delta+half", 0.5), ("delta+int8", 0.27)):
+        assert up[word]["full"] == pytest.approx(share * up[""]["full"], rel=0.05)
+        assert up[word]["zeroth-order"] == up[""]["zeroth-order"]
