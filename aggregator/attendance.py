@@ -8,11 +8,13 @@ or a round begins, as much as there are devices that it waits for.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from rpds import HashTrieMap, HashTrieSet
 
 from .moves import Invited, Planned, Present, Unkept, Update
 from .pace import WINDOW, class_of
-from .state import SILENT, Presence, State
+from .state import SILENT, Presence, Saved, State
 
 
 def present(state: State, event: Present) -> State:
@@ -29,6 +31,20 @@ def present(state: State, event: Present) -> State:
     if known is not None and known.boot != event.boot and device in state.behind:
         return state.but(devices=devices, behind=state.behind.discard(device), due=True)
     return state.but(devices=devices)
+
+
+def remembered(state: State, saved: Saved) -> State:
+    """After a restart: whoever was here is taken to be here, as long as nothing else is heard.
+
+    A broker keeps the wills of those that left meanwhile; who is not heard at all lets deadlines pass.
+    """
+    devices = {device: Presence(boot, online=True) for device, boot in saved.present.items()}
+    return state.but(devices=HashTrieMap(devices), ready=HashTrieSet(devices))
+
+
+def owing(state: State, answered: Set[str]) -> HashTrieSet[str]:
+    """Of those that are ready, who is asked for the open round and is not among these."""
+    return HashTrieSet(device for device in state.ready if device not in answered and state.is_asked(device))
 
 
 def heard(state: State, device: str) -> State:

@@ -47,6 +47,7 @@ class Conductor:
         self._tell = tell
         self._events: deque[moves.Event] = deque()
         self._busy = False
+        self._came: set[str] = set()
 
     def start(self) -> None:
         """Begin, or go on where the folder says."""
@@ -73,6 +74,23 @@ class Conductor:
         except RunFolderError as error:
             self._lost(error)
             self._drain()
+        self._remember()
+
+    def attend(self, device: str) -> None:
+        """A device came, went, or is ready: the next life of the aggregator is to know it."""
+        self._came.add(device)
+
+    def _remember(self) -> None:
+        if not self._came:
+            return
+        known = {device: self.state.devices.get(device) for device in self._came}
+        here = {device: one.boot for device, one in known.items() if one and one.online and one.ready}
+        try:
+            self.rounds.store.attend(here, self._came - here.keys())
+        except RunFolderError as error:
+            log.warning("who is here is not on disk: %s", error)
+        else:
+            self._came.clear()
 
     def offer(self) -> None:
         """Publish where things are: a broker may have forgotten it."""

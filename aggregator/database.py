@@ -32,6 +32,9 @@ CREATE INDEX IF NOT EXISTS by_round ON contributions (into_round, kind, device, 
 CREATE TABLE IF NOT EXISTS asked (
     device TEXT PRIMARY KEY, round INTEGER NOT NULL
 );
+CREATE TABLE IF NOT EXISTS present (
+    device TEXT PRIMARY KEY, boot INTEGER NOT NULL
+);
 CREATE TABLE IF NOT EXISTS traffic (
     round INTEGER NOT NULL, device TEXT NOT NULL, up INTEGER NOT NULL, down INTEGER NOT NULL,
     PRIMARY KEY (round, device)

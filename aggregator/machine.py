@@ -59,7 +59,7 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
         return State(rules), ()
     state = State(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S)
     state = state.but(paces=saved.paces, progress=saved.progress)
-    state = state.but(asked=HashTrieMap(saved.asked))
+    state = attendance.remembered(state.but(asked=HashTrieMap(saved.asked)), saved)
     if saved.phase == "closed":
         return _next(state, now)
     if saved.phase == "collect":
@@ -68,6 +68,7 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
         opened = opened.but(
             contributions=saved.contributions,
             answered=HashTrieSet(saved.answered),
+            waiting=attendance.owing(opened, saved.answered),
             places=max(0, opened.places - already),
             measured=False,
         )

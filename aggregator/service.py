@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 from broker import link, topics
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 """Seconds between looks at the clock."""
+RETURN_S = 30.0
+"""Seconds after a lost broker is back in which devices are: their longest wait between two attempts."""
 LINGER_S = 2.0
 """Seconds that a finished service stays, at most, for the devices to hear of it and leave."""
 
@@ -52,6 +55,8 @@ class Service:
         self._ports = ports
         self._run = Conductor(self._rounds, ports, self._tell)
         self._done_s: float | None = None
+        self._back_s = -inf
+        self._wills: dict[str, wire.State] = {}
         self._flood = Flood()
 
     @property
@@ -125,6 +130,7 @@ class Service:
     def tick(self) -> None:
         """Look at the clock, and give what was handled since its receipts; call it several times a second."""
         self._run.heed()
+        self._hear_wills()
         self._run.reception.tick(self.state.round)
         self._run.feed(moves.Tick(self._ports.clock()))
         self._run.settle()
@@ -135,6 +141,7 @@ class Service:
             case link.Received():
                 self._survive(event)
             case link.Connected(first=False):
+                self._back_s = self._ports.clock() + RETURN_S
                 self._run.reception.restart()
                 self._run.offer()
             case link.Disconnected():
@@ -190,14 +197,26 @@ class Service:
     def _on_state(self, device: str, state: wire.State, retain: bool) -> None:
         """Presence that the broker kept is of a device that came before we did: we were away, it was not."""
         before = self.state.devices.get(device)
+        self._wills.pop(device, None)
+        if retain and not state.online and before and before.online and self._ports.clock() < self._back_s:
+            self._wills[device] = state
+            return
         known = before is not None and before.boot == state.boot
         ready = before.ready if before and known else retain and self.state.round > 0
         self._run.feed(moves.Present(self._ports.clock(), device, state.boot, state.online, ready))
+        self._run.attend(device)
         if self.state.devices.get(device) != before:
             self._tell(DeviceSeen(device, state.online))
         now = self.state.devices.get(device)
         if not state.online and not (now and now.online):
             self._run.out.clear_state(device)
+
+    def _hear_wills(self) -> None:
+        """A broker that ends speaks the wills of all its clients: those of who is not back in time count."""
+        if self._wills and self._ports.clock() >= self._back_s:
+            wills, self._wills = self._wills, {}
+            for device, state in wills.items():
+                self._on_state(device, state, retain=True)
 
     def _on_hello(self, device: str, hello: wire.Hello) -> None:
         """Answered with the round that is open (clocks are not compared: what remains is said now).
@@ -205,10 +224,12 @@ class Service:
         Before the first one, and where the device is not asked, that is round 0, the lobby: fetch the
         bundle, measure, say hello again.
         """
+        self._wills.pop(device, None)
         profile, engine = printable(hello.profile), printable(hello.engine)
         battery = hello.battery_percent if 0 <= hello.battery_percent <= 100 else None
         self._tell(DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery))
         self._run.feed(moves.Present(self._ports.clock(), device, hello.boot, True, hello.num_examples > 0))
+        self._run.attend(device)
         self._run.answer(device)
 
     def _on_plan(self, device: str, plan: wire.Plan) -> None:
@@ -237,6 +258,7 @@ class Service:
             return
         if device not in self.state.devices:
             self._run.feed(moves.Present(self._ports.clock(), device, message.boot, True))
+            self._run.attend(device)
         self._run.reception.announce(update, message)
 
     def _tell(self, happening: Happening) -> None:

@@ -193,3 +193,5 @@ class Saved:
     asked: Mapping[str, int] = field(default_factory=dict)
     paces: tuple[Durations, ...] = ()
     progress: Progress = NO_PROGRESS
+    present: Mapping[str, int] = field(default_factory=dict)
+    """Devices that were ready, and the life that each spoke from."""

@@ -10,7 +10,7 @@ may be repeated. One process owns the folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -125,7 +125,14 @@ class Store:
         counted = self._db.rows("SELECT device, round FROM contributions WHERE into_round = ?", number)
         answered = frozenset(row["device"] for row in counted if row["round"] == number)
         asked = {row["device"]: row["round"] for row in self._db.rows("SELECT device, round FROM asked")}
-        return Saved(number, phase, len(counted), answered, asked)
+        present = {row["device"]: row["boot"] for row in self._db.rows("SELECT device, boot FROM present")}
+        return Saved(number, phase, len(counted), answered, asked, present=present)
+
+    def attend(self, here: Mapping[str, int], gone: Iterable[str]) -> None:
+        """Devices that a round may wait for, each with the life (boot) that it speaks from; and no longer."""
+        with self._db.commit() as db:
+            db.executemany("INSERT OR REPLACE INTO present VALUES (?, ?)", list(here.items()))
+            db.executemany("DELETE FROM present WHERE device = ?", [(device,) for device in gone])
 
     def ask(self, number: int, devices: Iterable[str]) -> None:
         """Devices of a cohort are asked for a round; only the latest round of each is kept."""

@@ -9,10 +9,11 @@ import pytest
 
 from aggregator.intake import MAX_PULLS
 from aggregator.observer import Contributed, DeviceSeen, Finished, Refused, RoundClosed, RoundExtended
+from aggregator.service import RETURN_S
 from broker import messages, topics
 from broker.blobs import block_count
 from broker.errors import BlobError
-from broker.link import packet_bytes
+from broker.link import Connected, Disconnected, packet_bytes
 from broker.messages import Blob, Get, Hello, Offer, State
 from models import tensors
 from strategies.zeroth_order import replay
@@ -461,3 +462,75 @@ def test_a_run_that_was_begun_before_there_was_a_setting_goes_on_with_its_defaul
         db.execute("UPDATE meta SET task = ?", (msgspec.json.encode(settings),))
     b = b.restart()
     assert (b.service.run_id, b.service.state.rules.buffer_size) == (run, 0)
+
+
+def test_after_a_restart_a_round_waits_for_those_that_were_in_it_however_long_they_take(
+    bench, make_task, update_of
+):
+    """Their links come back when they come back; the one that is back first does not close the round."""
+    b = bench(make_task("few-shot", round_deadline_s=60.0))
+    b.join("pi-01", "pi-02", "pi-03", "pi-04")
+    b.say("pi-04", "state", State(boot=1, online=False))
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+    b = b.restart()
+    assert b.service.state.waiting == {"pi-02", "pi-03"}
+    b.join("pi-02")
+    b.contribute("pi-02", b.contribution("few-shot", update_of("few-shot", 2)))
+    b.wait(30.0)
+    assert b.service.state.round == 1
+    b.join("pi-03")
+    b.contribute("pi-03", b.contribution("few-shot", update_of("few-shot", 3)))
+    b.wait(2.0)
+    assert [closed.record.participants for closed in b.heard(RoundClosed)] == [3]
+
+
+def test_after_a_restart_the_will_of_one_that_left_meanwhile_is_heard_and_a_silent_one_costs_a_deadline(
+    bench, make_task, update_of
+):
+    b = bench(make_task("few-shot", round_deadline_s=60.0))
+    b.join("pi-01", "pi-02", "pi-03")
+    b = b.restart()
+    b.raw(topics.up("pi-02", "state"), messages.encode(State(boot=1, online=False)), retain=True)
+    b.join("pi-01")
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+    assert b.service.state.waiting == {"pi-03"}
+    b.wait(60.0)
+    assert [closed.record.participants for closed in b.heard(RoundClosed)] == [1]
+
+
+def test_who_is_here_is_remembered_once_the_disk_has_room_again(bench, make_task, monkeypatch):
+    from aggregator.errors import RunFolderError
+
+    b = bench(make_task("few-shot"))
+
+    def full(*_):
+        raise RunFolderError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(b.store), "attend", full)
+        b.join("pi-01")
+    b.wait(0.1)
+    b = b.restart()
+    assert set(b.service.state.ready) == {"pi-01"}
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_wills_that_a_broker_speaks_as_it_ends_end_no_round_for_those_that_come_back(
+    bench, make_task, update_of, returns
+):
+    """It ends, speaks the wills of all, and keeps them: the aggregator may be back before its devices are."""
+    b = bench(make_task("few-shot", round_deadline_s=600.0))
+    b.join("pi-01", "pi-02")
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+    b.service.handle(Disconnected("connection lost"))
+    b.service.handle(Connected(first=False))
+    b.raw(topics.up("pi-02", "state"), messages.encode(State(boot=1, online=False)), retain=True)
+    b.wait(RETURN_S - 1)
+    assert b.service.state.round == 1
+    if returns:
+        b.say("pi-02", "state", State(boot=1, online=True))
+    b.wait(2.0)
+    assert b.service.state.round == (1 if returns else 2)
+    if returns:
+        receipts = b.contribute("pi-02", b.contribution("few-shot", update_of("few-shot", 2)))
+        assert [receipt.status for receipt in receipts] == ["accepted"]
