@@ -18,7 +18,7 @@ from strategies.registry import KindError
 from .errors import DeviceError
 
 GROUP = "device_runtime.commands"
-OURS = ("device_runtime", "broker", "strategies", "models", "profiles", "aggregator", "simulation")
+OURS = ("device_runtime", "broker", "strategies", "models", "profiles", "aggregator", "simulation", "edge")
 EXPECTED = (BrokerError, ModelError, ProfileError, KindError, DeviceError)
 """Errors with a text for people; a command's module may add its own as `ERRORS`."""
 EXTRAS = {

@@ -1,0 +1,124 @@
+"""`device-runtime edge`: the aggregator of a site, which is a device of the aggregator above it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import queue
+import secrets
+import signal
+import threading
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from aggregator.config import AUTO, BrokerSection
+from aggregator.errors import AggregatorError
+from aggregator.exits import Exit, exit_code
+from aggregator.ports import Ports
+from aggregator.serving import PORT, QUEUE_LIMIT, broker_for
+from broker import topics
+from broker.events import Event
+from broker.link import Link, LinkOptions
+from broker.url import BrokerUrl
+from device_runtime.commands.options import add_connection, count
+from device_runtime.connecting import Connection, connect
+from device_runtime.task import Settings
+
+from .ground import SiteRules
+from .process import Edge
+from .told import tell
+
+__all__ = ["ERRORS", "EXAMPLE", "HELP", "add_arguments", "exit_code", "run"]
+
+HELP = "be the aggregator of a site, and a device of the aggregator above it"
+EXAMPLE = "device-runtime edge mqtt://127.0.0.1:1883 --name site-a --broker auto"
+
+ERRORS = (AggregatorError,)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Upwards the options of `join`; the others are of the site."""
+    add_connection(parser, "broker")
+    add = parser.add_argument
+    add("--until-done", action="store_true", help="leave when the task is done")
+    add(
+        "--broker",
+        dest="site_broker",
+        metavar="URL",
+        default=AUTO,
+        help="of the site's devices: mqtt://, mqtts:// or wss://; auto starts one here (default)",
+    )
+    add("--port", type=int, default=0, help="of the broker that auto starts (default: as before, or free)")
+    add("--broker-ca", type=Path, metavar="PEM", help="authority of the site's broker")
+    add("--min-devices", type=count, default=1, metavar="N", help="be ready with as many (default: 1)")
+    add(
+        "--min-contributions",
+        type=count,
+        default=1,
+        metavar="N",
+        help="of fewer nothing is forwarded (default: 1)",
+    )
+    add(
+        "--late",
+        choices=("discard", "count"),
+        default="discard",
+        help="what comes after its round (default: discard)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Work until stopped or done. Raises AggregatorError, BrokerError, ModelError."""
+    above = connect(options)
+    if options.insecure and not above.url.secure:
+        logging.warning("--insecure: passwords and updates cross the network in the clear")
+    above.folder.mkdir(parents=True, exist_ok=True)
+    section = BrokerSection(
+        url=options.site_broker,
+        port=options.port,
+        ca=options.broker_ca,
+        insecure=options.insecure,
+    )
+    stop = threading.Event()
+    _on_signals(stop)
+    with ExitStack() as stack:
+        broker, url = broker_for(section, above.folder)
+        if broker:
+            stack.callback(broker.stop)
+            print(f"broker: {broker.name} at {broker.url} ({broker.why})", flush=True)
+            print(f"the site's devices join with: device-runtime join {broker.url} --data FOLDER", flush=True)
+            (above.folder / PORT).write_text(f"{url.port}\n")
+        _work(options, above, url, stop)
+    return Exit.DONE
+
+
+def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: threading.Event) -> None:
+    """Between its two links, until stopped or done."""
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    wishes = LinkOptions(subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT)
+    below = Link(url, f"edge-{secrets.token_hex(4)}", inbox, wishes)
+    ports = Ports(below, inbox, (tell,), time.monotonic, url.mqtt5)
+    rules = SiteRules(options.min_devices, options.min_contributions, options.late)
+    settings = Settings(above.name, above.folder, above.folder, aggregator=above.key)
+    with closing(Edge(settings, secrets.randbits(32), rules, ports)) as edge:
+        agent = edge.agent
+        presence = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
+        link = Link(above.url, above.client_id, agent.inbox, presence)
+        below.connect()
+        try:
+            link.connect()
+            edge.run(link, stop, until_done=options.until_done)
+        finally:
+            link.close(agent.will())
+            below.close()
+
+
+def _on_signals(stop: threading.Event) -> None:
+    """The first SIGTERM or SIGINT stops in order, the next one at once."""
+
+    def stopping(number: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stopping)

@@ -1,0 +1,149 @@
+"""Where a site is kept and how it is reached: one site at a time, that of the run above it."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from aggregator import outside
+from aggregator import task as tasks
+from aggregator.ports import Ports
+from aggregator.records import Records
+from aggregator.task import KindSettings, Late, Task
+from broker import topics
+from broker.events import Event, Received
+from broker.messages import MessageError, Offer, State, decode
+from broker.topics import TopicError
+from models.bundle import Bundle
+from strategies.kind import AnyStrategy
+
+from .roll import Roll
+from .site import Site
+
+OPEN_END = 1_000_000
+"""Rounds of a site's task: it has as many as there are above."""
+
+
+@dataclass(frozen=True)
+class SiteRules:
+    """What is decided at the site itself.
+
+    With fewer than `min_devices` that are ready the edge is not ready either, and no round above waits for
+    it; with fewer than `min_contributions` the site has nothing to forward. `late` as in a task.
+    """
+
+    min_devices: int = 1
+    min_contributions: int = 1
+    late: Late = "discard"
+
+
+class Ground:
+    """Opens sites below `folder`, and hands on what the link of the site brings.
+
+    Who is there is known before a site is open, and to the next one: what else comes while none is open is
+    dropped, and devices say it again.
+    """
+
+    def __init__(self, folder: Path, rules: SiteRules, ports: Ports) -> None:
+        """The observers of `ports` are told of every site."""
+        self.folder, self.rules = folder, rules
+        self.roll = Roll()
+        self.site: Site | None = None
+        self._at = folder
+        self._ports = replace(ports, observers=(self.roll, *ports.observers))
+        self._present: dict[tuple[str, str], Received] = {}
+
+    def enter(self, offer: Offer, kinds: Sequence[AnyStrategy], bundle: Bundle) -> Site:
+        """The site of this run above and these kinds: the one at hand, or another, for which that is closed.
+
+        Other sites are removed from the disk: nobody above waits for them. Raises RunFolderError, and what
+        Rounds raises.
+        """
+        task = self._task(offer, kinds, bundle)
+        of_run = self._of_run(offer)
+        folder = of_run / hashlib.sha256(task.json()).hexdigest()[:16]
+        if self.site is None or self._at != folder:
+            self.leave()
+            for other in (*self.folder.glob("*"), *of_run.glob("*")):
+                if other not in (of_run, folder):
+                    shutil.rmtree(other, ignore_errors=True)
+            self.site = self._opened(task, folder)
+        return self.site
+
+    def enter_any(self, offer: Offer) -> Site | None:
+        """The site of the run above, whatever its kinds: the one at hand, or what an earlier life left.
+
+        Raises RunFolderError, TaskError, and what Rounds raises.
+        """
+        if self.site is not None and self._at.parent != self._of_run(offer):
+            self.leave()
+        left = [] if self.site else list(self._of_run(offer).glob(f"*/{outside.FILE}"))
+        if left:
+            folder = max(left, key=lambda file: file.stat().st_mtime_ns).parent
+            self.site = self._opened(tasks.decode((folder / "task.json").read_bytes()), folder)
+        return self.site
+
+    def leave(self) -> None:
+        """Close the site that is open. May be called twice."""
+        if self.site is not None:
+            self.site.close()
+        self.site = None
+
+    def step(self, timeout_s: float) -> None:
+        """Take what the link brings for so many seconds, or until nothing does, and look at the clock."""
+        end = self._ports.clock() + timeout_s
+        try:
+            self._take(self._ports.inbox.get(timeout=timeout_s))
+            while self._ports.clock() < end:
+                self._take(self._ports.inbox.get_nowait())
+        except queue.Empty:
+            pass
+        if self.site is not None:
+            self.site.tick()
+
+    def _opened(self, task: Task, folder: Path) -> Site:
+        """Those who are known to be there are, from the start."""
+        observers = (*self._ports.observers, Records(folder))
+        site = Site(task, folder, replace(self._ports, observers=observers))
+        self._at = folder
+        for event in list(self._present.values()):
+            site.handle(event)
+        return site
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Received):
+            self._note(event)
+        if self.site is not None:
+            self.site.handle(event)
+
+    def _note(self, event: Received) -> None:
+        """The last word of each device on whether it is there, and with what."""
+        try:
+            address = topics.parse(event.topic)
+            if address.leaf == "state" and event.payload and not decode(event.payload, State).online:
+                self._present.pop((address.device, "hello"), None)
+                self._present.pop((address.device, "state"), None)
+            elif address.leaf in ("state", "hello") and event.payload:
+                self._present[address.device, address.leaf] = event
+        except (TopicError, MessageError):
+            return  # the site says what is wrong with it
+
+    def _of_run(self, offer: Offer) -> Path:
+        """Names come over the wire: they are no paths."""
+        return self.folder / hashlib.sha256(f"{offer.task}\0{offer.run}".encode()).hexdigest()[:16]
+
+    def _task(self, offer: Offer, kinds: Sequence[AnyStrategy], bundle: Bundle) -> Task:
+        return Task(
+            bundle=str(bundle.path.resolve()),
+            name=offer.task,
+            rounds=OPEN_END,
+            min_contributions=self.rules.min_contributions,
+            late=self.rules.late,
+            kinds=tuple(KindSettings(name=kind.name, settings=msgspec.to_builtins(kind)) for kind in kinds),
+        )

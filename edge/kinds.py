@@ -1,0 +1,102 @@
+"""Which kinds of update a site can merge into one: those of which nothing but the base is left afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aggregator.task import kinds_named
+from broker.messages import Offer
+from models.errors import BundleError
+from models.manifest import Manifest
+from strategies import registry
+from strategies.class_means import ClassMeans
+from strategies.entropy_subset import EntropySubset
+from strategies.few_shot import FewShot
+from strategies.full import Full
+from strategies.kind import AnyStrategy
+from strategies.local_zeroth_order import LocalZerothOrder
+from strategies.peft import Peft
+from strategies.zeroth_order import ZerothOrder
+
+
+@dataclass(frozen=True)
+class SiteKinds:
+    """What a site does with an offer: it forwards `forwarded`, and offers `offered` to its devices.
+
+    `left_out` says of each other kind why its devices are not asked for it.
+    """
+
+    forwarded: Full
+    offered: tuple[AnyStrategy, ...]
+    left_out: tuple[str, ...] = ()
+
+
+class NothingToForward(Exception):
+    """The offer asks for no full updates, which are what a site forwards. The message is for people."""
+
+
+def site_kinds(offer: Offer, manifest: Manifest) -> SiteKinds:
+    """The kinds of an offer that can be merged here, in its order of preference.
+
+    Raises KindError when this version knows none of them, NothingToForward.
+    """
+    kinds = registry.known(offer.kinds)
+    full = next((kind for kind in kinds if isinstance(kind, Full)), None)
+    if full is None:
+        names = ", ".join(kind.name for kind in kinds)
+        raise NothingToForward(f"round {offer.round} asks for {names}, and a site forwards full updates only")
+    reasons = {kind: why_not(kind, manifest) for kind in kinds}
+    return SiteKinds(
+        forwarded=full.variants()[0],
+        offered=tuple(kind for kind, why in reasons.items() if not why),
+        left_out=tuple(f"{kind.name}: {why}" for kind, why in reasons.items() if why),
+    )
+
+
+def usual_kinds(manifest: Manifest) -> tuple[AnyStrategy, ...]:
+    """What a site gets ready with as long as no round says what it asks for."""
+    usual = (kind.strategy for kind in kinds_named(registry.USUAL))
+    return tuple(kind for kind in usual if not why_not(kind, manifest))
+
+
+def why_not(kind: AnyStrategy, manifest: Manifest) -> str:
+    """Why updates of a kind cannot be merged into one full update; empty when they can."""
+    moved = _MOVED.get(type(kind))
+    if moved is None:
+        return "what the aggregator makes of it is more than a base"
+    if isinstance(kind, FewShot) and (not kind.join_base or kind.send_mean):
+        return "its classifiers do not join the base only"
+    if isinstance(kind, ClassMeans) and kind.head != "trained":
+        return f"its classifier is served, not trained into the base (head is {kind.head!r})"
+    whole = {spec.name for spec in Full().expected(manifest)}
+    try:
+        strange = [name for form in kind.variants() for name in moved(form, manifest) if name not in whole]
+    except BundleError as error:
+        return str(error)
+    return f"it moves {strange[0]}, which is not in a full update" if strange else ""
+
+
+def _expected(kind: AnyStrategy, manifest: Manifest) -> list[str]:
+    return [spec.name for spec in kind.expected(manifest)]
+
+
+def _directions(kind: Any, manifest: Manifest) -> list[str]:
+    return list(manifest.names(kind.tunable))
+
+
+def _head(_kind: AnyStrategy, manifest: Manifest) -> list[str]:
+    return [name for name in (manifest.head.weight, manifest.head.bias) if name is not None]
+
+
+_MOVED: Mapping[type, Callable[[Any, Manifest], list[str]]] = {
+    Full: _expected,
+    EntropySubset: _expected,
+    Peft: _expected,
+    FewShot: _expected,
+    LocalZerothOrder: _expected,
+    ZerothOrder: _directions,
+    ClassMeans: _head,
+}
+"""Kinds that do nothing but move the base, and the tensors of it that a form of them moves."""

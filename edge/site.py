@@ -1,0 +1,191 @@
+"""One run of a site: an ordinary aggregator, whose rounds are those that an aggregator above gives it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite, nan
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from aggregator import merging
+from aggregator.observer import RoundClosed
+from aggregator.outside import GivenRound
+from aggregator.ports import Ports
+from aggregator.service import Service
+from aggregator.store import CarriedBlobs
+from aggregator.task import Task
+from broker import topics
+from broker.events import Event
+from broker.messages import Offer, decode, encode
+from device_runtime.task import Given
+from models import tensors
+from models.tensors import Tensors
+from strategies.kind import NOTHING
+
+Standing = Literal["other", "open", "merged"]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a round of the site came to, in the units of people. `weights` is all of the merged base.
+
+    Samples, seconds and joules are sums over its contributions, the peak of memory and epsilon the most of
+    them; `train_loss` is their mean by samples, nan where none has one; epsilon nan where none is private.
+    """
+
+    weights: Tensors
+    num_examples: int
+    train_loss: float
+    train_time_s: float
+    energy_j: float
+    peak_memory_bytes: int
+    epsilon: float
+    summary: str
+
+
+class Site:
+    """The service of a site, spoken to by its clock. Raises what Service raises, and RunFolderError."""
+
+    def __init__(self, task: Task, folder: Path, ports: Ports) -> None:
+        """Opens the folder, and offers its devices what it has open."""
+        self._service = Service(task, folder, ports, given=True)
+        self._ports = ports
+        self.task = task
+        self.merge_s = 0.0
+        """Seconds that the latest merging took."""
+        self._source: tuple[GivenRound, Offer] | None = None
+        self._service.start()
+
+    @property
+    def source(self) -> Offer | None:
+        """The offer from above whose round was given last."""
+        latest = self._latest
+        if latest is None:
+            return None
+        if self._source is None or self._source[0] is not latest:
+            self._source = latest, decode(latest.source, Offer)
+        return self._source[1]
+
+    def standing(self, offer: Offer) -> Standing:
+        """How far the site is with the round of an offer from above."""
+        source = self.source
+        if source is None or (source.run, source.round) != (offer.run, offer.round):
+            return "other"
+        if self._service.state.phase == "collect":
+            return "open"
+        return "merged" if self._service.state.round == self._number else "other"
+
+    def give(self, given: Given, seconds: float) -> None:
+        """Offer the site's devices a round from above, with so many seconds; the open one has them anew."""
+        rounds, state, latest = self._service.rounds, self._service.state, self._latest
+        if self.standing(given.offer) == "open" and latest:
+            self._service.give(msgspec.structs.replace(latest, deadline_s=seconds))
+            return
+        put = rounds.store.models.put
+        aside = put(tensors.encode(given.aside)) if given.aside else None
+        self._service.give(
+            GivenRound(
+                number=state.round + 1,
+                seed=given.offer.seed,
+                deadline_s=seconds,
+                base=merging.checkpoint(given.base, rounds.store.models, rounds.manifest),
+                carried=CarriedBlobs(aside=aside),
+                source=encode(given.offer),
+            )
+        )
+
+    @property
+    def contributions(self) -> int:
+        """Of the open round."""
+        return self._service.state.contributions
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all who are here have had their say about the open round."""
+        state = self._service.state
+        said = bool(state.answered or state.sat_out)
+        return said and not state.waiting and self._ports.clock() >= state.settles_s
+
+    def end(self, offer: Offer) -> Given | None:
+        """End the round that was given last, unless it is of this offer: merge what it has.
+
+        Returns what it was given with, but for what came beside the base; None when there is no other round.
+        """
+        source = self.source
+        if source is None or self.standing(offer) != "other":
+            return None
+        if self.standing(source) == "open":
+            self._timed(self._service.close_round)
+        if self.standing(source) != "merged":
+            return None
+        return Given(source, "", self._service.rounds.weights(self._number), NOTHING)
+
+    def made(self) -> Made | str:
+        """What the round that was given last came to, or why that is nothing to forward."""
+        rounds, number = self._service.rounds, self._number
+        closed = rounds.store.closed(number)[0]
+        if len(closed.contributions) < self.task.min_contributions:
+            return f"{len(closed.contributions)} of {self.task.min_contributions} contributions"
+        if closed.note and rounds.store.base(number + 1).sha == rounds.store.base(number).sha:
+            return closed.note
+        return _made(closed, rounds.weights(number + 1))
+
+    def handle(self, event: Event) -> None:
+        """One event of the site's link."""
+        self._timed(lambda: self._service.handle(event))
+
+    def tick(self) -> None:
+        """Look at the clock."""
+        self._timed(self._service.tick)
+
+    def farewell(self) -> None:
+        """Tell the devices that all is over."""
+        rounds = self._service.rounds
+        lobby = rounds.lobby(self._service.state.round)
+        done = msgspec.structs.replace(lobby, round=self._service.state.round, done=True)
+        topic = topics.offer(done.task)
+        self._ports.link.publish(topic, self._ports.seal(topic, done), retain=True)
+
+    def close(self) -> None:
+        """Let go of the run folder."""
+        self._service.close()
+
+    @property
+    def _latest(self) -> GivenRound | None:
+        outside = self._service.rounds.outside
+        return outside.latest if outside else None
+
+    @property
+    def _number(self) -> int:
+        """The site's own number of the round that was given last."""
+        return self._latest.number if self._latest else 0
+
+    def _timed(self, step: Callable[[], None]) -> None:
+        """Some steps end in a merge."""
+        before, began = self._service.state.phase, time.monotonic()
+        step()
+        if before == "collect" and self._service.state.phase == "wait":
+            self.merge_s = time.monotonic() - began
+
+
+def _made(closed: RoundClosed, weights: Tensors) -> Made:
+    sent = closed.contributions
+    devices = len({one.device for one in sent})
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in sent).items())
+    told = [one for one in sent if isfinite(one.train_loss)]
+    examples = sum(one.num_examples for one in told)
+    return Made(
+        weights=weights,
+        num_examples=sum(one.num_examples for one in sent),
+        train_loss=sum(one.train_loss * one.num_examples for one in told) / examples if examples else nan,
+        train_time_s=sum(one.train_time_s for one in sent),
+        energy_j=sum(one.energy_j for one in sent),
+        peak_memory_bytes=max(one.peak_memory_bytes for one in sent),
+        epsilon=max((one.epsilon for one in sent if isfinite(one.epsilon)), default=nan),
+        summary=f"of {devices} device{'' if devices == 1 else 's'}: {kinds}",
+    )

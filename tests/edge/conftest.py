@@ -1,0 +1,226 @@
+"""Two levels in memory: an aggregator, an edge on its folder, and devices that are spoken for."""
+
+import queue
+from dataclasses import dataclass, field
+
+import pytest
+
+from aggregator.ports import Ports
+from aggregator.service import Service
+from aggregator.task import KindSettings, Task
+from broker import messages, topics
+from broker.blobs import Blobs, block_count
+from broker.events import Connected, Received
+from broker.messages import (
+    INLINE_LIMIT,
+    Contribution,
+    Get,
+    Hello,
+    Metrics,
+    Offer,
+    Plan,
+    Receipt,
+    State,
+)
+from broker.transfer import answer
+from device_runtime.task import Settings
+from edge.ground import SiteRules
+from edge.process import Edge
+from models import tensors
+
+BUNDLE = "digits-wrn-10-1"
+METRICS = Metrics(train_loss=0.5, train_time_ms=1500, energy_mj=2000, peak_memory_kib=1024)
+
+
+class Below:
+    """The site's link: keeps what is published, and lets devices answer for themselves."""
+
+    def __init__(self):
+        self.inbox = queue.SimpleQueue()
+        self.sent = []
+        self.retained = {}
+
+    def publish(self, topic, payload, retain=False):
+        self.sent.append((topic, payload))
+        if retain:
+            self.retained[topic] = payload
+        return True
+
+
+class Above:
+    """The edge's link upwards: `up` is whether it reaches the aggregator."""
+
+    url = "above"
+
+    def __init__(self, levels):
+        self.levels = levels
+        self.up = True
+
+    def publish(self, topic, payload, retain=False):
+        if self.up:
+            self.levels.heard_above.append((topic, payload))
+            self.levels.service.handle(Received(topic, payload, retain))
+        return True
+
+    def under_way(self, topic=""):
+        return 0
+
+
+@dataclass
+class Levels:
+    """`service` above and `edge` below it, called "site", on one clock that stands still."""
+
+    task: Task
+    folder: object
+    rules: SiteRules = field(default_factory=SiteRules)
+    now: float = 100.0
+    lives: int = 0
+    told: list = field(default_factory=list)
+    heard_above: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.above = None
+        ports = Ports(self, queue.SimpleQueue(), (self.told.append,), clock=self.clock)
+        self.service = Service(self.task, self.folder / "above", ports)
+        self.service.start()
+        self.blobs = Blobs(self.folder / "devices")
+        self.start()
+
+    def clock(self):
+        return self.now
+
+    def publish(self, topic, payload, retain=False):
+        """What the aggregator above says."""
+        if (
+            self.above
+            and self.above.up
+            and (topics.is_offer(topic) or topic.startswith(topics.down("site", "")))
+        ):
+            self.edge.agent.inbox.put(Received(topic, payload))
+        return True
+
+    def start(self):
+        """A (new) life of the edge, on the folder of the ones before."""
+        self.lives += 1
+        self.below = Below()
+        self.above = Above(self)
+        state = self.folder / "site"
+        state.mkdir(exist_ok=True)
+        ports = Ports(self.below, self.below.inbox, clock=self.clock)
+        self.edge = Edge(Settings("site", state, state), self.lives, self.rules, ports)
+        self.edge.agent.begin(self.above)
+        self.edge.agent.inbox.put(Connected(first=True))
+
+    def kill(self):
+        """As kill -9: nothing is said, only the folder stays."""
+        self.edge.close()
+        self.start()
+
+    def go(self, steps=12):
+        """Both levels work until nothing more comes of it."""
+        for _ in range(steps):
+            self.edge.step(0.001)
+            self.service.tick()
+        return self
+
+    def wait(self, seconds):
+        self.now += seconds
+        return self.go()
+
+    def say(self, device, leaf, message):
+        self.below.inbox.put(Received(topics.up(device, leaf), messages.encode(message)))
+
+    def join(self, *devices, samples=20):
+        for device in devices:
+            self.say(device, "state", State(boot=1, online=True))
+            hello = Hello(boot=1, num_examples=samples, profile="pi", memory_bytes=2**29, engine="onnx")
+            self.say(device, "hello", hello)
+        return self.go()
+
+    def leave(self, device):
+        self.say(device, "state", State(boot=1, online=False))
+        return self.go()
+
+    def sit_out(self, device):
+        offer = self.offer
+        plan = Plan(
+            task=offer.task, round=offer.round, kind="", seconds=0, memory_bytes=0, energy_j=0,
+            reasons=("full needs 9.0 s of 2.0 s (compute)",),
+        )  # fmt: skip
+        self.say(device, "plan", plan)
+        return self.go()
+
+    def contribute(self, device, kind, update, num_examples, **changes):
+        """Of a device of the site, to the open round; returns its receipt, None where none came."""
+        offer, body = self.offer, tensors.encode(update)
+        where = {"body": body} if len(body) <= INLINE_LIMIT else {"blob": self.blobs.put(body)}
+        fields = {
+            "task": offer.task, "run": offer.run, "round": offer.round, "boot": 1, "seq": 7, "kind": kind,
+            "num_examples": num_examples, "metrics": METRICS,
+        }  # fmt: skip
+        before = len(self.receipts(device))
+        self.say(device, "contribution", Contribution(**{**fields, **where, **changes}))
+        for _ in range(4):
+            seen = len(self.below.sent)
+            self.edge.ground.step(0.001)
+            for topic, payload in self.below.sent[seen:]:
+                if topic == topics.down(device, "get"):
+                    get = messages.decode(payload, Get)
+                    for index, data in answer(self.blobs, get):
+                        block = topics.up(device, topics.block(get.blob.sha, index))
+                        self.below.inbox.put(Received(block, data))
+        receipts = self.receipts(device)[before:]
+        return receipts[0] if receipts else None
+
+    def contribute_above(self, device, kind, update, num_examples):
+        """Of a device of the aggregator above, to its open round."""
+        blob = self.blobs.put(tensors.encode(update))
+        message = Contribution(
+            task=self.task.name, run=self.service.run_id, round=self.service.state.round, boot=1, seq=7,
+            kind=kind, num_examples=num_examples, metrics=METRICS, blob=blob,
+        )  # fmt: skip
+        for leaf, said in (("state", State(boot=1, online=True)), ("contribution", message)):
+            self.service.handle(Received(topics.up(device, leaf), messages.encode(said)))
+        self.service.tick()  # it asks for the blocks
+        for index, data in answer(self.blobs, Get(blob=blob, blocks=tuple(range(block_count(blob))))):
+            self.service.handle(Received(topics.up(device, topics.block(blob.sha, index)), data))
+        self.service.tick()
+
+    def receipts(self, device):
+        topic = topics.down(device, "receipt")
+        return [messages.decode(p, Receipt) for t, p in self.below.sent if t == topic]
+
+    @property
+    def offer(self):
+        """The retained one of the site."""
+        [payload] = [p for topic, p in self.below.retained.items() if topics.is_offer(topic)]
+        return messages.decode(payload, Offer)
+
+    @property
+    def counted(self):
+        """All contributions of the aggregator above: (round, device, kind, num_examples)."""
+        store = self.service.rounds.store
+        every = [one for n in range(1, self.task.rounds + 1) for one in store.contributions.of_round(n)]
+        return [(one.round, one.device, one.kind, one.num_examples) for one in every]
+
+    def said_above(self, leaf, kind):
+        topic = topics.up("site", leaf)
+        return [messages.decode(p, kind) for t, p in self.heard_above if t == topic]
+
+
+@pytest.fixture
+def levels(tmp_path):
+    made = []
+
+    def make(*kinds, rules=None, **settings):
+        chosen = tuple(kind if isinstance(kind, KindSettings) else KindSettings(name=kind) for kind in kinds)
+        fields = {"bundle": BUNDLE, "rounds": 3, "round_deadline_s": 100.0, "kinds": chosen, **settings}
+        folder = tmp_path / f"levels-{len(made)}"
+        folder.mkdir()
+        made.append(Levels(Task(**fields), folder, rules or SiteRules()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.edge.close()
+        one.service.close()

@@ -1,0 +1,68 @@
+"""Which kinds a site offers its devices, and why not the others."""
+
+import pytest
+
+from broker.blobs import name
+from broker.messages import Base, Offer
+from edge.kinds import NothingToForward, site_kinds, usual_kinds, why_not
+from strategies import registry
+from strategies.registry import KINDS, make
+
+
+def offer(*kinds):
+    blob = name(b"")
+    return Offer(
+        task="t", run="r", round=3, seed=1, deadline_s=1.0, remaining_s=1.0, bundle=blob,
+        base=Base((blob,), blob.sha), kinds=tuple(registry.write(kind) for kind in kinds),
+    )  # fmt: skip
+
+
+def test_what_only_moves_the_base_is_offered_in_the_order_of_the_round_above(bundle):
+    kinds = (
+        make("full", {"epochs": 3}),
+        make("entropy-subset"),
+        make("few-shot", {"join_base": True}),
+        make("zeroth-order"),
+        make("class-means", {"head": "trained"}),
+    )
+    chosen = site_kinds(offer(*kinds), bundle.manifest)
+    assert (chosen.offered, chosen.left_out) == (kinds, ())
+    assert chosen.forwarded == kinds[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (make("few-shot"), "its classifiers do not join the base only"),
+        (make("few-shot", {"join_base": True, "send_mean": True}), "its classifiers do not join"),
+        (make("class-means"), "its classifier is served, not trained into the base"),
+        (make("prototypes"), "what the aggregator makes of it is more than a base"),
+        (make("sparse"), "more than a base"),
+        (make("width-slice"), "more than a base"),
+        (make("peft", {"tunable": "lora"}), "has no tunable set 'lora'"),
+    ],
+)
+def test_what_is_more_than_a_base_is_left_out_with_its_reason(bundle, kind, why):
+    assert why in why_not(kind, bundle.manifest)
+    chosen = site_kinds(offer(make("full"), kind), bundle.manifest)
+    assert chosen.offered == (make("full"),)
+    [reason] = chosen.left_out
+    assert reason.startswith(f"{kind.name}: ")
+
+
+def test_every_kind_is_either_offered_or_left_out(bundle):
+    kinds = [make(kind) for kind in KINDS]
+    chosen = site_kinds(offer(*kinds), bundle.manifest)
+    assert len(chosen.offered) + len(chosen.left_out) == len(kinds)
+    assert {kind.name for kind in chosen.offered} == {
+        "full", "entropy-subset", "local-zeroth-order", "zeroth-order"
+    }  # fmt: skip
+
+
+def test_where_no_full_updates_are_asked_for_there_is_nothing_to_forward(bundle):
+    with pytest.raises(NothingToForward, match="round 3 asks for zeroth-order, class-means, and a site"):
+        site_kinds(offer(make("zeroth-order"), make("class-means")), bundle.manifest)
+
+
+def test_before_any_round_a_site_gets_ready_for_the_usual_kinds(bundle):
+    assert [kind.name for kind in usual_kinds(bundle.manifest)] == list(registry.USUAL)

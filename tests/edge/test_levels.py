@@ -1,0 +1,227 @@
+"""An aggregator, an edge and the edge's devices, on one clock: what is merged twice is as if merged once."""
+
+import numpy as np
+import pytest
+
+from aggregator.task import KindSettings
+from broker.messages import Hello, Plan
+from edge.ground import SiteRules
+from strategies.full import Full
+
+LATE = {"late": "count", "max_staleness": 2}
+
+
+def moved(bundle, seed):
+    """Random full updates near the bundle's weights, running statistics too."""
+    rng = np.random.default_rng(seed)
+    weights = bundle.weights()
+    update = {}
+    for spec in Full().expected(bundle.manifest):
+        noise = (
+            np.abs(rng.normal(size=spec.shape)) if "running_var" in spec.name else rng.normal(size=spec.shape)
+        )
+        update[spec.name] = (weights[spec.name] + 0.1 * noise).astype(spec.dtype)
+    return update
+
+
+def flat(updates, weights):
+    """FedAvg (McMahan et al. 2017, algorithm 1), in float64."""
+    total = sum(weights)
+    return {
+        name: sum(n * u[name].astype(np.float64) for u, n in zip(updates, weights, strict=True)) / total
+        for name in updates[0]
+    }
+
+
+def test_two_levels_of_full_updates_are_one_fedavg_to_the_rounding_of_a_float(levels, bundle):
+    h = levels("full", rounds=1, min_contributions=2)
+    h.go().join("a", "b")
+    updates, sizes = [moved(bundle, seed) for seed in range(3)], [31, 7, 64]
+    assert h.contribute("a", "full", updates[0], sizes[0]).status == "accepted"
+    assert h.contribute("b", "full", updates[1], sizes[1]).status == "accepted"
+    h.go()
+    assert h.counted == [(1, "site", "full", 38)]
+    rounds = h.service.rounds
+    h.contribute_above("direct", "full", updates[2], sizes[2])
+    h.wait(1.0)
+    assert h.service.state.phase == "done"
+    merged, expected = rounds.weights(2), flat(updates, sizes)
+    for name, value in expected.items():
+        error = np.abs(merged[name].astype(np.float64) - value).max()
+        assert error <= 2 * np.finfo(np.float32).eps * np.abs(value).max(), name
+
+
+def test_what_the_devices_of_a_site_cost_and_lost_is_told_above(levels, bundle):
+    h = levels("full", rounds=1)
+    h.go().join("a", "b")
+    h.contribute("a", "full", moved(bundle, 1), 30)
+    h.contribute("b", "full", moved(bundle, 2), 10)
+    h.go()
+    [record] = h.service.rounds.store.contributions.records(1)
+    assert (record.train_loss, record.train_time_s, record.energy_j) == (0.5, 3.0, 4.0)
+    assert record.peak_memory_bytes == 1024 * 1024
+    assert record.why == "of 2 devices: 2 full"
+
+
+def test_an_edge_is_ready_when_enough_of_its_devices_are_and_no_longer(levels):
+    h = levels("full", rules=SiteRules(min_devices=2))
+    h.go().join("a", samples=30)
+    assert {hello.num_examples for hello in h.said_above("hello", Hello)} == {0}
+    assert h.service.state.round == 0
+    h.join("b", samples=12)
+    assert h.said_above("hello", Hello)[-1].num_examples == 42
+    assert h.service.state.round == 1
+    h.leave("b")
+    assert h.said_above("hello", Hello)[-1].num_examples == 0
+
+
+def test_the_site_offers_the_base_the_seed_and_the_kinds_of_the_round_above_with_less_time(levels):
+    h = levels("full", "zeroth-order")
+    h.go().join("a")
+    above = h.service.rounds.offer(1, 100.0)
+    assert (h.offer.round, h.offer.seed, h.offer.base, h.offer.bundle) == (
+        1,
+        above.seed,
+        above.base,
+        above.bundle,
+    )
+    assert h.offer.kinds == above.kinds
+    assert 85.0 < h.offer.remaining_s <= 90.0
+
+
+def test_scalars_along_the_directions_of_the_round_above_move_what_the_site_forwards(levels, bundle):
+    h = levels("full", "zeroth-order", rounds=1)
+    h.go().join("a")
+    h.contribute("a", "zeroth-order", {"g": np.array([0.5, -0.25], np.float32)}, 40)
+    h.go()
+    assert h.counted == [(1, "site", "full", 40)]
+    changed = h.service.rounds.weights(2)
+    assert any(not np.array_equal(changed[n], v) for n, v in bundle.weights().items())
+
+
+def test_an_edge_that_is_killed_goes_on_with_what_its_site_has_acknowledged(levels, bundle):
+    h = levels("full", rounds=2)
+    h.go().join("a", "b")
+    assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
+    run = h.offer.run
+    h.kill()
+    h.go().join("a", "b")
+    assert (h.offer.run, h.offer.round) == (run, 1)
+    assert h.contribute("a", "full", moved(bundle, 1), 30).status == "duplicate"
+    h.wait(2.0)
+    assert h.counted == []
+    assert h.contribute("b", "full", moved(bundle, 2), 10).status == "accepted"
+    h.go()
+    assert h.counted == [(1, "site", "full", 40)]
+
+
+def test_killed_between_merging_and_sending_it_forwards_the_same_once(levels, bundle):
+    h = levels("full", rounds=2)
+    h.go().join("a")
+    h.above.up = False
+    h.contribute("a", "full", moved(bundle, 1), 30)
+    h.edge.ground.step(0.001)  # the site has merged, the agent has not had its turn
+    assert h.edge.ground.site.standing(h.edge.ground.site.source) == "merged"
+    h.kill()
+    h.go()
+    assert h.counted == [(1, "site", "full", 30)]
+    h.kill()
+    h.go().join("a")
+    assert h.counted == [(1, "site", "full", 30)]
+    assert h.offer.round == 2
+
+
+def test_what_is_finished_while_the_link_above_is_down_waits_in_the_outbox_through_a_kill(levels, bundle):
+    from broker.events import Connected
+
+    h = levels("full", rounds=2)
+    h.go().join("a")
+    h.above.up = False
+    h.contribute("a", "full", moved(bundle, 1), 30)
+    h.go()
+    assert h.counted == []
+    assert len(list((h.folder / "site" / "outbox").glob("*.msg"))) == 1
+    h.above.up = True
+    h.edge.agent.inbox.put(Connected(first=False))
+    h.go()
+    assert h.counted == [(1, "site", "full", 30)]
+
+
+def test_what_a_site_has_when_the_round_above_is_over_comes_late_and_counts_where_late_counts(levels, bundle):
+    h = levels("full", rounds=3, min_devices=1, **LATE)
+    h.go().join("a", "b")
+    assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
+    h.service.close_round()
+    h.go()
+    assert h.counted == [(1, "site", "full", 30)]
+    assert h.service.rounds.store.saved().round == 2
+    assert h.offer.round == 2
+
+
+@pytest.mark.parametrize(("late", "status"), [("discard", "late"), ("count", "accepted")])
+def test_a_device_that_comes_after_the_site_s_round_is_told_so(levels, bundle, late, status):
+    h = levels("full", rounds=3, rules=SiteRules(late=late))
+    h.go().join("a", "b")
+    h.contribute("a", "full", moved(bundle, 1), 30)
+    h.leave("b")
+    h.go().join("b")
+    assert h.offer.round == 2
+    assert h.contribute("b", "full", moved(bundle, 2), 10, round=1).status == status
+
+
+def test_a_site_whose_devices_all_sit_out_sits_out_with_the_first_one_s_reason(levels):
+    h = levels("full", rounds=1)
+    h.go().join("a", "b")
+    h.sit_out("a").sit_out("b")
+    h.wait(1.5)
+    plan = h.said_above("plan", Plan)[-1]
+    assert plan.kind == ""
+    assert plan.reasons == (
+        "no device of the site takes part: 2 sitting out, a as full needs 9.0 s of 2.0 s (compute)",
+    )
+    assert h.counted == []
+
+
+def test_a_site_of_which_nobody_answers_sits_out_and_goes_on_when_the_round_above_is_extended(levels, bundle):
+    h = levels("full", rounds=1)
+    h.go().join("a")
+    h.wait(91.0)
+    plan = h.said_above("plan", Plan)[-1]
+    assert (plan.kind, plan.reasons) == ("", ("none of the 1 devices of the site has answered in time",))
+    h.wait(10.0)  # the round above has nothing either, and is extended
+    assert h.offer.round == 1
+    assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
+    h.go()
+    assert h.counted == [(1, "site", "full", 30)]
+
+
+def test_of_fewer_than_it_needs_a_site_forwards_nothing(levels, bundle):
+    h = levels("full", rounds=1, rules=SiteRules(min_contributions=2))
+    h.go().join("a", "b")
+    h.contribute("a", "full", moved(bundle, 1), 30)
+    h.wait(91.0)
+    assert h.said_above("plan", Plan)[-1].reasons == ("1 of 2 contributions of the site came in time",)
+    assert h.counted == []
+
+
+def test_a_round_that_asks_for_no_full_updates_is_sat_out_and_the_next_is_not(levels, bundle):
+    kinds = (KindSettings(name="zeroth-order", until_round=1), KindSettings(name="full", from_round=2))
+    h = levels(*kinds, rounds=2)
+    h.go().join("a")
+    plan = h.said_above("plan", Plan)[-1]
+    assert plan.reasons == ("round 1 asks for zeroth-order, and a site forwards full updates only",)
+    h.service.close_round()
+    h.go()
+    assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
+    h.go()
+    assert h.counted == [(2, "site", "full", 30)]
+
+
+def test_when_all_is_over_above_the_site_s_devices_are_told(levels, bundle):
+    h = levels("full", rounds=1)
+    h.go().join("a")
+    h.contribute("a", "full", moved(bundle, 1), 30)
+    h.go()
+    assert h.offer.done
+    h.wait(3.0)
+    assert h.edge.finished
