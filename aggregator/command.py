@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--ca", type=Path, metavar="PEM", help="authority of the broker's certificate (default: the system's)"
     )
+    add("--enrolment", type=Path, metavar="DIR", help="of `broker init`: broker, credential, key of offers")
     add("--insecure", action="store_true", help="allow mqtt:// over a network, in the clear")
     add("--http", metavar="HOST:PORT", help="dashboard, REST, /metrics and /healthz (default: none)")
     add(
@@ -124,6 +125,7 @@ def server_of(args: argparse.Namespace) -> Server:
             "port": args.port,
             "ca": args.ca,
             "insecure": args.insecure or None,
+            "enrolment": args.enrolment,
         },
         "http": {**_address(args.http), "token_file": args.token_file, "open": args.http_open or None},
         "log": {"format": args.log_format},

@@ -24,7 +24,10 @@ AUTO = "auto"
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-_PATHS = {"broker": ("ca", "cert", "key", "password_file"), "http": ("token_file", "cert", "key")}
+_PATHS = {
+    "broker": ("ca", "cert", "key", "password_file", "enrolment"),
+    "http": ("token_file", "cert", "key"),
+}
 
 
 def _together(section: str, cert: Path | None, key: Path | None) -> None:
@@ -40,7 +43,8 @@ class BrokerSection(Section, frozen=True):
     """Which broker. `url` "auto" starts one on this machine, at `port` (0: as before, or a free one).
 
     `user` and `password_file` stand over those of the URL. `ca` signs the broker's certificate (None: the
-    system's authorities); `cert` and `key` are ours, where the broker asks for them.
+    system's authorities); `cert` and `key` are ours, where the broker asks for them. `enrolment` is a folder
+    of `broker init`: it has the address, the credential and the key that signs offers.
     """
 
     url: str = AUTO
@@ -51,6 +55,7 @@ class BrokerSection(Section, frozen=True):
     cert: Path | None = None
     key: Path | None = None
     insecure: bool = False
+    enrolment: Path | None = None
 
     @property
     def tls(self) -> TLS:

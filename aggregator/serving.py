@@ -20,6 +20,7 @@ from broker.link import Event, Link, LinkOptions
 from broker.running import BrokerOptions, RunningBroker
 from broker.url import BrokerUrl
 
+from . import enrolled
 from .config import AUTO, BrokerSection, Server
 from .errors import ConfigError, MissingExtra
 from .logs import Events
@@ -64,21 +65,23 @@ class Process:
             broker, url = broker_for(self._server.broker, self._folder)
             if broker:
                 stack.callback(broker.stop)
-                self._say(f"broker: {broker.name} at {broker.url} ({broker.why})")
-                self._say(f"devices join with: device-runtime join {broker.url} --data FOLDER")
-            self._serve(url, stop)
+            self._serve(url, broker, stop)
 
-    def _serve(self, url: BrokerUrl, stop: threading.Event) -> None:
+    def _serve(self, url: BrokerUrl, broker: RunningBroker | None, stop: threading.Event) -> None:
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         options = LinkOptions(subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT)
         link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
         pulse = Pulse()
+        seal = enrolled.sealing(self._server.broker.enrolment, self._folder)
         with closing(self._view(str(url))) as view, self._site(link, pulse) as site:
             watchers: tuple[Observer, ...] = site.observers(self._task.name) if site else ()
             observers = (Records(self._folder), view, *watchers)
-            ports = Ports(link, inbox, observers, clock=pulse, mqtt5=url.mqtt5)
+            ports = Ports(link, inbox, observers, clock=pulse, mqtt5=url.mqtt5, seal=seal)
             with closing(Service(self._task, self._folder, ports)) as service:
                 (self._folder / PORT).write_text(f"{url.port}\n")
+                if broker:
+                    self._say(f"broker: {broker.name} at {broker.url} ({broker.why})")
+                    self._say(f"devices join with: device-runtime join {broker.url} --data FOLDER")
                 if site:
                     self._say(f"http: {site.start()}")
                 link.connect()
@@ -126,7 +129,7 @@ class Process:
 
 def broker_for(section: BrokerSection, folder: Path) -> tuple[RunningBroker | None, BrokerUrl]:
     """The broker to use, and the one started for it: at the port that the run had before, if that is free."""
-    if section.url != AUTO:
+    if section.url != AUTO or section.enrolment:
         return None, _address(section)
     before = 0 if section.port else port_before(folder)
     try:
@@ -139,7 +142,10 @@ def broker_for(section: BrokerSection, folder: Path) -> tuple[RunningBroker | No
 
 
 def _address(section: BrokerSection) -> BrokerUrl:
-    url = BrokerUrl.parse(section.url, section.tls, section.insecure)
+    given = None if section.url == AUTO else BrokerUrl.parse(section.url, section.tls, section.insecure)
+    url = enrolled.address(section.enrolment, given) if section.enrolment else given
+    if url is None:
+        raise ConfigError("broker.url: expected mqtt://, mqtts:// or wss://")
     if section.password_file is None:
         return url
     try:

@@ -6,6 +6,7 @@ safetensors, and anything over `INLINE_LIMIT` is named by its `Blob` and pulled 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal, TypeVar
 
 import msgspec
@@ -245,6 +246,13 @@ def decode(payload: bytes, kind: type[M]) -> M:
     if message.v != VERSION:
         raise MessageError(f"{kind.__name__} of protocol version {message.v}; this side speaks {VERSION}")
     return message
+
+
+def offer_in(payload: bytes) -> Offer:
+    """The offer in a payload, whoever signed it, if anybody. Raises MessageError."""
+    with suppress(MessageError):  # then it is a bare one, or rubbish: what is wrong with it is said below
+        payload = decode(payload, Signed).offer
+    return decode(payload, Offer)
 
 
 def pack(settings: object) -> msgspec.Raw:

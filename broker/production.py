@@ -119,7 +119,7 @@ def configure(site: Site, folder: Path) -> str:
         f"autosave_interval {AUTOSAVE_S}",
         f"pid_file {folder / DATA / PID}",
         "log_dest stderr",
-        *(f"log_type {kind}" for kind in ("error", "warning", "notice")),
+        *(f"log_type {kind}" for kind in ("error", "warning", "notice", "information")),
     ]
     if site.run_as:
         lines.append(f"user {site.run_as}")

@@ -72,6 +72,14 @@ def connect(options: argparse.Namespace) -> Connection:
     return Connection(url, enrolment.name, folder, enrolment.client_id, enrolment.key, enrolment)
 
 
+def is_enrolled(options: argparse.Namespace) -> bool:
+    """Whether there is an enrolment that `connect` would use, sound or not."""
+    try:
+        return _kept(options, None)[1] is not None
+    except EnrolmentError:
+        return True
+
+
 def _kept(options: argparse.Namespace, url: BrokerUrl | None) -> tuple[Path | None, Enrolment | None]:
     """The device's folder, where it can be told, and the enrolment in it; else the only one there is."""
     name = options.name or (url and (url.user or _host()))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from broker.messages import MessageError, Offer, Signed, decode
+from broker.messages import MessageError, Offer, offer_in
 
 if TYPE_CHECKING:
     from broker.signing import Verifier
@@ -34,7 +33,7 @@ class Trust:
         Rounds of a run only go up: an earlier one is what somebody has kept, and sends again.
         """
         if self._verifier is None:
-            return _unverified(payload)
+            return offer_in(payload)
         offer, _ = self._verifier.open(topic, payload)
         latest = self._rounds.pop(offer.run, 0)
         self._rounds[offer.run] = max(latest, offer.round)
@@ -45,9 +44,3 @@ class Trust:
                 f"offer of round {offer.round} refused: round {latest} of this run was offered before"
             )
         return offer
-
-
-def _unverified(payload: bytes) -> Offer:
-    with suppress(MessageError):  # then it is a bare one, or rubbish: what is wrong with it is said below
-        payload = decode(payload, Signed).offer
-    return decode(payload, Offer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import msgspec
 import platformdirs
 from tabulate import tabulate
 
+from broker.errors import BrokerError
+from device_runtime import examining_broker
+from device_runtime.connecting import connect, is_enrolled
 from device_runtime.examining import (
     Finding,
     broker,
@@ -24,20 +28,27 @@ from device_runtime.examining import (
 from models.bundle import Bundle, find
 from models.errors import BundleError
 
-HELP = "Examine this installation: engines, memory, storage; try a forward pass and a training step."
+from .options import add_connection
+
+HELP = "Examine this device: engines, memory, storage, a training step; its broker, TLS, access, clock."
 EXAMPLE = "device-runtime doctor --bundle digits-wrn-10-1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", default="digits-wrn-10-1", help="bundle to try (folder, zip or shipped)")
-    parser.add_argument("--state", type=Path, help="folder that `join` is to keep things in")
+    add_connection(parser, "--broker")
     parser.add_argument("--format", choices=("text", "json"), default="text")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit code 1 if anything that a device needs is a problem."""
+    """Exit code 1 if anything that a device needs is a problem.
+
+    The broker is examined where one is given, or this device is enrolled.
+    """
     folder = options.state or Path(platformdirs.user_state_dir("device-runtime"))
     found = list(examine(options.bundle, folder))
+    if options.broker or is_enrolled(options):
+        found += list(broker_findings(options))
     problems = [finding for finding in found if finding.state == "problem"]
     if options.format == "json":
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
@@ -68,6 +79,16 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
     yield from privacy(folder)
     yield from extras()
     yield broker()
+
+
+def broker_findings(options: argparse.Namespace) -> Iterator[Finding]:
+    """What is between this device and its rounds."""
+    try:
+        connection = connect(options)
+    except BrokerError as error:
+        yield Finding("broker", "problem", str(error), "mend --broker, or enrol the device anew")
+        return
+    yield from examining_broker.examine(connection, time.time())
 
 
 def _cells(finding: Finding) -> tuple[str, str, str]:

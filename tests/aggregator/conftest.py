@@ -258,11 +258,12 @@ class Scripted:
                     self._send("contribution", message)
 
     def _hear(self, parts, payload, retain):
-        if parts[-1] in ("round", "task") and payload:
-            offer = messages.decode(payload, Offer)
+        to_all = parts[2] == "all"
+        if (to_all or parts[-1] == "task") and payload:
+            offer = messages.offer_in(payload)
             self.done = self.done or offer.done
             if offer.round == 0:
-                if parts[-1] == "round" and not retain:
+                if to_all and not retain:
                     self._hello()
             elif not retain and not offer.done and offer.round not in self.rounds:
                 self.rounds.add(offer.round)

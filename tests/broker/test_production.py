@@ -51,8 +51,8 @@ class Running:
             configuration = str(self.opened.folder / "mosquitto.conf")
             self.process = subprocess.Popen([str(mosquitto.find()), "-c", configuration], stderr=log)
         end = time.monotonic() + 10
-        while b"running" not in self.log.read_bytes() and time.monotonic() < end:
-            assert self.process.poll() is None, self.log.read_text()
+        while b"running" not in self.log.read_bytes():
+            assert self.process.poll() is None and time.monotonic() < end, self.log.read_text()
             time.sleep(0.02)
 
     def stop(self) -> None:

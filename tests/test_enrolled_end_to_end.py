@@ -1,0 +1,197 @@
+"""A broker set up for production, devices enrolled at it, and real rounds: who takes part, and who not."""
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker import mosquitto, topics
+from broker.enrolment import Enrolment
+from broker.link import Link, LinkOptions
+from broker.running import BrokerOptions, find_port
+from broker.signing import Signer
+from broker.site import Opened
+
+pytestmark = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
+COMMAND = str(Path(sys.executable).with_name("device-runtime"))
+PATIENCE_S = 120.0
+
+
+def command(*arguments):
+    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+@contextmanager
+def started(log, *arguments):
+    """A process whose output goes to a log; killed at the end if it is still there."""
+    with log.open("ab") as out:
+        process = subprocess.Popen([*map(str, arguments)], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def eventually(condition):
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.1)
+
+
+def samples(path, seed):
+    rng = np.random.default_rng(seed)
+    np.savez(path, x=rng.integers(0, 17, (40, 8, 8)).astype(np.uint8), y=rng.integers(0, 10, 40))
+    return path
+
+
+class House:
+    """The folder of a broker, Mosquitto on it, and the folders of devices."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.site = folder / "enrolment"
+        user = ["--run-as", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
+        port = find_port(BrokerOptions())
+        made = command("broker", "init", self.site, "--name", "127.0.0.1", "--port", port, *user)
+        assert made.returncode == 0, made.stderr
+        self.start = next(line.strip() for line in made.stdout.splitlines() if "-c " in line).split()
+
+    def mosquitto(self):
+        return started(self.folder / "mosquitto.log", *self.start)
+
+    def running(self):
+        return "running" in (self.folder / "mosquitto.log").read_text()
+
+    def enrol(self, name):
+        """As an operator does: the line that is printed, pasted on the device."""
+        added = command("device", "add", name, "--dir", self.site)
+        program, *line = added.stdout.split()
+        assert (program, added.returncode) == ("device-runtime", 0), added.stderr
+        joined = command(*line, "--state", self.folder / name)
+        assert joined.returncode == 0, joined.stderr
+
+    def join(self, name, *extra):
+        data = samples(self.folder / f"{name}.npz", len(name))
+        log = self.folder / f"{name}.log"
+        return started(log, COMMAND, "join", "--data", data, "--state", self.folder / name, *extra)
+
+    def serve(self, rounds, *extra):
+        options = [
+            "--bundle",
+            "digits-wrn-10-1",
+            "--kinds",
+            "few-shot",
+            "--rounds",
+            rounds,
+            "--deadline",
+            "20",
+        ]
+        run = ["--enrolment", self.site, "--run-dir", self.folder / "run", "--min-devices", "2", *extra]
+        return started(self.folder / "serve.log", COMMAND, "serve", *options, *run)
+
+    def said(self, name):
+        path = self.folder / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def contributions(self):
+        path = self.folder / "run" / "contributions.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_not(tmp_path):
+    house = House(tmp_path)
+    with house.mosquitto() as broker:
+        eventually(house.running)
+        for name in ("pi-1", "pi-2", "pi-3"):
+            house.enrol(name)
+        revoked = command("device", "revoke", "pi-3", "--dir", house.site)
+        assert "has been told" in revoked.stderr
+        kept = Enrolment.load(tmp_path / "pi-1")
+        with house.join("pi-1", "--until-done") as one, house.join("pi-2", "--until-done") as two:
+            eventually(lambda: "connected" in house.said("pi-1") and "connected" in house.said("pi-2"))
+
+            # An offer of somebody else who may speak to all, by the broker's own word, is not acted on.
+            forger = Link(Opened(house.site).for_aggregator, "forger", _nowhere(), LinkOptions())
+            forger.connect()
+            forged = _offer(b"forged")
+            for payload in (Signer(bytes(32)).seal(topics.down("pi-1", "task"), forged, 1), b"\x93\x03"):
+                forger.publish(topics.down("pi-1", "task"), payload)
+            eventually(lambda: house.said("pi-1").count("refused: it is not signed") == 2)
+            forger.close()
+
+            with house.join("pi-3") as out:
+                assert out.wait(PATIENCE_S) == 2
+            assert "refused user 'pi-3'" in house.said("pi-3")
+
+            with house.serve(2) as service:
+                assert service.wait(PATIENCE_S) == 0, house.said("serve")
+            assert (one.wait(PATIENCE_S), two.wait(PATIENCE_S)) == (0, 0)
+        assert {(c["round"], c["device"]) for c in house.contributions()} == {
+            (number, name) for number in (1, 2) for name in ("pi-1", "pi-2")
+        }
+        assert kept.password not in house.said("pi-1") + house.said("serve")
+
+        examined = command("doctor", "--state", tmp_path / "pi-1", "--format", "json")
+        assert examined.returncode == 0, examined.stdout
+        found = {one["what"]: one for one in json.loads(examined.stdout)}
+        for what in (
+            "enrolment",
+            "broker",
+            "tls",
+            "credentials",
+            "own branch",
+            "access list",
+            "packet limit",
+        ):
+            assert found[what]["state"] == "ok", found[what]
+        assert "signed by the aggregator of the enrolment" in found["offer"]["found"]
+        assert found["clock"]["state"] == "ok"
+        assert command("doctor", "--state", tmp_path / "pi-3").returncode == 1
+        broker.send_signal(signal.SIGTERM)
+
+
+def test_an_aggregator_with_another_key_gets_no_update(tmp_path):
+    house = House(tmp_path)
+    with house.mosquitto():
+        eventually(house.running)
+        house.enrol("pi-1")
+        (house.site / "aggregator.key").unlink()  # it is made anew, on first need
+        with house.join("pi-1") as device, house.serve(1, "--min-devices", "1"):
+            eventually(lambda: "refused: it is not signed by the aggregator" in house.said("pi-1"))
+            assert device.poll() is None
+        assert not house.contributions()
+
+
+def _nowhere():
+    import queue
+
+    return queue.SimpleQueue()
+
+
+def _offer(content):
+    from broker.blobs import name
+    from broker.messages import Base, Offer
+
+    blob = name(content)
+    return Offer(
+        task="task",
+        run="forged",
+        round=1,
+        seed=1,
+        deadline_s=20.0,
+        remaining_s=20.0,
+        bundle=blob,
+        base=Base(checkpoint=(blob,), sha=blob.sha),
+        kinds=(),
+    )
