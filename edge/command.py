@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from aggregator import enrolled
 from aggregator.config import AUTO, BrokerSection
 from aggregator.errors import AggregatorError
 from aggregator.exits import Exit, exit_code
@@ -51,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--port", type=int, default=0, help="of the broker that auto starts (default: as before, or free)")
     add("--broker-ca", type=Path, metavar="PEM", help="authority of the site's broker")
+    add(
+        "--enrolment",
+        type=Path,
+        metavar="DIR",
+        help="of `broker init`: the site's broker, credential and signing key",
+    )
     add("--min-devices", type=count, default=1, metavar="N", help="be ready with as many (default: 1)")
     add(
         "--min-contributions",
@@ -78,6 +85,7 @@ def run(options: argparse.Namespace) -> int:
         port=options.port,
         ca=options.broker_ca,
         insecure=options.insecure,
+        enrolment=options.enrolment,
     )
     stop = threading.Event()
     _on_signals(stop)
@@ -97,7 +105,8 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     wishes = LinkOptions(subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT)
     below = Link(url, f"edge-{secrets.token_hex(4)}", inbox, wishes)
-    ports = Ports(below, inbox, (tell,), time.monotonic, url.mqtt5)
+    seal = enrolled.sealing(options.enrolment, above.folder)
+    ports = Ports(below, inbox, (tell,), time.monotonic, url.mqtt5, seal)
     rules = SiteRules(options.min_devices, options.min_contributions, options.late)
     settings = Settings(above.name, above.folder, above.folder, aggregator=above.key)
     with closing(Edge(settings, secrets.randbits(32), rules, ports)) as edge:

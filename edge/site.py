@@ -111,6 +111,10 @@ class Site:
         said = bool(state.answered or state.sat_out)
         return said and not state.waiting and self._ports.clock() >= state.settles_s
 
+    def close_round(self) -> None:
+        """Merge what the open round has."""
+        self._timed(self._service.close_round)
+
     def end(self, offer: Offer) -> Given | None:
         """End the round that was given last, unless it is of this offer: merge what it has.
 
@@ -120,7 +124,7 @@ class Site:
         if source is None or self.standing(offer) != "other":
             return None
         if self.standing(source) == "open":
-            self._timed(self._service.close_round)
+            self.close_round()
         if self.standing(source) != "merged":
             return None
         return Given(source, "", self._service.rounds.weights(self._number), NOTHING)

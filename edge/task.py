@@ -84,15 +84,18 @@ class EdgeTask(OneTask):
         """Sites merge into the main model. Whatever there is to do above, from now on the site is open: in
         the lobby, and while others still work on a round, its devices get ready.
 
-        Raises RunFolderError, TaskError, KindError.
+        Raises RunFolderError, KindError.
         """
-        if self._ground.enter_any(offer) is None:
-            bundle = self._bundles[MAIN]
-            try:
-                kinds = site_kinds(offer, bundle.manifest).offered if offer.kinds else ()
-            except NothingToForward:
-                kinds = ()
-            self._ground.enter(offer, kinds or usual_kinds(bundle.manifest), bundle)
+        bundle = self._bundles[MAIN]
+        try:
+            kinds = site_kinds(offer, bundle.manifest).offered if offer.kinds else ()
+        except NothingToForward:
+            kinds = ()
+        try:
+            if self._ground.enter_any(offer) is None:
+                self._ground.enter(offer, kinds or usual_kinds(bundle.manifest), bundle)
+        except TaskError as error:
+            log.warning("the site cannot get ready: %s", error)
         return MAIN
 
     def encoded(self, given: Given, outcome: Outcome) -> Encoded:
@@ -168,6 +171,9 @@ class EdgeTask(OneTask):
         if standing == "other" or known is None or not same or deadline > known.above_s + NEW_DEADLINE_S:
             margin = self._margin_s(site, given, deadline - now)
             if deadline - margin <= now:
+                if standing == "open" and site.contributions >= site.task.min_contributions:
+                    site.close_round()
+                    return None
                 return f"{deadline - now:.1f} s remain, merging and sending on need {margin:.1f} s"
             site.give(given, deadline - margin - now)
             self._given = _Given(given.offer, deadline, deadline - margin)

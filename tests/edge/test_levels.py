@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from aggregator.task import KindSettings
+from broker.events import Connected
 from broker.messages import Hello, Plan
 from edge.ground import SiteRules
 from strategies.full import Full
@@ -115,6 +116,16 @@ def test_an_edge_that_is_killed_goes_on_with_what_its_site_has_acknowledged(leve
     assert h.counted == [(1, "site", "full", 40)]
 
 
+def test_an_edge_that_comes_back_when_time_is_nearly_over_forwards_what_its_site_has(levels, bundle):
+    h = levels("full", rounds=2, round_deadline_s=1.0)
+    h.go().join("a", "b")
+    assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
+    h.now += 0.8
+    h.kill()
+    h.go()
+    assert h.counted == [(1, "site", "full", 30)]
+
+
 def test_killed_between_merging_and_sending_it_forwards_the_same_once(levels, bundle):
     h = levels("full", rounds=2)
     h.go().join("a")
@@ -132,8 +143,6 @@ def test_killed_between_merging_and_sending_it_forwards_the_same_once(levels, bu
 
 
 def test_what_is_finished_while_the_link_above_is_down_waits_in_the_outbox_through_a_kill(levels, bundle):
-    from broker.events import Connected
-
     h = levels("full", rounds=2)
     h.go().join("a")
     h.above.up = False
