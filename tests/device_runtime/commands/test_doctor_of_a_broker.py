@@ -1,0 +1,213 @@
+"""What `doctor` finds between a device and its rounds, each failure with what to do about it."""
+
+import argparse
+import queue
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from broker import mosquitto, topics
+from broker.authority import issue, make_authority
+from broker.blobs import name
+from broker.brokers import start
+from broker.enrolment import Enrolment
+from broker.link import Link, LinkOptions
+from broker.messages import Base, Offer
+from broker.running import BrokerOptions, find_port
+from broker.signing import Signer
+from broker.url import TLS, BrokerUrl
+from device_runtime import examining_broker
+from device_runtime.connecting import Connection, connect
+from device_runtime.examining_broker import DAY_S, examine
+
+needs_mosquitto = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
+NOW = datetime.now(timezone.utc)
+USERS = {"pi-1": "one", "aggregator": "all"}
+SIGNER = Signer(bytes(range(32)))
+AUTHORITY = make_authority("device-runtime", NOW, 100)
+
+
+def found(connection, now=None):
+    return {one.what: one for one in examine(connection, now or time.time())}
+
+
+def plain(url, user="pi-1", password="one", key=b""):  # noqa: S107 - of a test
+    return Connection(
+        replace(BrokerUrl.parse(url), user=user, password=password), "pi-1", Path(), "pi-1", key
+    )
+
+
+def secure(broker, host="127.0.0.1", authority=AUTHORITY):
+    url = BrokerUrl(host, broker.port, True, "pi-1", "one", tls=TLS(authority=authority.certificate))
+    return Connection(url, "pi-1", Path(), "pi-1")
+
+
+@pytest.fixture
+def running(tmp_path):
+    """Starts brokers; with `names` they have a certificate of `days`."""
+    brokers = []
+
+    def running(users=USERS, names=(), days=90, kind="auto"):
+        tls = None
+        if names:
+            pair = issue(AUTHORITY, names, NOW, days)
+            tls = TLS(cert=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+            tls.cert.write_text(pair.certificate)
+            tls.key.write_text(pair.key)
+        brokers.append(start(kind, BrokerOptions(users=users, tls=tls)))
+        return brokers[-1]
+
+    yield running
+    for broker in brokers:
+        broker.stop()
+
+
+def test_what_is_not_there_is_said_with_where_to_look():
+    port = find_port(BrokerOptions())
+    [_, nothing] = examine(plain(f"mqtt://127.0.0.1:{port}"), 0.0)
+    assert (nothing.what, nothing.state) == ("broker", "problem")
+    assert f"nothing answers at mqtt://127.0.0.1:{port}" in nothing.found
+    assert "firewalls" in nothing.advice
+
+
+@needs_mosquitto
+def test_a_wrong_password_ends_the_examination_with_how_to_enrol_anew(running):
+    seen = found(plain(running().url, password="wrong"))
+    assert seen["credentials"].state == "problem"
+    assert "refused user 'pi-1'" in seen["credentials"].found
+    assert "device add NAME --again" in seen["credentials"].advice
+    assert "access list" not in seen
+
+
+@needs_mosquitto
+def test_a_fenced_broker_is_sound(running):
+    seen = found(plain(running().url))
+    for what in ("broker", "tls", "credentials", "own branch", "access list", "packet limit", "clock"):
+        assert seen[what].state == "ok", seen[what]
+    assert seen["offer"].state == "missing"
+
+
+@needs_mosquitto
+def test_a_device_that_is_not_called_like_its_user_may_not_write_its_branch(running):
+    broker = running({"other": "one", "aggregator": "all"})
+    seen = found(plain(broker.url, "other"))
+    assert seen["own branch"].state == "problem"
+    assert "pattern write fl/v1/d/%u/up/#" in seen["own branch"].advice
+
+
+@needs_mosquitto
+def test_a_broker_without_an_access_list_is_found_out(running, monkeypatch):
+    connection = plain(running({}).url, None, None)
+    seen = found(connection)["access list"]
+    assert seen.state == "missing"
+    for what in (
+        f"write {topics.up(examining_broker.NOBODY, 'trial')}",
+        f"read {topics.up('pi-1', 'trial')}",
+    ):
+        assert what in seen.found
+    connection = replace(connection, url=replace(connection.url, insecure=True))
+    monkeypatch.setattr(BrokerUrl, "loopback", property(lambda self: False))
+    assert found(connection)["access list"].state == "problem"
+
+
+def test_what_amqtt_does_not_tell_is_not_claimed(running):
+    seen = found(plain(running(kind="amqtt").url))
+    assert seen["credentials"].state == "ok"
+    assert "MQTT 3.1.1 does not say" in seen["own branch"].found
+    assert seen["packet limit"].state == "missing"
+
+
+@needs_mosquitto
+def test_a_smaller_limit_of_messages_is_a_problem(running, monkeypatch):
+    monkeypatch.setattr(mosquitto, "LIMITS", ("message_size_limit 1000",))
+    seen = found(plain(running().url))["packet limit"]
+    assert (seen.state, "message_size_limit 524288" in seen.advice) == ("problem", True)
+
+
+@needs_mosquitto
+@pytest.mark.parametrize("days, state", [(90, "ok"), (20, "missing")])
+def test_a_certificate_that_ends_soon_is_worth_a_word(running, days, state):
+    seen = found(secure(running(names=("127.0.0.1",), days=days)))
+    assert seen["tls"].state == state
+    assert ("renew" in seen["tls"].advice) == (state == "missing")
+    assert seen["credentials"].state == "ok"
+
+
+@needs_mosquitto
+@pytest.mark.parametrize(
+    "host, names, authority, said, advice",
+    [
+        ("127.0.0.1", ("192.0.2.1",), AUTHORITY, "IP address mismatch", "broker init --name ADDRESS"),
+        ("localhost", ("192.0.2.1",), AUTHORITY, "Hostname mismatch", "broker init --name HOST"),
+        (
+            "127.0.0.1",
+            ("127.0.0.1",),
+            make_authority("x", NOW, 9),
+            "issuer certificate",
+            "with --ca, or enrol",
+        ),
+    ],
+)
+def test_why_a_certificate_is_not_believed_is_told_apart(running, host, names, authority, said, advice):
+    seen = found(secure(running(names=names), host, authority))
+    assert seen["tls"].state == "problem"
+    assert said in seen["tls"].found
+    assert advice in seen["tls"].advice
+    assert "credentials" not in seen
+
+
+@needs_mosquitto
+def test_an_expired_certificate_and_one_that_is_yet_to_begin_have_their_own_advice(running, monkeypatch):
+    for days, code, advice in (
+        (-3, "certificate has expired", "renew DIR"),
+        (3, "not yet valid", "set the clock"),
+    ):
+        moment = datetime.fromtimestamp(NOW.timestamp() + days * DAY_S, timezone.utc)
+        with monkeypatch.context() as patched:
+            patched.setitem(globals(), "NOW", moment)
+            seen = found(secure(running(names=("127.0.0.1",), days=1)))["tls"]
+        assert (seen.state, code in seen.found, advice in seen.advice) == ("problem", True, True)
+
+
+@needs_mosquitto
+def test_tls_where_there_is_none_is_said(running):
+    seen = found(secure(running()))["tls"]
+    assert (seen.state, "is TLS spoken there" in seen.advice) == ("problem", True)
+
+
+@needs_mosquitto
+@pytest.mark.parametrize("by, state", [(SIGNER, "ok"), (Signer(bytes(32)), "problem")])
+def test_whose_offers_there_are(running, by, state):
+    broker = running()
+    blob = name(b"x")
+    given = Offer(
+        task="t", run="r", round=3, seed=1, deadline_s=1.0, remaining_s=1.0, bundle=blob, kinds=(),
+        base=Base(checkpoint=(blob,), sha=blob.sha),
+    )  # fmt: skip
+    topic, issued = f"{topics.ROOT}/all/round/t", int(time.time()) + 4000
+    link = Link(plain(broker.url, "aggregator", "all").url, "aggregator", queue.SimpleQueue(), LinkOptions())
+    link.connect()
+    link.publish(topic, by.seal(topic, given, issued), retain=True)
+    while link.under_way():
+        time.sleep(0.01)
+    link.close()
+    seen = found(plain(broker.url, key=SIGNER.public))
+    assert seen["offer"].state == state
+    assert ("round 3, signed by the aggregator" in seen["offer"].found) == (state == "ok")
+    assert seen["clock"].state == "problem"
+    assert "the offer is of" in seen["clock"].found
+
+
+def test_an_enrolment_that_others_can_read_is_a_problem(tmp_path):
+    port = find_port(BrokerOptions())
+    Enrolment(f"mqtts://127.0.0.1:{port}", "pi-1", "secret", b"der", bytes(32), 5).save(tmp_path)
+    options = argparse.Namespace(
+        broker=None, name=None, state=tmp_path, ca=None, cert=None, key=None, insecure=False
+    )
+    assert found(connect(options))["enrolment"].state == "ok"
+    (tmp_path / "enrolment.json").chmod(0o644)
+    seen = found(connect(options))["enrolment"]
+    assert (seen.state, seen.advice) == ("problem", f"chmod 600 {tmp_path / 'enrolment.json'}")
