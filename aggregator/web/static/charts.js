@@ -4,7 +4,7 @@ import { h, s, table } from "./dom.js";
 
 const WIDTH = 360;
 const HEIGHT = 180;
-const LEFT = 52;
+const LEFT = 56;
 const RIGHT = 8;
 const TOP = 8;
 const BOTTOM = 24;
@@ -63,7 +63,7 @@ function framed({ title, rounds, series, values, unit, low, high, y, x, marks })
   const rows = rounds.map((round, place) => ({ round, place }));
   const heads = [{ head: "round", cell: (row) => row.round }];
   for (const [index, one] of series.entries()) {
-    heads.push({ head: one.name, number: true, cell: (row) => (values[index][row.place] === null ? "–" : unit(values[index][row.place])) });
+    heads.push({ head: one.name, look: "number", cell: (row) => (values[index][row.place] === null ? "–" : unit(values[index][row.place])) });
   }
   const figures = h("details", {}, h("summary", {}, "figures"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${title}: figures` }, table(title, heads, rows, "none")));
   return h("figure", {}, h("figcaption", {}, title), picture, legend, figures);

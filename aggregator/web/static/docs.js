@@ -29,7 +29,7 @@ function operation(path, method, told) {
     { head: "parameter", cell: (p) => h("code", {}, p.name) },
     { head: "in", cell: (p) => p.in },
     { head: "type", cell: (p) => type(p.schema) },
-    { head: "meaning", wide: true, cell: (p) => [p.description, p.required ? "required" : `default: ${p.schema.default ?? "none"}`].filter(Boolean).join("; ") },
+    { head: "meaning", look: "wide", cell: (p) => [p.description, p.required ? "required" : `default: ${p.schema.default ?? "none"}`].filter(Boolean).join("; ") },
   ];
   const answers = Object.entries(told.responses).map(([status, answer]) => {
     const content = Object.entries(answer.content ?? {});

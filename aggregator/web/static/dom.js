@@ -23,9 +23,12 @@ export function s(name, attributes = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** A table that becomes a list of cards on a narrow screen. `columns`: {head, cell(row), number?, wide?}. */
+/** How many rows a page has: fewer on a phone. */
+export const rowsAPage = () => (matchMedia("(max-width: 720px)").matches ? 8 : 25);
+
+/** A table that becomes a list of cards on a narrow screen. `columns`: {head, cell(row), look?}; a look is a class. */
 export function table(caption, columns, rows, empty) {
-  const head = h("tr", {}, ...columns.map((column) => h("th", { scope: "col", class: side(column) }, column.head)));
+  const head = h("tr", {}, ...columns.map((column) => h("th", { scope: "col", class: column.look }, column.head)));
   const lines = rows.map((row) =>
     h("tr", {}, ...columns.map((column, place) => cell(column, row, place))),
   );
@@ -41,11 +44,7 @@ export function table(caption, columns, rows, empty) {
 
 function cell(column, row, place) {
   const made = column.cell(row);
-  const attributes = { class: side(column), "data-head": column.head };
+  const attributes = { class: column.look, "data-head": column.head };
   if (made === "" || made === null) attributes["data-empty"] = true;
   return place === 0 ? h("th", { scope: "row", ...attributes }, made) : h("td", attributes, made);
-}
-
-function side(column) {
-  return [column.number ? "number" : "", column.wide ? "wide" : ""].join(" ").trim() || null;
 }

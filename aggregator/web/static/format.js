@@ -9,7 +9,7 @@ export const count = (value) => value.toLocaleString("en");
 export function bytes(value) {
   if (value === null) return NONE;
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
-    if (value >= size) return `${(value / size).toFixed(1)} ${unit}`;
+    if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
   }
   return `${Math.round(value)} B`;
 }
@@ -17,7 +17,7 @@ export function bytes(value) {
 export function joules(value) {
   if (value === null) return NONE;
   for (const [unit, size] of [["MJ", 1e6], ["kJ", 1e3]]) {
-    if (value >= size) return `${(value / size).toFixed(1)} ${unit}`;
+    if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
   }
   return `${Number(value.toPrecision(3))} J`;
 }

@@ -1,30 +1,29 @@
 // The log of contributions and refusals, the latest first.
 
 import * as api from "./api.js";
-import { byId, h, table } from "./dom.js";
+import { byId, h, rowsAPage, table } from "./dom.js";
 import { button } from "./fleet.js";
 import { bytes, clock, joules, plain, seconds } from "./format.js";
 
-const PAGE = 25;
 let pages = [null]; // `before` of each page up to this one
 
 const some = (value, form) => (value === null ? "" : form(value));
 const columns = [
-  { head: "time", cell: (e) => clock(e.at) },
-  { head: "round", number: true, cell: (e) => `${e.round}` },
-  { head: "device", cell: (e) => e.device },
-  { head: "kind", cell: (e) => e.kind },
+  { head: "time", look: "stamp", cell: (e) => clock(e.at) },
+  { head: "round", look: "number", cell: (e) => `${e.round}` },
+  { head: "device", look: "name", cell: (e) => e.device },
+  { head: "kind", look: "name", cell: (e) => e.kind },
   { head: "receipt", cell: (e) => h("span", { class: `tag ${e.status}` }, e.status === "accepted" ? "counted" : e.status) },
-  { head: "why", wide: true, cell: (e) => e.why },
-  { head: "loss", number: true, cell: (e) => some(e.train_loss, plain) },
-  { head: "took", number: true, cell: (e) => some(e.train_s, seconds) },
-  { head: "up", number: true, cell: (e) => some(e.bytes_up, bytes) },
-  { head: "energy", number: true, cell: (e) => some(e.energy_j, joules) },
+  { head: "why", look: "wide", cell: (e) => e.why },
+  { head: "loss", look: "number", cell: (e) => some(e.train_loss, plain) },
+  { head: "took", look: "number", cell: (e) => some(e.train_s, seconds) },
+  { head: "up", look: "number", cell: (e) => some(e.bytes_up, bytes) },
+  { head: "energy", look: "number", cell: (e) => some(e.energy_j, joules) },
 ];
 
 export async function show(task) {
   const before = pages.at(-1);
-  const wanted = { status: byId("log-status").value, device: byId("log-device").value.trim(), before, limit: PAGE };
+  const wanted = { status: byId("log-status").value, device: byId("log-device").value.trim(), before, limit: rowsAPage() };
   const page = await api.entries(task, wanted);
   byId("log-table").replaceChildren(table("Contributions", columns, page.entries, "Nothing has come yet."));
   byId("log-pages").replaceChildren(

@@ -1,0 +1,153 @@
+"""What HTTP reads, as the loop tells it; without a loop."""
+
+from math import nan
+
+from aggregator.config import HttpSection
+from aggregator.observer import (
+    Contributed,
+    ContributionRecord,
+    DeviceSeen,
+    PlanMade,
+    Refused,
+    RoundClosed,
+    RoundExtended,
+    RoundOpened,
+    RoundRecord,
+    Started,
+)
+from aggregator.ports import Pulse
+from aggregator.task import Task, kinds_named
+from aggregator.web import watch as watching
+from aggregator.web.health import examine
+from aggregator.web.hosted import Hosted
+from aggregator.web.journal import FILE, Filter, Journal
+from aggregator.web.metrics import Metrics
+from aggregator.web.shapes import KindFigures
+from aggregator.web.watch import Wanted, Watch
+
+TASK = Task(bundle="b", name="digits", rounds=9, kinds=kinds_named(["full"]))
+
+
+def record(device="pi", number=1, kind="full"):
+    return ContributionRecord(number, device, kind, 10, nan, 1.5, 2.0, 1024, 100, 50, "fits")
+
+
+def closed(number, *records):
+    figures = RoundRecord(number, nan, 1.25, nan, nan, len(records), 4.0, 3.0, 300, 200, 7.0)
+    return RoundClosed(figures, records)
+
+
+class Broker:
+    bytes_up = bytes_down = 7
+    connected = True
+
+
+def hosted(folder, clock):
+    return Hosted(TASK, folder, Broker(), Pulse(clock), clock)
+
+
+def test_figures_are_summed_by_kind_and_what_was_not_measured_is_null(clock):
+    watch = Watch("digits", clock)
+    watch(Started(TASK, "r", True, (closed(1, record("a"), record("b")),)))
+    (first,) = watch.rounds().rounds
+    assert first.kinds == {"full": KindFigures(2, 20, 200, 100, 4.0, 3.0)}
+    assert (first.accuracy, first.loss, first.closed_at) == (None, 1.25, None)
+    assert watch.live().devices == 2
+    assert watch.live().online == 0
+
+
+def test_a_device_is_shown_as_it_was_last_heard(clock):
+    watch = Watch("digits", clock)
+    clock.now = 5.0
+    watch(RoundOpened(2, ("full",), 60.0))
+    watch(DeviceSeen("pi", True, "pi-zero", 12, "onnx", 2**29, 80))
+    watch(PlanMade("pi", 2, "", 0.0, 0, 0.0, ("too slow", "no memory")))
+    assert watch.live().sitting_out == 1
+    clock.now = 6.0
+    watch(Refused("pi", 2, "full", "refused", "nan in head"))
+    (device,) = watch.devices(Wanted()).devices
+    assert (device.doing, device.why, device.last_seen) == ("refused", "nan in head", 6.0)
+    assert (device.battery_percent, device.profile, device.num_examples) == (80, "pi-zero", 12)
+    watch(DeviceSeen("pi", False))
+    (device,) = watch.devices(Wanted()).devices
+    assert (device.online, device.profile, watch.live().online) == (False, "pi-zero", 0)
+
+
+def test_devices_without_end_do_not_fill_the_memory(clock, monkeypatch):
+    monkeypatch.setattr(watching, "MOST_DEVICES", 3)
+    watch = Watch("digits", clock)
+    for number in range(5):
+        watch(DeviceSeen(f"pi-{number}", True))
+    page = watch.devices(Wanted())
+    assert [device.device for device in page.devices] == ["pi-2", "pi-3", "pi-4"]
+    assert watch.live().online == 3
+
+
+def test_the_log_keeps_refusals_and_puts_back_what_a_crash_lost(tmp_path, clock):
+    journal = Journal(tmp_path, clock)
+    journal(Started(TASK, "r", False, ()))
+    journal(Contributed(record("a")))
+    journal(Refused("b", 2**64, "full", "refused", "no such round"))
+    journal.close()
+    again = Journal(tmp_path, clock)
+    again(Started(TASK, "r", True, (closed(1, record("a"), record("c")),)))
+    again.close()
+    entries = again.page(Filter()).entries
+    assert [(one.device, one.status, one.at) for one in entries] == [
+        ("c", "accepted", None),
+        ("b", "refused", 0.0),
+        ("a", "accepted", 0.0),
+    ]
+    assert entries[1].round == 2**63 - 1
+    assert [one.device for one in again.page(Filter(device="a")).entries] == ["a"]
+    assert again.page(Filter(limit=1)).next == entries[0].id
+    assert again.dropped == 0
+
+
+def test_a_log_that_is_damaged_or_cannot_be_written_costs_lines_and_nothing_else(tmp_path, clock):
+    (tmp_path / FILE).write_bytes(b"this is no database, but quite another thing" * 50)
+    journal = Journal(tmp_path, clock)
+    journal(Started(TASK, "r", False, ()))
+    journal(Contributed(record("a")))
+    journal.close()
+    assert [one.device for one in journal.page(Filter()).entries] == ["a"]
+    gone = Journal(tmp_path / "gone", clock)
+    gone(Started(TASK, "r", False, ()))
+    gone(Contributed(record("a")))
+    gone.close()
+    assert gone.dropped == 1
+    assert gone.page(Filter()).entries == []
+
+
+def test_health_says_what_is_wrong(tmp_path, clock):
+    one, settings = hosted(tmp_path, clock), HttpSection(stalled_s=60.0, min_free_mb=0)
+
+    def wrong():
+        return [check.name for check in examine([one], settings).checks if not check.ok]
+
+    one.watch(RoundOpened(1, ("full",), 50.0))
+    one.pulse()
+    assert wrong() == []
+    clock.now = 149.0
+    assert wrong() == ["loop"]
+    one.pulse()
+    one.watch(RoundExtended(1, 50.0, 0, 1))
+    clock.now = 151.0
+    assert wrong() == ["round"]
+    one.watch(Contributed(record()))
+    assert wrong() == []
+    one.link.connected = False
+    one.folder = tmp_path / "gone"
+    assert wrong() == ["broker", "disk"]
+
+
+def test_no_device_chooses_a_label_of_a_metric(tmp_path, clock):
+    metrics = Metrics()
+    observe = metrics.observe(hosted(tmp_path, clock))
+    for kind in ("full", "x1", 'x2"} 1\nowned'):
+        observe(Refused("pi", 1, kind, "refused", ""))
+    text = metrics.text().decode()
+    assert 'contributions_total{kind="full",status="refused",task="digits"} 1.0' in text
+    assert 'contributions_total{kind="other",status="refused",task="digits"} 2.0' in text
+    assert "x1" not in text
+    assert "owned" not in text
