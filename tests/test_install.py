@@ -69,6 +69,7 @@ def test_a_device_s_dependencies_are_the_few_that_are_priced():
         "onnxruntime",
         "paho-mqtt",
         "psutil",
+        "pynacl",
         "msgspec",
         "safetensors",
         "platformdirs",
