@@ -131,11 +131,15 @@ class Levels:
         self.below.inbox.put(Received(topics.up(device, leaf), messages.encode(message)))
 
     def join(self, *devices, samples=20):
+        self.announce(*devices, samples=samples)
+        return self.go()
+
+    def announce(self, *devices, samples=20):
+        """They say that they are here, and ready."""
         for device in devices:
             self.say(device, "state", State(boot=1, online=True))
             hello = Hello(boot=1, num_examples=samples, profile="pi", memory_bytes=2**29, engine="onnx")
             self.say(device, "hello", hello)
-        return self.go()
 
     def leave(self, device):
         self.say(device, "state", State(boot=1, online=False))

@@ -234,3 +234,30 @@ def test_when_all_is_over_above_the_site_s_devices_are_told(levels, bundle):
     assert h.offer.done
     h.wait(3.0)
     assert h.edge.finished
+
+
+def test_killed_again_and_again_after_any_number_of_steps_it_counts_each_round_once(levels, bundle):
+    h = levels("full", rounds=4)
+
+    def steps(count):
+        for _ in range(count):
+            h.edge.step(0.001)
+            h.service.tick()
+
+    def train():
+        if h.below.retained and h.offer.round > 0 and not h.offer.done:
+            h.contribute("a", "full", moved(bundle, h.offer.round), 30)
+
+    for life in range(40):
+        h.kill()
+        h.announce("a")
+        steps(life % 9)
+        train()
+        h.now += 0.4
+        steps(life % 4)
+    for _ in range(4):
+        h.join("a")
+        train()
+        h.wait(2.0)
+    assert h.service.state.phase == "done"
+    assert h.counted == [(number, "site", "full", 30) for number in range(1, 5)]
