@@ -1,0 +1,298 @@
+"""A federation that is killed all the time: aggregator, broker and devices, two hundred times in one run.
+
+    .venv/bin/python benchmarks/soak.py                         # 200 kills, about 20 minutes
+    .venv/bin/python benchmarks/soak.py --kills 20 --seed 3     # a look
+    .venv/bin/python benchmarks/soak.py --folder runs/soak      # keep everything; logs are in it
+
+The aggregator, Mosquitto and the devices are processes; devices really train on handwritten digits. Who is
+killed, when, how (SIGKILL, SIGTERM, or stopped for a while) and when it comes back is drawn from --seed.
+When all kills are done the run is left alone until two rounds have had everybody, is stopped in order, and
+is audited: what every device was told, and what waits in its outbox, is compared with what the aggregator has
+on its disk. Ends with 1 if anything does not agree.
+"""
+
+# ruff: noqa: E402
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
+
+import msgspec
+import numpy as np
+from tabulate import tabulate
+
+from broker import brokers
+from broker.messages import Contribution, decode
+from broker.mosquitto import Mosquitto
+from broker.running import BrokerOptions
+from broker.url import BrokerUrl
+from simulation import digits
+
+COMMAND = "import sys; from device_runtime.cli import main; sys.exit(main(sys.argv[1:]))"
+TOLD = re.compile(r"round (\d+): (\S+) (accepted|duplicate|late|refused)")
+ROUNDS = 1_000_000
+"""More than can be done: the run is stopped."""
+CALM_ROUNDS, CALM_S = 2, 300.0
+"""Rounds with everybody that there must be, and in so many seconds, once nothing is killed any more."""
+
+
+@dataclass
+class Part:
+    """A process that is started again with the same words whenever it was killed."""
+
+    name: str
+    words: list[str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", COMMAND, *self.words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.alive:
+            self.process.send_signal(number)
+
+    def end(self, number: signal.Signals) -> None:
+        self.signal(number)
+        if self.process is not None:
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+@dataclass
+class Soak:
+    """One run. `kills` counts what was done to whom."""
+
+    folder: Path
+    options: argparse.Namespace
+    kills: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.options.seed)  # noqa: S311 - whom to kill
+        self.kept = {"persistence": self.options.persistence, "folder": self.folder / "broker"}
+        self.broker = self._broker(0)
+        url = self.broker.url
+        serve = (
+            f"serve --bundle digits-wrn-10-1 --rounds {ROUNDS} --deadline {self.options.deadline:g} "
+            f"--min-devices 2 --kinds full,few-shot,class-means --broker {url}"
+        )
+        run = self.folder / "run"
+        self.aggregator = Part(
+            "aggregator", [*serve.split(), "--run-dir", str(run)], self.folder / "aggregator.log"
+        )
+        self.devices = [self._device(number, url) for number in range(self.options.devices)]
+
+    def _broker(self, port: int) -> Mosquitto:
+        end = time.monotonic() + 20
+        while True:
+            try:
+                started = brokers.start("mosquitto", BrokerOptions(port=port, **self.kept))
+            except Exception:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
+            else:
+                assert isinstance(started, Mosquitto)
+                return started
+
+    def _device(self, number: int, url: str) -> Part:
+        name, data = f"pi-{number}", self.folder / f"pi-{number}.npz"
+        split = digits.load(np.random.default_rng([self.options.seed, number]))
+        np.savez(data, x=split.train.x[:40], y=split.train.y[:40])
+        words = ["join", url, "--data", str(data), "--name", name, "--state", str(self.folder / name)]
+        return Part(name, words, self.folder / f"{name}.log")
+
+    def run(self) -> None:
+        """Kill until it is enough, then wait for the end of the last round."""
+        for part in (self.aggregator, *self.devices):
+            part.start()
+        started = time.monotonic()
+        self.wait(lambda: self.rounds > 0 or self.log_has("round 1"), 120, "the first round does not begin")
+        while sum(self.kills.values()) < self.options.kills:
+            time.sleep(self.draw.expovariate(1 / self.options.every))
+            self.one()
+            done = sum(self.kills.values())
+            if done % 10 == 0:
+                seconds = time.monotonic() - started
+                print(
+                    f"{done} of {self.options.kills} kills, round {self.rounds + 1}, {seconds:.0f} s",
+                    flush=True,
+                )
+        self.revive()
+        calm = self.rounds
+        self.wait(lambda: self.whole(calm) >= CALM_ROUNDS, CALM_S, "no rounds with everybody come")
+
+    def one(self) -> None:
+        """One of them, in one way, for a while."""
+        whom = self.draw.choices(["aggregator", "broker", "device"], [3, 2, 5])[0]
+        how = self.draw.choices([signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], [6, 2, 2])[0]
+        away_s = self.draw.uniform(0.0, 3.0)
+        self.kills[f"{whom} {how.name}"] += 1
+        if whom == "broker":
+            self._end_broker(how, away_s)
+            return
+        part = self.aggregator if whom == "aggregator" else self.draw.choice(self.devices)
+        if how == signal.SIGSTOP:
+            part.signal(how)
+            time.sleep(away_s)
+            part.signal(signal.SIGCONT)
+            return
+        part.end(how)
+        time.sleep(away_s / 3)
+        part.start()
+
+    def _end_broker(self, how: signal.Signals, away_s: float) -> None:
+        if how == signal.SIGSTOP:
+            os.kill(self.broker.pid, signal.SIGSTOP)
+            time.sleep(away_s)
+            os.kill(self.broker.pid, signal.SIGCONT)
+            return
+        port = BrokerUrl.parse(self.broker.url).port
+        if how == signal.SIGKILL:
+            self.broker.kill()
+        else:
+            self.broker.stop()
+        time.sleep(away_s / 3)
+        self.broker = self._broker(port)
+
+    def revive(self) -> None:
+        for part in (self.aggregator, *self.devices):
+            if not part.alive:
+                part.start()
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that are closed."""
+        file = self.folder / "run" / "rounds.jsonl"
+        return len(file.read_bytes().splitlines()) if file.exists() else 0
+
+    def whole(self, since: int) -> int:
+        """Rounds with everybody in them, after so many."""
+        lines = (self.folder / "run" / "rounds.jsonl").read_bytes().splitlines()[since:]
+        return sum(msgspec.json.decode(line)["participants"] == len(self.devices) for line in lines)
+
+    def log_has(self, text: str) -> bool:
+        return text in self.aggregator.log.read_text(errors="replace")
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > end:
+                raise RuntimeError(f"{what} within {timeout_s:g} s; see the logs in {self.folder}")
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        for part in (self.aggregator, *self.devices):
+            part.end(signal.SIGTERM)
+        self.broker.stop()
+
+    def outbox(self, device: Part) -> list[Path]:
+        return sorted((self.folder / device.name / "outbox").glob("*.msg"))
+
+    def audit(self) -> list[str]:
+        """What does not agree; empty when all does."""
+        with sqlite3.connect(self.folder / "run" / "run.sqlite") as db:
+            stored = list(db.execute("SELECT round, device, kind, into_round FROM contributions"))
+            records = dict(db.execute("SELECT round, record FROM rounds WHERE record NOT NULL"))
+        wrong = []
+        counted = Counter((number, device, kind) for number, device, kind, _ in stored)
+        wrong += [f"{key} is counted {count} times" for key, count in counted.items() if count > 1]
+        self.told: Counter[str] = Counter()
+        for device in self.devices:
+            for number, kind, status in TOLD.findall(device.log.read_text(errors="replace")):
+                self.told[status] += 1
+                if status in ("accepted", "duplicate") and (int(number), device.name, kind) not in counted:
+                    wrong.append(
+                        f"{device.name} was told that {kind} of round {number} counts: it is not stored"
+                    )
+            waiting = [decode(p.read_bytes(), Contribution) for p in self.outbox(device)]
+            old = [one.round for one in waiting if one.round <= max(records)]
+            wrong += [f"{device.name} has no receipt for round {number}, which is closed" for number in old]
+        self.closed = len(records)
+        missing = set(range(1, self.closed + 1)) - records.keys()
+        wrong += [f"round {number} has no record" for number in sorted(missing)]
+        for number, record in records.items():
+            told, kept = (
+                msgspec.msgpack.decode(record)["participants"],
+                sum(one[3] == number for one in stored),
+            )
+            if told != kept:
+                wrong.append(f"round {number} says {told} participants, {kept} are stored")
+        lines = (self.folder / "run" / "contributions.jsonl").read_bytes().splitlines()
+        closed = sum(one[3] in records for one in stored)
+        if len(lines) != closed:
+            wrong.append(f"contributions.jsonl has {len(lines)} lines, of closed rounds {closed} are stored")
+        self.stored = len(stored)
+        return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--kills", type=int, default=200)
+    add(
+        "--every",
+        type=float,
+        default=3.0,
+        metavar="SECONDS",
+        help="between two kills, on average (default: 3)",
+    )
+    add("--devices", type=int, default=4)
+    add("--deadline", type=float, default=8.0, metavar="SECONDS", help="of a round (default: 8)")
+    add("--seed", type=int, default=0)
+    add("--persistence", action="store_true", help="of the broker")
+    add("--folder", type=Path, help="keep everything here (default: a temporary folder)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        soak, started = Soak(folder, options), time.monotonic()
+        try:
+            soak.run()
+        finally:
+            soak.close()
+        wrong = soak.audit()
+    kills = sum(soak.kills.values())
+    print(tabulate(sorted(soak.kills.items()), ("killed", "times")))
+    print()
+    print(tabulate(sorted(soak.told.items()), ("devices were told", "times")))
+    seconds = time.monotonic() - started
+    print(
+        f"\n{kills} kills, {soak.closed} rounds, {soak.stored} contributions stored, {seconds:.0f} s, "
+        f"seed {options.seed}"
+    )
+    good = "nothing acknowledged is lost, nothing counts twice, every round has its record"
+    print("\n".join(wrong) if wrong else good)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

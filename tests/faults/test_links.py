@@ -1,0 +1,176 @@
+"""What links do: cut, frozen with nobody told, slow, far; many at once."""
+
+import queue
+import time
+
+import pytest
+
+from broker import messages, topics
+from broker.link import Disconnected, Link, LinkOptions, Received, Will
+from broker.messages import State
+from broker.url import BrokerUrl
+
+FAST_S = (0.05, 0.4)
+
+
+def test_a_connection_cut_in_an_upload_costs_only_time(site, eventually):
+    broker = site.broker()
+    proxy = site.proxy(broker.url)
+    proxy.bytes_per_s = 200_000
+    aggregator = site.aggregator(broker.url, "full")
+    device = site.device("pi", proxy.url)
+    for blocks in (1, 3):
+        assert eventually(lambda blocks=blocks: aggregator.blocks >= blocks)
+        proxy.cut()
+    proxy.bytes_per_s = None
+    assert eventually(lambda: aggregator.finished and not device.waiting, 60)
+    assert proxy.connections >= 3
+    assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
+
+
+def test_a_connection_that_is_open_at_one_end_only_is_given_up_and_made_anew(site, eventually):
+    """Half-open TCP in mid-transfer: nothing passes and nobody is told; pings are not answered."""
+    broker = site.broker()
+    proxy = site.proxy(broker.url)
+    proxy.bytes_per_s = 200_000
+    aggregator = site.aggregator(broker.url, "full", keepalive_s=1)
+    device = site.device("pi", proxy.url, keepalive_s=1)
+    assert eventually(lambda: aggregator.blocks >= 1)
+    proxy.freeze()
+    proxy.bytes_per_s = None
+    assert eventually(lambda: aggregator.finished and not device.waiting, 60)
+    assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
+
+
+def test_an_aggregator_behind_a_half_open_connection_comes_back(site, eventually):
+    broker = site.broker()
+    proxy = site.proxy(broker.url)
+    aggregator = site.aggregator(proxy.url, "full", keepalive_s=1, rounds=3)
+    device = site.device("pi", broker.url)
+    assert eventually(lambda: device.receipts)
+    proxy.freeze()
+    assert eventually(lambda: aggregator.finished and not device.waiting, 60)
+    stored = site.audit(aggregator, device, rounds=3)
+    assert stored == {(1, "pi"), (2, "pi"), (3, "pi")}
+
+
+@pytest.mark.slow
+def test_an_upload_that_takes_longer_than_twice_the_keep_alive_arrives_on_one_connection(site, eventually):
+    """313 kB at 40 kB/s are 8 s with a keep-alive of 2: one message of that size would never arrive."""
+    broker = site.broker()
+    proxy = site.proxy(broker.url)
+    aggregator = site.aggregator(broker.url, "full", rounds=1)
+    proxy.bytes_per_s = 40_000
+    device = site.device("pi", proxy.url, keepalive_s=2)
+    assert eventually(lambda: device.receipts, 90)
+    assert proxy.connections == 1
+    assert eventually(lambda: aggregator.finished)
+    assert site.audit(aggregator, device, rounds=1) == {(1, "pi")}
+
+
+def test_a_far_link(site, eventually):
+    broker = site.broker()
+    proxy = site.proxy(broker.url)
+    proxy.delay_s = 0.15
+    aggregator = site.aggregator(broker.url, "full")
+    device = site.device("pi", proxy.url)
+    assert eventually(lambda: aggregator.finished and not device.waiting, 90)
+    assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
+
+
+@pytest.mark.slow
+def test_five_hundred_come_back_at_once(mosquitto_site, eventually):
+    """The broker dies under them; each is back, and what it had to say has arrived."""
+    site, count = mosquitto_site, 500
+    broker = site.broker()
+    heard: queue.SimpleQueue = queue.SimpleQueue()
+    ears = Link(
+        BrokerUrl.parse(broker.url), "ears", heard, LinkOptions(subscriptions=("x/#",), reconnect_s=FAST_S)
+    )
+    ears.connect()
+    links = []
+    try:
+        for number in range(count):
+            options = LinkOptions(
+                reconnect_s=(0.2, 2.0), seed=number, greeting=Will(f"x/{number}", b"here", False)
+            )
+            links.append(Link(BrokerUrl.parse(broker.url), f"pi-{number}", queue.SimpleQueue(), options))
+            links[-1].connect(30)
+        broker.kill()
+        assert eventually(lambda: not any(link.connected for link in links))
+        for number, link in enumerate(links):
+            assert link.publish(f"x/{number}", b"waited")
+        site.again(broker)
+        assert eventually(lambda: all(link.connected for link in links) and ears.connected, 120)
+        seen = set()
+
+        def all_heard():
+            while not heard.empty():
+                event = heard.get()
+                if isinstance(event, Received) and event.payload == b"waited":
+                    seen.add(event.topic)
+            for number, link in enumerate(links):  # what came before the ears were back is said again
+                if f"x/{number}" not in seen and not link.under_way():
+                    link.publish(f"x/{number}", b"waited")
+            return len(seen) == count
+
+        assert eventually(all_heard, 60)
+    finally:
+        for link in [*links, ears]:
+            link.close()
+
+
+@pytest.mark.slow
+def test_a_queue_that_overflows_at_the_broker_loses_nothing_for_good(mosquitto_site, eventually, monkeypatch):
+    """Mosquitto acknowledges what it drops: of ten messages for a reader that hangs, it keeps five."""
+    from broker import mosquitto
+
+    real = mosquitto.configure
+    narrow = lambda *given: real(*given).replace(  # noqa: E731
+        "max_queued_messages 100000", "max_queued_messages 3\nmax_inflight_messages 2"
+    )
+    monkeypatch.setattr(mosquitto, "configure", narrow)
+    site = mosquitto_site
+    broker = site.broker()
+    proxy = site.proxy(broker.url)
+    proxy.delay_s = 0.05
+    aggregator = site.aggregator(proxy.url, "full", min_devices=3)
+    devices = [site.device(name, broker.url) for name in ("a", "b", "c")]
+    assert eventually(lambda: aggregator.finished and not any(device.waiting for device in devices), 180)
+    stored = site.audit(aggregator, *devices)
+    assert stored == {(number, name) for number in (1, 2) for name in "abc"}
+
+
+def test_two_devices_of_one_name_are_told_and_nothing_counts_twice(mosquitto_site, eventually):
+    site = mosquitto_site
+    broker = site.broker()
+    aggregator = site.aggregator(broker.url, "few-shot", rounds=1, min_contributions=1, min_devices=1)
+    one = site.device("pi", broker.url)
+    assert eventually(lambda: one.receipts)
+    inbox: queue.SimpleQueue = queue.SimpleQueue()
+    other = Link(BrokerUrl.parse(broker.url), "pi", inbox, LinkOptions(reconnect_s=FAST_S))
+    other.connect()
+    reasons, end = [], time.monotonic() + 20
+    while len(reasons) < 2 and time.monotonic() < end:
+        event = inbox.get(timeout=20)
+        if isinstance(event, Disconnected):
+            reasons.append(event.reason)
+    other.close()
+    assert "is another client called 'pi'?" in reasons[1]
+    assert eventually(lambda: aggregator.finished)
+    assert site.audit(aggregator, one, rounds=1) == {(1, "pi")}
+
+
+def test_the_last_will_of_an_earlier_life_does_not_end_this_one(site, eventually):
+    broker = site.broker()
+    aggregator = site.aggregator(broker.url, "few-shot", rounds=1, min_devices=2, round_deadline_s=600.0)
+    device = site.device("pi", broker.url)
+    stray = Link(BrokerUrl.parse(broker.url), "stray", queue.SimpleQueue(), LinkOptions())
+    stray.connect()
+    assert eventually(lambda: "pi" in aggregator.service.state.ready)
+    stray.publish(topics.up("pi", "state"), messages.encode(State(boot=1, online=False)))
+    assert eventually(lambda: not stray.under_way())
+    stray.close()
+    other = site.device("other", broker.url)
+    assert eventually(lambda: aggregator.finished)
+    assert site.audit(aggregator, device, other, rounds=1) == {(1, "pi"), (1, "other")}
