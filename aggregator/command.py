@@ -1,4 +1,4 @@
-"""`device-runtime serve`: the aggregator of one task, until it is learnt or stopped."""
+"""`device-runtime serve`: the aggregator of a task, or of several, until they are learnt or stopped."""
 
 from __future__ import annotations
 
@@ -11,13 +11,24 @@ from strategies.robust.settings import RULES
 
 from . import config, logs, systems
 from . import task as tasks
+from .coding import coded
 from .config import Server
 from .errors import AggregatorError, ConfigError
 from .exits import Exit, exit_code
 from .serving import Process
 from .task import Task
 
-__all__ = ["ERRORS", "EXAMPLE", "HELP", "add_arguments", "exit_code", "run", "server_of", "task_of"]
+__all__ = [
+    "ERRORS",
+    "EXAMPLE",
+    "HELP",
+    "add_arguments",
+    "exit_code",
+    "run",
+    "server_of",
+    "task_of",
+    "tasks_of",
+]
 
 HELP = "run the rounds of a task: offer, collect, merge, evaluate"
 EXAMPLE = "device-runtime serve --bundle digits-wrn-10-1 --rounds 15 --deadline 3 --run-dir runs/digits"
@@ -57,7 +68,13 @@ _FLAGS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command; those of the task stand over the task file."""
     add = parser.add_argument
-    add("task", nargs="?", type=Path, metavar="TASK.toml", help="settings of the task; flags stand over them")
+    add(
+        "task",
+        nargs="*",
+        type=Path,
+        metavar="TASK.toml",
+        help="settings of a task, or of several; flags stand over them",
+    )
     add("--bundle", help="what is learnt: a bundle folder or zip, or the name of a shipped bundle")
     add("--name", help="name of the task (default: that of the file, or 'task')")
     add("--rounds", type=int, help="how many rounds (default: 10)")
@@ -81,6 +98,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stop-gain", type=float, metavar="X", help="what is no gain yet (default: 0)")
     add("--stop-metric", choices=("accuracy", "loss"), help="what is to gain (default: accuracy)")
     add("--keep-versions", type=int, metavar="N", help="served models that are kept, 0: all (default: 10)")
+    add(
+        "--codec",
+        metavar="WORD",
+        help="by which updates are sent, as delta+int8+deflate (default: as they are)",
+    )
     add("--robust", choices=RULES, help="merge so that lying devices cannot steer it (default: none)")
     add("--robust-trim", type=float, metavar="SHARE", help="of trimmed-mean, at either end (default: 0.2)")
     add("--robust-clip", type=float, metavar="NORM", help="bound of norm-clip (default: the median norm)")
@@ -112,14 +134,14 @@ def run(args: argparse.Namespace) -> int:
     """Serve until done or a signal. Raises what `exit_code` numbers."""
     server = server_of(args)
     logs.configure(server.log)
-    Process(server, task_of(args, server), args.quiet).run()
+    Process(server, tasks_of(args, server), args.quiet).run()
     return Exit.DONE
 
 
 def server_of(args: argparse.Namespace) -> Server:
     """The server file and the flags over it. Raises ConfigError."""
     flags: dict[str, dict[str, object]] = {
-        "": {"tasks": [str(args.task)] if args.task else None, "run_dir": args.run_dir},
+        "": {"tasks": [str(file) for file in args.task] or None, "run_dir": args.run_dir},
         "broker": {
             "url": args.broker,
             "port": args.port,
@@ -148,12 +170,20 @@ def _address(text: str | None) -> dict[str, object]:
     return {"port": int(port), **({"host": name} if name else {})}
 
 
-def task_of(args: argparse.Namespace, server: Server | None = None) -> Task:
-    """The task file, that of the command line or else of the server file, and the flags over it.
+def tasks_of(args: argparse.Namespace, server: Server) -> list[Task]:
+    """The task files of the server file or the command line, each with the flags over it.
 
-    Raises TaskError.
+    Raises TaskError, ConfigError.
     """
-    file = server.tasks[0] if server and server.tasks else args.task
+    if len(server.tasks) > 1 and args.name is not None:
+        raise ConfigError(f"--name {args.name}: which of {len(server.tasks)} tasks is to be called so?")
+    return [task_of(args, file) for file in server.tasks] or [task_of(args)]
+
+
+def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
+    """A task file (the first of the command line), if any, and the flags over it. Raises TaskError."""
+    if file is None and args.task:
+        file = args.task[0]
     given = {field: getattr(args, flag) for flag, field in _FLAGS.items()}
     flags = {field: value for field, value in given.items() if value is not None}
     if args.kinds is not None:
@@ -162,4 +192,5 @@ def task_of(args: argparse.Namespace, server: Server | None = None) -> Task:
     if args.family is not None:
         flags["family"] = [name.strip() for name in args.family.split(",") if name.strip()]
     task = tasks.load(file, flags)
-    return systems.under(args.system, task) if args.system else task
+    task = systems.under(args.system, task) if args.system else task
+    return task if args.codec is None else coded(task, args.codec)

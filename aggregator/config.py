@@ -112,19 +112,15 @@ class LogSection(Section, frozen=True):
 
 
 class Server(Section, frozen=True):
-    """All of a server file. `tasks` are task files; `run_dir` is where the run is kept (None: runs/NAME)."""
+    """All of a server file. `tasks` are task files. `run_dir` is where the run is kept (None: runs/NAME); of
+    several tasks, each in a folder of its name there (None: runs).
+    """
 
     tasks: tuple[Path, ...] = ()
     run_dir: Path | None = None
     broker: BrokerSection = BrokerSection()
     http: HttpSection | None = None
     log: LogSection = LogSection()
-
-    def __post_init__(self) -> None:
-        if len(self.tasks) > 1:
-            raise ConfigError(
-                f"tasks names {len(self.tasks)} files: one process serves one task, start one for each"
-            )
 
 
 def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> Server:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-
-from .ports import Pulse
 
 
 def tell(state: str) -> None:
@@ -28,10 +27,13 @@ def watchdog_s() -> float | None:
 
 
 class Watchdog:
-    """Says that we still work for as long as the loop does; a context manager."""
+    """Says that we still work for as long as the loop does; a context manager.
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse = pulse
+    `silence_s` gives the seconds since the loop last looked at the clock.
+    """
+
+    def __init__(self, silence_s: Callable[[], float]) -> None:
+        self._silence_s = silence_s
         self._stop = threading.Event()
         self._limit_s = watchdog_s()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
@@ -51,5 +53,5 @@ class Watchdog:
     def _run(self) -> None:
         limit_s = self._limit_s or 0.0
         while not self._stop.wait(limit_s / 4):
-            if self._pulse.silence_s < limit_s / 2:
+            if self._silence_s() < limit_s / 2:
                 tell("WATCHDOG=1")

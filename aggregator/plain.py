@@ -29,10 +29,11 @@ class View(Observer, Protocol):
 
 
 class Plain:
-    """Writes lines as rounds close; `quiet`: only the table at the end."""
+    """Writes lines as rounds close; `quiet`: only the table at the end. `label` stands before each line."""
 
-    def __init__(self, out: TextIO, quiet: bool = False) -> None:
+    def __init__(self, out: TextIO, quiet: bool = False, label: str = "") -> None:
         self._out = out
+        self._label = label
         self._quiet = quiet
         self._closed: list[RoundClosed] = []
         self._rounds = 0
@@ -57,14 +58,15 @@ class Plain:
                 self._closed.append(happening)
                 self._line(f"round {happening.record.round} of {self._rounds}: {summary(happening)}")
             case Finished():
-                print(table(self._closed), file=self._out, flush=True)
+                heading = f"{self._label.strip()}\n" if self._label else ""
+                print(heading + table(self._closed), file=self._out, flush=True)
 
     def close(self) -> None:
         """Nothing to restore."""
 
     def _line(self, text: str) -> None:
         if not self._quiet:
-            print(text, file=self._out, flush=True)
+            print(self._label + text, file=self._out, flush=True)
 
 
 def started(happening: Started) -> str:

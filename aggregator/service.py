@@ -225,6 +225,10 @@ class Service:
         bundle, measure, say hello again.
         """
         self._wills.pop(device, None)
+        if hello.task not in ("", self._rounds.task.name):
+            name, here = printable(hello.task), self._rounds.task.name
+            log.warning("%s asks for task %s; here is %s", device, name, here)
+            return
         profile, engine = printable(hello.profile), printable(hello.engine)
         battery = hello.battery_percent if 0 <= hello.battery_percent <= 100 else None
         self._tell(DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery))

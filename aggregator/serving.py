@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import logging
-import queue
 import secrets
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from broker import brokers, topics
 from broker.errors import BrokerStartError
-from broker.link import Event, Link, LinkOptions
+from broker.link import Link, LinkOptions
 from broker.running import BrokerOptions, RunningBroker
 from broker.url import BrokerUrl
 
-from . import enrolled
+from . import enrolled, lodger
 from .config import AUTO, BrokerSection, Server
 from .errors import ConfigError, MissingExtra
+from .lodger import Lodger
 from .logs import Events
 from .notify import Watchdog
 from .observer import Observer
 from .plain import Plain, View
-from .ports import Ports, Pulse
+from .ports import Ports
 from .records import Records
 from .service import Service
 from .task import Task
@@ -45,55 +46,84 @@ PORT = "port"
 
 
 class Process:
-    """The service with these settings. `quiet`: only the table at the end."""
+    """The service with these settings. `quiet`: only the tables at the end."""
 
-    def __init__(self, server: Server, task: Task, quiet: bool = False) -> None:
+    def __init__(self, server: Server, tasks: Sequence[Task], quiet: bool = False) -> None:
+        """Raises ConfigError for two tasks of one name."""
+        names = [task.name for task in tasks]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"tasks are called {', '.join(names)}: each needs a name of its own")
         self._server = server
-        self._task = task
         self._quiet = quiet
-        self._folder = server.run_dir or Path("runs") / task.name
         self._structured = server.log.format is not None
+        self._stop = threading.Event()
+        self._lodgers = [Lodger(task, self._stop) for task in tasks]
+        parent = server.run_dir or Path("runs")
+        alone = server.run_dir is not None and len(tasks) == 1
+        self._folders = [parent if alone else parent / name for name in names]
 
     def run(self) -> None:
-        """Serve until done or a signal; a second signal ends it at once, and loses nothing either.
+        """Serve until all is done or a signal; a second signal ends it at once, and loses nothing either.
 
         Raises AggregatorError, BrokerError, ModelError.
         """
-        stop = threading.Event()
-        _on_signals(stop)
+        _on_signals(self._stop)
         with ExitStack() as stack:
-            broker, url = broker_for(self._server.broker, self._folder)
+            broker, url = broker_for(self._server.broker, self._folders[0])
             if broker:
                 stack.callback(broker.stop)
-            self._serve(url, broker, stop)
+            self._serve(url, broker)
 
-    def _serve(self, url: BrokerUrl, broker: RunningBroker | None, stop: threading.Event) -> None:
-        inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    def _serve(self, url: BrokerUrl, broker: RunningBroker | None) -> None:
+        inbox = lodger.inbox_of(self._lodgers)
         options = LinkOptions(subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT)
         link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
-        pulse = Pulse()
-        seal = enrolled.sealing(self._server.broker.enrolment, self._folder)
-        with closing(self._view(str(url))) as view, self._site(link, pulse) as site:
-            watchers: tuple[Observer, ...] = site.observers(self._task.name) if site else ()
-            observers = (Records(self._folder), view, *watchers)
-            ports = Ports(link, inbox, observers, clock=pulse, mqtt5=url.mqtt5, seal=seal)
-            with closing(Service(self._task, self._folder, ports)) as service:
-                (self._folder / PORT).write_text(f"{url.port}\n")
-                if broker:
-                    self._say(f"broker: {broker.name} at {broker.url} ({broker.why})")
-                    self._say(f"devices join with: device-runtime join {broker.url} --data FOLDER")
-                if site:
-                    self._say(f"http: {site.start()}")
-                link.connect()
-                with Watchdog(pulse):
-                    service.run(stop)
-                    link.close(service.farewell())
-        if service.state.phase != "done":
-            text = f"stopped in round {service.state.round}; the same command goes on with it"
-            log.info("%s", text) if self._structured else print(text, flush=True)
+        with ExitStack() as stack:
+            views = [stack.enter_context(closing(self._view(url, one.task.name))) for one in self._lodgers]
+            site = stack.enter_context(self._site(link))
+            stack.callback(self._end)
+            self._open(url, link, (views, site))
+            if broker:
+                self._say(f"broker: {broker.name} at {broker.url} ({broker.why})")
+                self._say(f"devices join with: device-runtime join {broker.url} --data FOLDER")
+            if site:
+                self._say(f"http: {site.start()}")
+            link.connect()
+            with Watchdog(lambda: lodger.silence_s(self._lodgers)):
+                lodger.serve(self._lodgers, inbox)
+                self._leave(link)
+        for one in self._lodgers:
+            if not one.done:
+                text = f"stopped in round {one.round}; the same command goes on with it"
+                log.info("%s", text) if self._structured else print(self._label(one.task.name) + text)
+
+    def _open(self, url: BrokerUrl, link: Link, told: tuple[Sequence[View], Site | None]) -> None:
+        """Every run folder, or none. Raises what Service raises."""
+        views, site = told
+        seal = enrolled.sealing(self._server.broker.enrolment, self._folders[0])
+        for one, folder, view in zip(self._lodgers, self._folders, views, strict=True):
+            watchers: tuple[Observer, ...] = site.observers(one.task.name) if site else ()
+            observers = (Records(folder), view, *watchers)
+            ports = Ports(link, one.inbox, observers, clock=one.pulse, mqtt5=url.mqtt5, seal=seal)
+            one.open(partial(Service, one.task, folder, ports))
+            (folder / PORT).write_text(f"{url.port}\n")
+
+    def _end(self) -> None:
+        """Whatever happened, nothing goes on in the background."""
+        self._stop.set()
+        for one in self._lodgers:
+            with suppress(Exception):
+                one.end()
+
+    def _leave(self, link: Link) -> None:
+        """With the retained word that a task is done, of those that are."""
+        wills = [one.farewell for one in self._lodgers if one.farewell]
+        for will in wills[:-1]:
+            link.publish(will.topic, will.payload, will.retain)
+        link.close(wills[-1] if wills else None)
 
     @contextmanager
-    def _site(self, link: Link, pulse: Pulse) -> Iterator[Site | None]:
+    def _site(self, link: Link) -> Iterator[Site | None]:
         """HTTP, if it is asked for. Raises MissingExtra, AddressError, ConfigError."""
         if self._server.http is None:
             yield None
@@ -105,7 +135,11 @@ class Process:
             raise MissingExtra(
                 f"http needs {error.name}: pip install 'device-runtime[service]', or leave [http] out"
             ) from None
-        site = Site(self._server.http, [Hosted(self._task, self._folder, link, pulse)])
+        hosted = [
+            Hosted(one.task, folder, link, one.pulse)
+            for one, folder in zip(self._lodgers, self._folders, strict=True)
+        ]
+        site = Site(self._server.http, hosted)
         try:
             yield site
         finally:
@@ -117,14 +151,18 @@ class Process:
         elif not self._quiet:
             print(text, flush=True)
 
-    def _view(self, broker: str) -> View:
+    def _view(self, broker: BrokerUrl, task: str) -> View:
         if self._structured:
-            return Events(self._task.name)
-        if self._quiet or not sys.stdout.isatty():
-            return Plain(sys.stdout, self._quiet)
+            return Events(task)
+        if self._quiet or not sys.stdout.isatty() or len(self._lodgers) > 1:
+            return Plain(sys.stdout, self._quiet, self._label(task))
         from .view import Live
 
-        return Live(broker)
+        return Live(str(broker))
+
+    def _label(self, task: str) -> str:
+        """What stands before a line that is of one task of several."""
+        return f"{task}: " if len(self._lodgers) > 1 else ""
 
 
 def broker_for(section: BrokerSection, folder: Path) -> tuple[RunningBroker | None, BrokerUrl]:

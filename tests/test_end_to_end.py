@@ -283,3 +283,78 @@ def test_rubbish_from_the_aggregator_s_side_does_not_end_a_device(broker, bundle
         aggregator.link.publish(topics.down("a", "task"), encode(aggregator.offer(1, ["zeroth-order"])))
         assert aggregator.answer(["zeroth-order"]).kind == "zeroth-order"
         assert device.poll() is None
+
+
+TASK = """name = "{name}"
+bundle = "digits-wrn-10-1"
+rounds = {rounds}
+round_deadline_s = 6
+min_devices = {devices}
+"""
+
+
+def serve_two(broker, folder, *extra):
+    tasks = {"digits": (2, 2), "letters": (4, 1)}
+    for name, (rounds, devices) in tasks.items():
+        (folder / f"{name}.toml").write_text(TASK.format(name=name, rounds=rounds, devices=devices))
+    files = [folder / f"{name}.toml" for name in tasks]
+    options = ("--broker", broker.url, "--run-dir", folder / "runs", *extra)
+    return started("serve", *files, *options, log=folder / "serve.log")
+
+
+def devices_by_round(folder, task):
+    """Who contributed, by round."""
+    path = folder / "runs" / task / "contributions.jsonl"
+    rounds = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        record = json.loads(line)
+        rounds.setdefault(record["round"], set()).add(record["device"])
+    return rounds
+
+
+def test_each_device_is_in_its_task_and_goes_on_to_the_next_when_it_may(broker, tmp_path):
+    with (
+        serve_two(broker, tmp_path) as service,
+        join(broker, tmp_path, "a", "--task", "digits", "--until-done") as a,
+        join(broker, tmp_path, "any", "--until-done") as anywhere,
+        join(broker, tmp_path, "c", "--task", "letters", "--until-done") as c,
+    ):
+        for process in (a, anywhere, c, service):
+            assert process.wait(timeout=120) == 0
+    first, second = devices_by_round(tmp_path, "digits"), devices_by_round(tmp_path, "letters")
+    assert set(first) == {1, 2}
+    assert set(second) == {1, 2, 3, 4}
+    assert set().union(*first.values()) <= {"a", "any"}
+    assert "a" in first[1]
+    assert set().union(*second.values()) <= {"c", "any"}
+    said = (tmp_path / "serve.log").read_text()
+    assert "digits: round 2 of 2" in said
+    assert "letters: round 4 of 4" in said
+
+
+def test_all_tasks_go_on_after_a_kill(broker, tmp_path):
+    data = samples(tmp_path, "shared")
+    with (
+        join(broker, tmp_path, "a", "--task", "digits", data=data),
+        join(broker, tmp_path, "b", "--task", "digits", data=data),
+        join(broker, tmp_path, "c", "--task", "letters", data=data),
+    ):
+        with serve_two(broker, tmp_path) as service:
+            eventually(lambda: devices_by_round(tmp_path, "letters") and devices_by_round(tmp_path, "digits"))
+            service.kill()
+            service.wait()
+        with serve_two(broker, tmp_path) as service:
+            assert service.wait(timeout=120) == 0
+    assert "resumed" in (tmp_path / "serve.log").read_text()
+    for task, rounds, devices in (("digits", 2, {"a", "b"}), ("letters", 4, {"c"})):
+        counted = devices_by_round(tmp_path, task)
+        assert set(counted) == set(range(1, rounds + 1))
+        assert all(who == devices for who in counted.values())
+
+
+def test_two_tasks_of_one_name_are_refused(broker, tmp_path):
+    (tmp_path / "one.toml").write_text(TASK.format(name="same", rounds=1, devices=1))
+    arguments = ("serve", tmp_path / "one.toml", tmp_path / "one.toml", "--broker", broker.url)
+    with started(*arguments, log=tmp_path / "serve.log") as service:
+        assert service.wait(timeout=30) != 0
+    assert "tasks are called same, same: each needs a name of its own" in (tmp_path / "serve.log").read_text()

@@ -1,5 +1,8 @@
+from argparse import ArgumentParser
+
 import pytest
 
+from aggregator import command
 from aggregator.coding import coded
 from aggregator.errors import TaskError
 from aggregator.task import KindSettings, Task, decode
@@ -41,3 +44,12 @@ def test_a_codec_travels_with_the_kind_and_stays_in_the_task_s_file():
 def test_what_cannot_be_coded_is_refused_with_what_was_expected(kinds, word, text):
     with pytest.raises(TaskError, match=text):
         coded(task(*kinds), word)
+
+
+def test_serve_takes_a_codec_for_all_kinds_of_a_system():
+    parser = ArgumentParser()
+    command.add_arguments(parser)
+    made = command.task_of(parser.parse_args(["--bundle", "b", "--system", "fedavg+", "--codec", "half"]))
+    assert {kind.strategy.codec for kind in made.kinds} == {"half"}
+    with pytest.raises(TaskError, match="no codec is called 'gzip'"):
+        command.task_of(parser.parse_args(["--bundle", "b", "--codec", "gzip"]))
