@@ -153,9 +153,14 @@ def reserve(path: Path, size: int) -> None:
 
 def write_at(path: Path, offset: int, data: bytes) -> None:
     """Overwrite a part of a file. Lets OSError through."""
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
+    handle = os.open(path, os.O_WRONLY)  # a file object for each block would cost as much as its writing
+    try:
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(handle, left, offset)
+            left, offset = left[written:], offset + written
+    finally:
+        os.close(handle)
 
 
 def blob_error(verb: str, path: Path, error: OSError) -> BlobError:
