@@ -59,7 +59,8 @@ function framed({ title, rounds, series, values, unit, low, high, y, x, marks })
     s("text", { x: x(place), y: HEIGHT - 7, class: "tick middle" }, rounds[place]),
   );
   const picture = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" }, ...grid, ...marks, ...bottom);
-  const legend = series.length < 2 ? null : h("ul", { class: "legend" }, ...series.map((one) => h("li", {}, swatch(one.colour), one.name)));
+  const told = series.length === 1 && series[0].name === title.toLowerCase();
+  const legend = told ? null : h("ul", { class: "legend" }, ...series.map((one) => h("li", {}, swatch(one.colour), one.name)));
   const rows = rounds.map((round, place) => ({ round, place }));
   const heads = [{ head: "round", cell: (row) => row.round }];
   for (const [index, one] of series.entries()) {
