@@ -52,5 +52,5 @@ class Hosted:
         """Write a few bytes into the run folder; returns the bytes that are free. Raises OSError."""
         probe = self.folder / PROBE
         probe.write_bytes(b"ok")
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # whoever asks at the same time may have been first
         return shutil.disk_usage(self.folder).free

@@ -1,6 +1,7 @@
 """What HTTP reads, as the loop tells it; without a loop."""
 
 from math import nan
+from pathlib import Path
 
 from aggregator.config import HttpSection
 from aggregator.observer import (
@@ -139,6 +140,22 @@ def test_health_says_what_is_wrong(tmp_path, clock):
     one.link.connected = False
     one.folder = tmp_path / "gone"
     assert wrong() == ["broker", "disk"]
+
+
+def test_two_who_ask_at_once_how_it_is_do_not_make_it_ill(tmp_path, clock, monkeypatch):
+    one, write, asked = hosted(tmp_path, clock), Path.write_bytes, []
+
+    def write_and_another_asks(path, data):
+        written = write(path, data)
+        if not asked:
+            asked.append(path)
+            one.writable()
+        return written
+
+    monkeypatch.setattr(Path, "write_bytes", write_and_another_asks)
+    checks = examine([one], HttpSection(min_free_mb=0)).checks
+    assert asked == [tmp_path / ".writable"]
+    assert [check.name for check in checks if not check.ok] == []
 
 
 def test_no_device_chooses_a_label_of_a_metric(tmp_path, clock):
