@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aggregator.config import HttpSection
-from aggregator.errors import AddressError
+from aggregator.errors import AddressError, ConfigError
 from aggregator.observer import Observer
 from broker.url import is_loopback
 
@@ -85,7 +85,8 @@ class Site:
             config.load()
         except OSError as error:
             self._socket.close()
-            raise AddressError(f"http.cert, http.key: cannot use {settings.cert}: {error}") from None
+            files = f"{settings.cert}, {settings.key}"
+            raise ConfigError(f"http.cert, http.key: cannot use {files}: {error}") from None
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 

@@ -26,6 +26,11 @@ def test_each_failure_leaves_with_its_own_number_and_names_the_key(started):
                 Exit.ADDRESS,
                 "http.port: cannot listen",
             ),
+            (
+                f'tasks = ["task.toml"]\n{silent}[http]\nport = 0\ncert = "task.toml"\nkey = "task.toml"',
+                Exit.SETTINGS,
+                "http.cert, http.key: cannot use",
+            ),
             ('tasks = ["task.toml"]\nrun_dir = "task.toml"\n[broker]\nport = 0', Exit.FOLDER, "run folder"),
         )
         for text, code, said in cases:
