@@ -171,7 +171,7 @@ class EdgeTask(OneTask):
         if standing == "other" or known is None or not same or deadline > known.above_s + NEW_DEADLINE_S:
             margin = self._margin_s(site, given, deadline - now)
             if deadline - margin <= now:
-                if standing == "open" and site.contributions >= site.task.min_contributions:
+                if standing == "open" and _has_enough(site):
                     site.close_round()
                     return None
                 return f"{deadline - now:.1f} s remain, merging and sending on need {margin:.1f} s"
@@ -181,7 +181,11 @@ class EdgeTask(OneTask):
         site.tick()
         if site.standing(given.offer) != "open":
             return None
-        return self._hopeless(site, now >= known.until_s)
+        over = now >= known.until_s
+        if over and _has_enough(site):  # its own deadline comes a little later: giving it took its time
+            site.close_round()
+            return None
+        return self._hopeless(site, over)
 
     def _hopeless(self, site: Site, over: bool) -> str | None:
         """Why nothing comes of the open round as things stand; None while something may."""
@@ -199,6 +203,10 @@ class EdgeTask(OneTask):
         size = sum(value.nbytes for value in given.base.values())
         upload_s = size / self._link.over(UNMEASURED_LINK).up
         return max(site.merge_s + upload_s, min((1 - MARGIN) * remaining_s, MOST_SPARE_S))
+
+
+def _has_enough(site: Site) -> bool:
+    return site.contributions >= site.task.min_contributions
 
 
 def _outcome(made: Made, forwarded: Full, bundle: Bundle) -> Outcome:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from aggregator.outside import Outside
 from aggregator.task import KindSettings
 from broker.events import Connected
 from broker.messages import Hello, Plan
@@ -211,6 +212,23 @@ def test_of_fewer_than_it_needs_a_site_forwards_nothing(levels, bundle):
     h.wait(91.0)
     assert h.said_above("plan", Plan)[-1].reasons == ("1 of 2 contributions of the site came in time",)
     assert h.counted == []
+
+
+def test_what_came_in_time_is_forwarded_also_where_the_site_s_disk_was_slow(levels, bundle, monkeypatch):
+    h = levels("full", rounds=1)
+    real = Outside.keep
+
+    def slow(self, given):
+        h.now += 0.3  # the site's own deadline is counted from here
+        real(self, given)
+
+    monkeypatch.setattr(Outside, "keep", slow)
+    h.go().join("a", "b")
+    assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
+    h.now = 190.1  # the tenth that is kept free has begun
+    h.go()
+    assert [plan.kind for plan in h.said_above("plan", Plan)] == ["full"]
+    assert h.counted == [(1, "site", "full", 30)]
 
 
 def test_a_round_that_asks_for_no_full_updates_is_sat_out_and_the_next_is_not(levels, bundle):
