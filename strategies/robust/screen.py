@@ -3,8 +3,8 @@
 Updates of one kind, of one member of the family and with the same tensors are compared with each other; what
 a kind sends beside the model's own tensors (feature maps, prototypes) goes with its update as it came. The
 rules treat devices alike, whatever number of samples they say: within a group a weight above the median
-counts as the median. Folding is given an update for each device still, so that every kind's own merging is
-what it was.
+counts as the median, and of a device's several updates, of which some are late, only the latest counts.
+Folding is given an update for each device still, so that every kind's own merging is what it was.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class Screen:
 
     def _screened(self, spool: Spool) -> Screened:
         rule, kind = self._robust.rule, spool.rows[0].told.kind
+        if spool.earlier:
+            self._note(f"{spool.earlier} {kind} of devices that sent a later one too do not count")
         if len(spool) < FEW:
             self._note(f"{len(spool)} {kind} too few for {rule} to tell who lies")
         if kind == ClassMeans.name:

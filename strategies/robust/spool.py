@@ -42,7 +42,8 @@ class Row:
 class Spool:
     """Updates whose compared tensors are the same: equal names and shapes. `rows` are in their order.
 
-    `starts` float32 (values,) is what they are compared from, laid out as their values are.
+    There is one of each device, its latest; `earlier` counts those that were replaced by it. `starts` float32
+    (values,) is what they are compared from, laid out as their values are.
     """
 
     def __init__(self, first: Tensors, start: Start, scratch: Path | None) -> None:
@@ -52,6 +53,7 @@ class Spool:
         flat = [np.asarray(value, np.float32).reshape(-1) for value in self._starts.values()]
         self.starts: Vector = np.concatenate(flat) if flat else np.empty(0, np.float32)
         self.rows: list[Row] = []
+        self.earlier = 0
         self._file = tempfile.TemporaryFile(dir=scratch, prefix="merge-")  # noqa: SIM115 - closed in `close`
         self._end = 0
 
@@ -68,7 +70,10 @@ class Spool:
         return [row.device for row in self.rows]
 
     def add(self, update: Contribution, weight: float, device: str) -> bool:
-        """Keep one more; not one whose values are not finite, which nothing can be compared with."""
+        """Keep one more; not one whose values are not finite, which nothing can be compared with.
+
+        Those of a device come after each other: it has one voice, also where late updates count.
+        """
         values = [np.asarray(update.tensors[name], np.float32).reshape(-1) for name in self._starts]
         if not all(bool(np.isfinite(value).all()) for value in values):
             return False
@@ -80,6 +85,9 @@ class Spool:
         self._file.write(packed)
         at, rest_at = self._end, self._end + 4 * self.starts.size
         told = replace(update, tensors=NOTHING, memory=None)
+        if self.rows and self.rows[-1].device == device:
+            self.rows.pop()
+            self.earlier += 1
         self.rows.append(Row(device, weight, told, at, rest_at, len(packed)))
         self._end = rest_at + len(packed)
         return True

@@ -74,6 +74,19 @@ def test_two_liars_of_nine_do_not_carry_a_rule_away(round_model, tmp_path, rule)
 
 
 @pytest.mark.parametrize("rule", HOLDING)
+def test_a_device_that_sends_many_late_updates_has_one_voice(round_model, tmp_path, rule):
+    """One liar, who kept its lies of six rounds for this one, among five devices."""
+    honest = crowd(round_model, 4, 0)
+    late = [("z-evil", lie(round_model, 200 + number)) for number in range(6)]
+    base, note = merged(round_model, rule, [*honest, *late], tmp_path, trim=0.25)
+    once, _ = merged(round_model, rule, [*honest, late[-1]], tmp_path, trim=0.25)
+    assert furthest(round_model, base) < 1.2
+    for name in base:
+        np.testing.assert_array_equal(base[name], once[name])
+    assert "5 full of devices that sent a later one too do not count" in note
+
+
+@pytest.mark.parametrize("rule", HOLDING)
 def test_one_update_alone_is_merged_as_it_came_and_the_note_says_what_that_is_worth(
     round_model, tmp_path, rule
 ):
