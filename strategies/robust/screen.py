@@ -118,8 +118,9 @@ class Screen:
             yield by_class.as_sums(spool.update(row, values)), weight
 
     def _clipped(self, spool: Spool) -> Screened:
-        lengths = norms(spool)
-        bound = bound_of(lengths, self._robust.clip, self._robust.clip_factor)
+        lengths, told = norms(spool), spool.rows[0].told
+        fixed = None if told.kind in FROM_ZERO else self._robust.clip  # a bound on changes of the base
+        bound = bound_of(lengths, fixed, self._robust.clip_factor)
         far = [row for row, length in zip(spool.rows, lengths, strict=True) if length > FAR * bound]
         if far:
             most = float(lengths.max())

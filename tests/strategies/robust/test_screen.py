@@ -179,6 +179,16 @@ def test_scalars_of_zeroth_order_are_told_from_lies(round_model, tmp_path, rule)
     assert after.steps[0].scalars == pytest.approx([1.0] * kind.num_z, abs=0.11)
 
 
+def test_a_bound_on_changes_of_the_base_is_none_on_scalars(round_model, tmp_path):
+    kind = registry.make("zeroth-order")
+    with Screen(Folding({kind.name: kind}, round_model), Robust("norm-clip", clip=0.1), tmp_path) as screen:
+        for i, g in enumerate([20.0, 20.0, 20.0, 1e9, 20.0]):
+            content = {"g": np.full(kind.num_z, g, np.float32)}
+            screen.add(Contribution(kind.name, content, 10, 0.5), 10.0, f"pi-{i}")
+        after, _ = screen.merged()
+    assert after.steps[0].scalars == pytest.approx([20.0] * kind.num_z, rel=1e-6)
+
+
 def class_means(means, counts):
     counts = np.asarray(counts, np.int32)
     sums = (np.asarray(means, np.float32)[:, None] * np.ones((1, 64), np.float32)) * counts[:, None]
