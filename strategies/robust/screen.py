@@ -118,8 +118,8 @@ class Screen:
             yield by_class.as_sums(spool.update(row, values)), weight
 
     def _clipped(self, spool: Spool) -> Screened:
-        lengths, told = norms(spool), spool.rows[0].told
-        fixed = None if told.kind in FROM_ZERO else self._robust.clip  # a bound on changes of the base
+        lengths, kind = norms(spool), spool.rows[0].told.kind
+        fixed = None if kind in FROM_ZERO else self._robust.clip  # a bound on changes of the base
         bound = bound_of(lengths, fixed, self._robust.clip_factor)
         far = [row for row, length in zip(spool.rows, lengths, strict=True) if length > FAR * bound]
         if far:

@@ -16,7 +16,7 @@ class Robust:
 
     trim: the share of values that trimmed-mean leaves out at either end, more than 0 and less than 0.5.
     clip: the longest change of the base that norm-clip lets pass (Euclidean, over all tensors); None, and
-    for scalars and class means, which are no change of it: that of the round's median update, times clip_factor.
+    for scalars and class means, which change no base: that of the round's median update, times clip_factor.
     byzantine: how many lying devices krum and multi-krum are to stand; None: as many as they can of those
     that sent updates, (n - 3) // 2.
     Raises ValueError for other numbers.

@@ -64,11 +64,6 @@ class Spool:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def names(self) -> list[str]:
-        """Of the devices, in order."""
-        return [row.device for row in self.rows]
-
     def add(self, update: Contribution, weight: float, device: str) -> bool:
         """Keep one more; not one whose values are not finite, which nothing can be compared with.
 
