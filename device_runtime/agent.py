@@ -160,8 +160,14 @@ class Agent:
         self._take(heard)
 
     def _take(self, taken: Open) -> None:
-        """Note the round; the newest replaces any other. Round 0 is the lobby: get ready."""
+        """Note the round; the newest replaces any other. Round 0 is the lobby: get ready.
+
+        That a task is over which it has left, said again in answer to an earlier hello, changes nothing.
+        """
         offer = taken.offer
+        if offer.done and self._voice.task not in ("", offer.task):
+            self._duty.sending.drop(offer.run)
+            return
         self._voice.task = offer.task
         self.done = offer.done
         self._base = offer.base.checkpoint

@@ -1,7 +1,7 @@
 """A device where the aggregator has more than one task."""
 
 from broker import topics
-from broker.messages import Hello
+from broker.messages import Hello, encode
 
 
 def hellos(stage):
@@ -72,3 +72,18 @@ def test_one_that_was_told_which_hears_of_no_other(stage):
     stage.link.announce(stage.offer(task="digits", run="d"), unasked=False)
     stage.go()
     assert stage.agent.finished
+
+
+def test_word_that_the_one_it_has_left_is_over_does_not_take_it_away_again(stage):
+    stage.link.announce(stage.offer(task="digits", run="d"))
+    stage.go()
+    stage.link.announce(stage.offer(task="speech", run="s"), unasked=False)
+    over = stage.offer(task="digits", run="d", done=True)
+    stage.link.announce(over, unasked=False)
+    stage.link.offer = None
+    stage.go()
+    stage.link.tell("task", encode(over))  # in answer to a hello from before
+    stage.go()
+    assert not stage.agent.finished
+    stage.agent.hello()
+    assert hellos(stage)[-1] == "speech"
