@@ -276,7 +276,7 @@ class Conductor:
             case "publish":
                 duration_s = self._clock() - self.state.opened_s
                 self._tell(rounds.publish(number, self.traffic.all(), duration_s))
-                worked = replace(worked, score=rounds.score(number), anew=rounds.set_back(number))
+                worked = replace(worked, score=rounds.score(number), back=rounds.set_back(number))
         self._events.append(replace(worked, now=self._clock()))
 
 

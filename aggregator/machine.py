@@ -173,7 +173,9 @@ def _worked(state: State, event: Worked) -> Result:
     if event.phase != state.phase:
         return state, ()
     if event.phase == "publish":
-        after = state.progress.after(state.round, event.score, state.rules.stop_gain, event.anew)
+        before = event.back or state.progress
+        anew = event.back is not None
+        after = before.after(state.round, event.score, state.rules.stop_gain, anew)
         return _next(state.but(progress=after), event.now)
     following: WorkPhase = "evaluate" if event.phase == "merge" else "publish"
     return state.but(phase=following), (Work(following, state.round),)

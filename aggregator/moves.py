@@ -8,6 +8,8 @@ from typing import Literal
 
 from broker.messages import Status
 
+from .progress import Progress
+
 WorkPhase = Literal["merge", "evaluate", "publish"]
 
 
@@ -91,13 +93,13 @@ class Worked:
     """The work of a phase is done, and durable.
 
     After `publish`: `score` says what the round's model is worth, the higher the better, nan where nobody
-    knows; `anew` that the run was set back to an earlier model in it.
+    knows; `back`, where the run was set back to an earlier model in it, what had been learnt until that.
     """
 
     now: float
     phase: WorkPhase
     score: float = nan
-    anew: bool = False
+    back: Progress | None = None
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ class Progress:
     def after(self, number: int, score: float, gain: float = 0.0, anew: bool = False) -> Progress:
         """With one more round; `score` is nan for one that was not evaluated.
 
-        It is better only where it is above the best by more than `gain`. `anew`: the run was set back to an
-        earlier model in this round, and is given as many rounds again.
+        It is better only where it is above the best by more than `gain`. `anew`: the run was set back in this
+        round, to the model of which this is the progress, and is given as many rounds again.
         """
         if isnan(score):
             return Progress(self.best, self.score, number if anew else self.since, self.evaluated)

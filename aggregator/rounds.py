@@ -87,20 +87,33 @@ class Rounds:
 
     def progress(self) -> Progress:
         """What has been learnt, by the figures of the rounds so far."""
-        progress, task = Progress(), self.task
+        known = self._progress()
+        return known[max(known)]
+
+    def _progress(self) -> dict[int, Progress]:
+        """After each closed round, and before the first; rounds that were given up are no part of it."""
+        task, back = self.task, self._set_back()
+        known, latest = {0: Progress()}, 0
         for number, figures in self.store.every_figures():
             score = score_of(task.stop_metric, figures.eval_acc, figures.eval_loss)
-            progress = progress.after(number, score, task.stop_gain, self.set_back(number))
-        return progress
+            before = known[back.get(number, latest)]
+            known[number] = before.after(number, score, task.stop_gain, number in back)
+            latest = number
+        return known
+
+    def _set_back(self) -> dict[int, int]:
+        """The rounds in which the run went back to an earlier model, and whose that was."""
+        return {rollback.into: rollback.to for rollback in self.store.rollbacks()}
 
     def score(self, number: int) -> float:
         """What the model of an evaluated round is worth, for moves.Worked."""
         figures = self.store.figures(number)
         return score_of(self.task.stop_metric, figures.eval_acc, figures.eval_loss)
 
-    def set_back(self, number: int) -> bool:
-        """Whether the run went back to an earlier model in this round."""
-        return any(rollback.into == number for rollback in self.store.rollbacks())
+    def set_back(self, number: int) -> Progress | None:
+        """Where the run went back to an earlier model in this round: what had been learnt until that."""
+        to = self._set_back().get(number)
+        return None if to is None else self._progress()[to]
 
     @property
     def rules(self) -> Rules:

@@ -131,6 +131,22 @@ def test_the_best_model_is_deployed_and_offered_at_the_end(graded, update_of):
     assert (b.folder / "served.safetensors").read_bytes() == deployed
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_model_that_was_given_up_is_not_what_is_served_in_the_end(graded, update_of, restarts):
+    b = graded([0.5, 0.9, 0.5, 0.6, 0.55], rounds=5, stop_after=5)
+    for number in range(1, 6):
+        if number == 3:
+            b.service._run.go_back(1)
+        if restarts:
+            b.restart().join("a")
+            b.wait(1.1)
+        b.contribute("a", b.contribution("few-shot", update_of("few-shot", number), number))
+    assert b.service.state.phase == "done"
+    assert b.service.state.progress == b.service.rounds.progress()
+    deployed = (b.folder / "served.safetensors").read_bytes()
+    assert deployed == b.store.models.get(b.store.served(4)) != b.store.models.get(b.store.served(2))
+
+
 def test_a_restart_between_the_last_round_and_the_best_model_serves_the_best(graded, update_of):
     b = graded([0.9, 0.8], rounds=9, stop_after=1)
     b.contribute("a", b.contribution("few-shot", update_of("few-shot", 1)))
