@@ -6,19 +6,19 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-import msgspec
-
 from broker import topics
 from broker.errors import BrokerError
 from broker.events import Event, Received
-from broker.messages import Hello, State, decode, encode
+from broker.messages import Contribution, Hello, Plan, State, decode, encode
 
 from .text import printable
 
 log = logging.getLogger(__name__)
 
-OWN = frozenset({"plan", "contribution"})
+OWN: Mapping[str, type[Plan] | type[Contribution]] = {"plan": Plan, "contribution": Contribution}
 """Leaves whose messages name their task themselves: a device may still answer for one that it has left."""
+MOST_BLOBS = 8
+"""Contributions of a device of which it is known for which task they are pulled."""
 
 
 class Inbox(Protocol):
@@ -27,22 +27,12 @@ class Inbox(Protocol):
     def put(self, item: Event, /) -> None: ...
 
 
-class _Named(msgspec.Struct, frozen=True, array_like=True):
-    """How a message begins that names its task."""
-
-    v: int
-    task: str
-
-
-_named = msgspec.msgpack.Decoder(_Named)
-
-
 class Router:
     """From one link to the inboxes of the tasks, which are in the order in which they were given.
 
     A device is in the task that its hello names or, where it names none, in the first that is not over. What
     the broker kept of its presence from before is held until then. One that goes to another task has left
-    the one before.
+    the one before; what it had made for that still goes there, with its blocks.
     """
 
     def __init__(self, inboxes: Mapping[str, Inbox], over: Callable[[str], bool] = lambda _: False) -> None:
@@ -51,6 +41,7 @@ class Router:
         self._over = over
         self._task: dict[str, str] = {}
         self._held: dict[str, Received] = {}
+        self._blobs: dict[str, dict[bytes, str]] = {}
 
     def route(self, event: Event) -> None:
         """Hand it on; what is for no task is dropped with a log line."""
@@ -70,11 +61,24 @@ class Router:
         elif len(self._inboxes) == 1:
             self._put(self._inboxes, event)
         elif address.leaf in OWN:
-            self._put([_task_of(event.payload)], event)
+            self._put([self._own(device, decode(event.payload, OWN[address.leaf]))], event)
+        elif address.leaf == "block" and address.sha in self._blobs.get(device, {}):
+            self._put([self._blobs[device][address.sha]], event)
         elif device in self._task:
             self._put([self._task[device]], event)
-        elif address.leaf == "state":
+        elif address.leaf == "state" and event.payload:  # else it is cleared
+            decode(event.payload, State)
             self._held[device] = event
+
+    def _own(self, device: str, message: Plan | Contribution) -> str:
+        """The task that a message names; of its blob, if it has one, too."""
+        if isinstance(message, Contribution) and message.blob:
+            blobs = self._blobs.setdefault(device, {})
+            blobs.pop(message.blob.sha, None)
+            while len(blobs) >= MOST_BLOBS:
+                del blobs[next(iter(blobs))]
+            blobs[message.blob.sha] = message.task
+        return message.task
 
     def _hello(self, device: str, event: Received) -> None:
         wanted = decode(event.payload, Hello).task or self._first(device)
@@ -100,14 +104,8 @@ class Router:
 
     def _put(self, tasks: Iterable[str | None], event: Event) -> None:
         for task in tasks:
-            if inbox := self._inboxes.get(task or ""):
-                inbox.put(event)
-            else:
-                log.warning("message for task %s dropped: it is not here", printable(task or ""))
-
-
-def _task_of(payload: bytes) -> str:
-    try:
-        return _named.decode(payload).task
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise BrokerError(f"it names no task: {error}") from None
+            name = task or ""
+            if name not in self._inboxes:
+                log.warning("message for task %s dropped: it is not here", printable(name))
+            elif not self._over(name):  # else nobody takes it out again
+                self._inboxes[name].put(event)

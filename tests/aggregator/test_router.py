@@ -5,7 +5,7 @@ import queue
 
 import pytest
 
-from aggregator.router import Router
+from aggregator.router import MOST_BLOBS, Router
 from broker import topics
 from broker.events import Connected, Disconnected, Received
 from broker.messages import Blob, Contribution, Get, Hello, Metrics, Plan, State, decode, encode
@@ -24,10 +24,11 @@ def get(device):
     return Received(topics.up(device, "get"), encode(Get(blob=Blob(bytes(32), 5), blocks=(0,))))
 
 
-def contribution(device, task):
+def contribution(device, task, **where):
+    where = where or {"body": b"x"}
     metrics = Metrics(train_loss=1.0, train_time_ms=1, energy_mj=1, peak_memory_kib=1)
     message = Contribution(
-        task=task, run="r", round=1, boot=1, seq=1, kind="full", num_examples=1, metrics=metrics, body=b"x"
+        task=task, run="r", round=1, boot=1, seq=1, kind="full", num_examples=1, metrics=metrics, **where
     )
     return Received(topics.up(device, "contribution"), encode(message))
 
@@ -79,7 +80,16 @@ def test_who_names_no_task_is_not_sent_to_one_that_is_over(two):
     assert [topics.parse(event.topic).device for event in two.heard("speech")] == ["a", "b"]
     two.over.add("speech")
     two.route(hello("c"))
-    assert topics.parse(two.heard("digits")[-1].topic).device == "c"
+    assert [topics.parse(event.topic).device for event in two.heard("digits")] == ["a"]
+
+
+def test_what_is_for_a_task_that_is_over_does_not_pile_up(two):
+    two.route(hello("a", "digits"))
+    two.heard("digits")
+    two.over.add("digits")
+    two.route(hello("a", "digits"), get("a"), contribution("a", "digits"), Connected(False))
+    assert two.heard("digits") == []
+    assert two.heard("speech") == [Connected(False)]
 
 
 def test_presence_from_before_is_held_until_its_task_is_known(two):
@@ -104,13 +114,35 @@ def test_what_names_its_task_goes_there(two):
     assert two.heard("digits") == [late, thought]
 
 
+def block(device, blob):
+    return Received(topics.up(device, topics.block(blob.sha, 0)), b"xxxxx")
+
+
+def test_the_blocks_of_what_a_device_has_made_go_where_that_goes(two):
+    old, new, other = (Blob(bytes([number]) * 32, 5) for number in range(3))
+    sent = [contribution("a", "digits", blob=old), contribution("a", "speech", blob=new)]
+    two.route(hello("a", "speech"), *sent, block("a", old), block("a", new), block("a", other))
+    assert two.heard("digits") == [sent[0], block("a", old)]
+    assert two.heard("speech")[1:] == [sent[1], block("a", new), block("a", other)]
+
+
+def test_of_a_device_that_sends_ever_more_only_the_latest_blobs_are_known(two):
+    blobs = [Blob(bytes([number]) * 32, 5) for number in range(MOST_BLOBS + 1)]
+    two.route(hello("a", "speech"), *(contribution("a", "digits", blob=blob) for blob in blobs))
+    two.heard("speech")
+    two.route(block("a", blobs[0]), block("a", blobs[-1]))
+    assert two.heard("speech") == [block("a", blobs[0])]
+    assert two.heard("digits")[-1] == block("a", blobs[-1])
+
+
 @pytest.mark.parametrize(
     ("event", "said"),
     [
         (hello("a", "faces"), "a asks for task faces; there is digits, speech"),
         (contribution("a", "faces"), "message for task faces dropped"),
-        (Received(topics.up("a", "plan"), b"\xc1"), "it names no task"),
+        (Received(topics.up("a", "plan"), b"\xc1"), "not a Plan"),
         (Received(topics.up("a", "hello"), b"\xc1"), "not a Hello"),
+        (Received(topics.up("a", "state"), bytes(300_000), True), "State of 300000 bytes"),
         (Received("fl/v1/x", b""), "is not a device topic"),
     ],
 )
