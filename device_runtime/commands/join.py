@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.enrol:
         enrolment = enrol(_token(options.enrol), options)
+        options.name = enrolment.name  # whoever else is enrolled on this machine
         print(f"enrolled as {enrolment.name} at {enrolment.url}", flush=True)
         if options.data is None:
             return 0
