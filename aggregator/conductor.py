@@ -189,7 +189,7 @@ class Conductor:
     def _lost(self, error: Exception, uncounted: moves.Update | None = None) -> None:
         """All that waited for its commit is gone, but for one that the state does not count anyway."""
         lost = self._group.drop()
-        for update in lost:
+        for update in dict.fromkeys((*lost, uncounted) if uncounted else lost):
             log.warning("update from %s: %s: %s", update.device, type(error).__name__, error)
             self.reception.release(update)
         counted = tuple(update for update in lost if update != uncounted)

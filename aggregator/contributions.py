@@ -91,6 +91,10 @@ class Contributions:
             if number in self._known:
                 self._known[number].add((device, kind))
 
+    def drop(self) -> None:
+        """Forget what was kept and is not written."""
+        self._kept, self._kept_keys = [], set()
+
     def of_round(self, number: int) -> Iterator[Stored]:
         """Those that count in a round, by kind, device, and the round they were made for; one at a time."""
         keys = self._db.rows(

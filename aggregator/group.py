@@ -44,7 +44,8 @@ class Group:
             say()
 
     def drop(self) -> tuple[Update, ...]:
-        """The disk has refused it: nothing of it is said. Returns whose contributions they were."""
+        """It cannot be kept: nothing of it is written, or said. Returns whose contributions they were."""
         lost = tuple(self._updates)
+        self._contributions.drop()
         self._updates, self._said = [], []
         return lost

@@ -77,7 +77,9 @@ def test_the_round_that_closes_does_so_on_committed_contributions(crowd, update_
     b, at_merge = crowd(), []
     rounds = b.service._rounds
     real = type(rounds).merge
-    monkeypatch.setattr(type(rounds), "merge", lambda self, n: (at_merge.append(statuses(b)), real(self, n)))
+    monkeypatch.setattr(
+        type(rounds), "merge", lambda self, *of: (at_merge.append(statuses(b)), real(self, *of))
+    )
     heard(b, update_of, *DEVICES)
     b.service.tick()
     assert at_merge == [[["accepted"], ["accepted"], ["accepted"]]]
@@ -106,6 +108,22 @@ def test_a_commit_that_the_disk_refuses_loses_nothing_and_counts_nothing(
     b.service.tick()
     assert statuses(b) == [["accepted"]] * 3
     assert [closed.record.participants for closed in b.heard(RoundClosed)] == [3]
+
+
+def test_what_cannot_be_kept_takes_its_group_along_and_nothing_of_it_is_written_later(
+    crowd, update_of, monkeypatch
+):
+    b = crowd(min_contributions=3)
+    heard(b, update_of, "pi-01")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(b.service._run), "_why", lambda *_: 1 / 0)
+        heard(b, update_of, "pi-02")
+    heard(b, update_of, "pi-03")
+    b.service.tick()
+    assert statuses(b) == [[], [], ["accepted"]]
+    assert b.service.state.contributions == 1
+    assert b.service._run.reception._in_hand == {}
+    assert kept(b) == ["pi-03"]
 
 
 def test_a_second_copy_is_a_duplicate_only_of_what_is_on_the_disk(crowd, update_of, monkeypatch):
