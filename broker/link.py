@@ -46,6 +46,8 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+UNSENT_BYTES = 16 * 1024
+"""Bytes that the system takes before it can send them."""
 FAREWELL_S = 2.0
 """Seconds that `close` waits for its last message to leave."""
 
@@ -287,10 +289,13 @@ class Link:
 def _send_at_once(_client: object, _data: object, connection: SocketLike) -> None:
     """Small messages must not wait for the acknowledgement of earlier ones (Nagle), which costs 40 ms.
 
-    What paho hands over need not be the socket itself, but has its number.
+    Nor must a ping wait behind what the system has taken and not sent: on a slow link that is longer than the
+    keep-alive. What paho hands over need not be the socket itself, but has its number.
     """
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if lowat := getattr(socket, "TCP_NOTSENT_LOWAT", 0):
+            same.setsockopt(socket.IPPROTO_TCP, lowat, UNSENT_BYTES)
 
 
 def _clean_start(url: BrokerUrl) -> bool | Literal[3]:

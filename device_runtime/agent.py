@@ -71,7 +71,10 @@ class Agent:
 
     @property
     def waiting(self) -> bool:
-        """Whether something may fall due though nothing comes in: call `step` several times a second."""
+        """Whether something may fall due though nothing comes in: call `step` several times a second.
+
+        On a wire that loses messages call it now and then in any case: a hello without answer is said again.
+        """
         return self._duty.open is not None or len(self._duty.outbox) > 0
 
     def run(self, link: Wire, stop: threading.Event, until_done: bool = False) -> None:
@@ -168,6 +171,7 @@ class Agent:
         if offer.done and self._voice.task not in ("", offer.task):
             self._duty.sending.drop(offer.run)
             return
+        self._duty.greeting.answered()
         self._voice.task = offer.task
         self.done = offer.done
         self._base = offer.base.checkpoint

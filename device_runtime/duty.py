@@ -18,6 +18,7 @@ from strategies.workload import ENVELOPE_BYTES
 from . import reports
 from .downloads import Downloads
 from .errors import StaleBase, UnusableBase
+from .greeting import Greeting
 from .holdings import Holdings
 from .link_speed import LinkSpeed
 from .offers import Open
@@ -44,6 +45,7 @@ class Duty:
         self.task: OneTask | None = None
         self.outbox = Outbox(settings.folder / "outbox")
         self.sending = Sending(self.outbox, voice)
+        self.greeting = Greeting(lambda: voice.under_way("hello"))
         self._settings, self._clock, self._voice, self._make = settings, clock, voice, make
         self._holdings = Holdings(settings.folder)
         self._downloads = Downloads(self._holdings.blobs, voice.ask, self._arrived)
@@ -61,6 +63,8 @@ class Duty:
         """
         now = self._clock()
         self.sending.due(now)
+        if self.greeting.due(now):
+            self.hello()
         if self.open is not None:
             try:
                 self._advance(self.open, now, progress)
@@ -73,6 +77,7 @@ class Duty:
     def hello(self) -> None:
         """Who is here, and with what."""
         boot = self._voice.boot
+        self.greeting.said(self._clock())
         self._voice.hello(self.task.hello(boot) if self.task else reports.bare_hello(boot))
 
     def restart(self) -> None:

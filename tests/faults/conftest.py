@@ -67,7 +67,10 @@ class Proxy:
         self.connections = 0
         self._target = BrokerUrl.parse(url).port
         self._pairs: list[tuple[socket.socket, socket.socket, threading.Event]] = []
-        self._server = socket.create_server(("127.0.0.1", 0), backlog=600)
+        self._server = socket.socket()
+        self._server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)  # a slow link holds little
+        self._server.bind(("127.0.0.1", 0))
+        self._server.listen(600)
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -120,7 +123,7 @@ class Proxy:
         here, there, frozen = pair if up else (pair[1], pair[0], pair[2])
         have = b""
         try:
-            while data := here.recv(65536):
+            while data := here.recv(8192 if self.bytes_per_s else 65536):
                 while frozen.is_set():
                     if self.closed:
                         return
