@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from .errors import BrokerError, UrlError
+from .partial import admit
 from .topics import check_device
 from .url import BrokerUrl
 
@@ -100,7 +101,7 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
             raise EnrolmentError(f"the token of the enrolment cannot be used: {error}") from None
 
     def save(self, folder: Path) -> None:
-        """Keep it there, in place of what was; readable by its owner only. Raises EnrolmentError."""
+        """Keep it, durably, in place of what was; its owner alone can read it. Raises EnrolmentError."""
         beside = folder / f".{FILE}.{secrets.token_hex(4)}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
                 file.write(msgspec.json.encode(self) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(folder / FILE)
+            admit(beside, folder / FILE)
         except OSError as error:
             beside.unlink(missing_ok=True)
             raise EnrolmentError(

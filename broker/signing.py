@@ -16,6 +16,7 @@ from nacl.signing import SigningKey, VerifyKey
 
 from .errors import BrokerError
 from .messages import MessageError, Offer, Signed, decode, encode
+from .partial import sync_folder
 
 KEY_BYTES = 32
 _PURPOSE = b"device-runtime offer/1\0"
@@ -109,5 +110,6 @@ def _keep(path: Path, secret: bytes) -> None:
             os.fsync(file.fileno())
         with suppress(FileExistsError):  # somebody else was first: theirs it is
             os.link(beside, path)
+        sync_folder(path.parent)
     finally:
         beside.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from .errors import BrokerError
+from .partial import admit
 from .signing import Signer
 from .url import TLS, BrokerUrl
 
@@ -126,7 +127,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
             before = path.stat()
             if os.geteuid() == 0:
                 os.chown(beside, before.st_uid, before.st_gid)
-        beside.replace(path)
+        admit(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise SiteError(f"cannot write {path}: {error.strerror or error}") from None

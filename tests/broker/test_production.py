@@ -99,6 +99,34 @@ def test_nothing_is_ever_written_over(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
+def test_what_is_set_up_enrolled_and_revoked_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that took its place is sure to be there only when its folder was synced after it."""
+    on_disk: dict[int, dict[str, int]] = {}
+    sync = os.fsync
+
+    def noted(handle: int) -> None:
+        sync(handle)
+        status = os.fstat(handle)
+        if stat.S_ISDIR(status.st_mode):
+            on_disk[status.st_ino] = {one.name: one.inode() for one in os.scandir(handle)}
+
+    def lost(folder: Path) -> list[str]:
+        known = on_disk.get(folder.stat().st_ino, {})
+        return [
+            one.name for one in os.scandir(folder) if one.is_file() and known.get(one.name) != one.inode()
+        ]
+
+    monkeypatch.setattr(os, "fsync", noted)
+    opened = made(tmp_path / "e")
+    assert lost(opened.folder) == []
+    register.add(opened, "pi-1", NOW).save(tmp_path / "pi-1")
+    assert lost(opened.folder) == lost(tmp_path / "pi-1") == []
+    register.revoke(opened, "pi-1", NOW)
+    assert lost(opened.folder) == []
+
+
 def test_secrets_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     opened = made(tmp_path / "enrolment")
     register.add(opened, "pi-1", NOW)
