@@ -6,6 +6,7 @@ import hashlib
 import queue
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from aggregator import outside
 from aggregator import task as tasks
 from aggregator.ports import Ports
 from aggregator.records import Records
+from aggregator.store import Store
 from aggregator.task import KindSettings, Late, Task
 from broker import topics
 from broker.events import Event, Received
@@ -86,7 +88,10 @@ class Ground:
         left = [] if self.site else list(self._of_run(offer).glob(f"*/{outside.FILE}"))
         if left:
             folder = max(left, key=lambda file: file.stat().st_mtime_ns).parent
-            self.site = self._opened(tasks.decode((folder / "task.json").read_bytes()), folder)
+            with closing(Store(folder, reading=True)) as store:
+                identity = store.identity()
+            if identity is not None:
+                self.site = self._opened(tasks.decode(identity.task), folder)
         return self.site
 
     def leave(self) -> None:

@@ -117,6 +117,20 @@ def test_an_edge_that_is_killed_goes_on_with_what_its_site_has_acknowledged(leve
     assert h.counted == [(1, "site", "full", 40)]
 
 
+@pytest.mark.parametrize("left", [None, b""], ids=["never written", "lost in a power cut"])
+def test_an_edge_goes_on_without_the_file_that_is_for_people(levels, bundle, left):
+    h = levels("full", rounds=2)
+    h.go().join("a", "b")
+    assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
+    [told] = (h.folder / "site" / "site").glob("*/*/task.json")
+    told.unlink() if left is None else told.write_bytes(left)
+    h.kill()
+    h.go().join("a", "b")
+    assert h.contribute("b", "full", moved(bundle, 2), 10).status == "accepted"
+    h.wait(2.0)
+    assert h.counted == [(1, "site", "full", 40)]
+
+
 def test_an_edge_that_comes_back_when_time_is_nearly_over_forwards_what_its_site_has(levels, bundle):
     h = levels("full", rounds=2, round_deadline_s=1.0)
     h.go().join("a", "b")
