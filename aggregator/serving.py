@@ -203,11 +203,13 @@ def port_before(folder: Path) -> int:
 
 
 def _on_signals(stop: threading.Event) -> None:
-    """The first SIGTERM or SIGINT stops in order, the next one at once."""
+    """The first SIGTERM or SIGINT stops in order, the next one of either at once."""
+    both = (signal.SIGINT, signal.SIGTERM)
 
-    def stopping(number: int, _frame: object) -> None:
+    def stopping(_number: int, _frame: object) -> None:
         stop.set()
-        signal.signal(number, signal.SIG_DFL)
+        for number in both:
+            signal.signal(number, signal.SIG_DFL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in both:
         signal.signal(number, stopping)
