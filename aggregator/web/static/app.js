@@ -59,15 +59,13 @@ async function watch(name) {
     try {
       await api.follow(name, (now) => shown.take(now), mine.signal);
     } catch (error) {
-      if (mine.signal.aborted) break;
-      if (error instanceof api.Denied) return locked(error.message);
+      if (error instanceof api.Denied && !mine.signal.aborted) locked(error.message); // which ends this, too
     }
     if (mine.signal.aborted) break;
     say("bad", "connection lost, trying again");
     await new Promise((done) => setTimeout(done, AGAIN_MS));
   }
   shown.end();
-  return undefined;
 }
 
 /** What is on the page about one task. Tables are asked for anew at most every REFRESH_MS. */

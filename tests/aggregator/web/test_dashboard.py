@@ -189,3 +189,29 @@ def test_without_the_service_the_page_says_so(visit, board):
     board.process.wait()
     expect(page.locator("#connection")).to_contain_text("lost", timeout=PATIENCE_MS)
     assert "pi-full" in page.inner_text("#fleet-table")
+
+
+def test_a_token_that_is_taken_no_more_ends_all_that_it_showed(browser, serve):
+    service = serve(TASK)
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.add_init_script(
+        """
+        window.timers = new Set();
+        const [begin, end] = [window.setInterval, window.clearInterval];
+        window.setInterval = (...given) => { const id = begin(...given); window.timers.add(id); return id; };
+        window.clearInterval = (id) => { window.timers.delete(id); end(id); };
+        """
+    )
+    page.route("**/events", lambda route: route.fulfill(status=401), times=1)
+    page.goto(service.url + "/")
+    page.fill("#token", TOKEN)
+    page.click("#enter button")
+    expect(page.locator("#denied")).to_contain_text("does not take", timeout=PATIENCE_MS)
+    assert page.evaluate("window.timers.size") == 0
+    page.fill("#token", TOKEN)
+    page.click("#enter button")
+    expect(page.locator("#connection")).to_have_text("live", timeout=PATIENCE_MS)
+    assert page.evaluate("window.timers.size") == 2
+    context.close()
