@@ -3,15 +3,14 @@
 Sums of features grow with the samples behind them, and devices have different classes: neither sums nor
 distances between devices say who lies. So the rules of values (median, trimmed mean) are applied to each
 class's mean over the devices that have the class, norm-clip shortens a class's mean to the median length of
-those, and Krum, which would pick whoever has the commonest classes, gives way to the median. Counts are as
-devices say them.
+those, and Krum, which would pick whoever has the commonest classes, gives way to the median. Counts are what
+devices say: one above the median of those that have the class counts as that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +33,18 @@ def as_means(update: Contribution) -> Contribution:
     return replace(update, tensors=content)
 
 
-def as_sums(update: Contribution) -> Contribution:
-    """The other way."""
+def as_sums(update: Contribution, most: NDArray[np.int32]) -> Contribution:
+    """The other way, with no more samples of a class than `most` (classes,)."""
     content = dict(update.tensors)
+    content["counts"] = np.minimum(content["counts"], most)
     sums = content.pop(MEANS).astype(np.float64) * content["counts"][:, None]
     return replace(update, tensors={**content, "sums": sums.astype(np.float32)})
+
+
+def usual_counts(spool: Spool) -> NDArray[np.int32]:
+    """The median count of each class, int32 (classes,), of those that have it; 0 where nobody has."""
+    having = [column[column > 0] for column in _counts(spool).T]
+    return np.array([np.median(counts) if counts.size else 0 for counts in having]).astype(np.int32)
 
 
 def middles(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
@@ -66,11 +72,16 @@ def shortened(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
 
 def _classes(spool: Spool) -> list[tuple[slice, list[Row]]]:
     """Where each class's mean lies, and who has the class; classes that nobody has are left out."""
-    counts: list[NDArray[Any]] = [spool.rest(row)["counts"] for row in spool.rows]
-    classes = len(counts[0])
+    counts = _counts(spool)
+    classes = counts.shape[1]
     width = spool.starts.size // classes
     having = [[row for row, own in zip(spool.rows, counts, strict=True) if own[c]] for c in range(classes)]
     return [(slice(c * width, (c + 1) * width), rows) for c, rows in enumerate(having) if rows]
+
+
+def _counts(spool: Spool) -> NDArray[np.int32]:
+    """What every device says that it has of each class, (devices, classes)."""
+    return np.stack([spool.rest(row)["counts"] for row in spool.rows])
 
 
 def _length(values: Vector) -> float:

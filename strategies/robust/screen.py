@@ -108,14 +108,14 @@ class Screen:
             yield spool.update(row, middle), weight
 
     def _class_means(self, spool: Spool) -> Screened:
-        weights = _weights(spool)
+        weights, most = _weights(spool), by_class.usual_counts(spool)
         if self._robust.rule == "norm-clip":
             short = by_class.shortened(spool, self._robust.clip_factor)
         else:
             middle = by_class.middles(spool, self._value_rule())
             short = ((row, middle) for row in spool.rows)
         for (row, values), weight in zip(short, weights, strict=True):
-            yield by_class.as_sums(spool.update(row, values)), weight
+            yield by_class.as_sums(spool.update(row, values), most), weight
 
     def _clipped(self, spool: Spool) -> Screened:
         lengths, kind = norms(spool), spool.rows[0].told.kind

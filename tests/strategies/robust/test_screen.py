@@ -197,7 +197,7 @@ def class_means(means, counts):
 
 @pytest.mark.parametrize("rule", HOLDING)
 def test_class_means_are_compared_class_by_class_among_those_who_have_it(round_model, tmp_path, rule):
-    """Class 0: means 1 (5 samples), 1 (1 sample) and 1000 (1); class 1 of one device only stays its own."""
+    """Class 0: means 1 (5 samples, that count as 1), 1 (1) and 1000 (1); class 1 of one device only stays."""
     ones = [1.0] + [0] * 9
     sent = [class_means(ones, [5] + [0] * 9), class_means([1.0, 7.0] + [0] * 8, [1, 2] + [0] * 8)]
     sent.append(class_means([1000.0] + [0] * 9, [1] + [0] * 9))
@@ -208,9 +208,25 @@ def test_class_means_are_compared_class_by_class_among_those_who_have_it(round_m
             screen.add(one, 1.0, f"pi-{i}")
         screen.merged()
     state = folding._states["class-means"]
-    np.testing.assert_array_equal(state.counts[:2], [7, 2])
-    np.testing.assert_allclose(state.sums[0] / 7, 1.0, rtol=1e-6)
+    np.testing.assert_array_equal(state.counts[:2], [3, 2])
+    np.testing.assert_allclose(state.sums[0] / 3, 1.0, rtol=1e-6)
     np.testing.assert_allclose(state.sums[1] / 2, 7.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_who_says_that_it_has_a_million_samples_of_a_class_does_not_own_it(round_model, tmp_path, rule):
+    """Four devices whose mean is 1, and one of -1: at most a fifth of what is merged."""
+    honest = [class_means([1.0] + [0] * 9, [count] + [0] * 9) for count in (3, 3, 3, 3)]
+    sent = [*honest, class_means([-1.0] + [0] * 9, [1_000_000] + [0] * 9)]
+    kind = registry.make("class-means")
+    folding = Folding({kind.name: kind}, round_model)
+    with Screen(folding, Robust(rule), tmp_path) as screen:
+        for i, one in enumerate(sent):
+            screen.add(one, float(one.num_examples), f"pi-{i}")
+        screen.merged()
+    state = folding._states["class-means"]
+    assert state.counts[0] == 15
+    assert state.sums[0, 0] / state.counts[0] >= 0.6 - 1e-6
 
 
 def test_what_is_not_the_models_own_goes_with_its_update_as_it_came(round_model, tmp_path):
