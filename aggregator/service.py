@@ -12,6 +12,8 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
+import msgspec
+
 from broker import link, topics
 from broker import messages as wire
 from broker.errors import BrokerError
@@ -38,6 +40,8 @@ LINGER_S = 2.0
 """Seconds that a finished service stays, at most, for the devices to hear of it and leave."""
 
 
+MOST_REASONS = 64
+"""Of a plan, that are kept and told; a device has one for each form of a kind that it does not take."""
 LIMITED = ("hello", "plan", "contribution")
 """Messages of which a device may send only so many; blocks come as they are asked for."""
 
@@ -241,16 +245,17 @@ class Service:
     def _on_plan(self, device: str, plan: wire.Plan) -> None:
         if plan.task != self._rounds.task.name:
             return
-        self._run.plans[device] = plan
+        kind, reasons = printable(plan.kind), tuple(map(printable, plan.reasons[:MOST_REASONS]))
+        self._run.plans[device] = msgspec.structs.replace(plan, kind=kind, reasons=reasons)
         self._tell(
             PlanMade(
                 device=device,
                 round=plan.round,
-                kind=printable(plan.kind),
+                kind=kind,
                 seconds=plan.seconds,
                 memory_bytes=plan.memory_bytes,
                 energy_j=plan.energy_j,
-                reasons=tuple(printable(reason) for reason in plan.reasons),
+                reasons=reasons,
             )
         )
         self._run.feed(moves.Planned(self._ports.clock(), device, plan.round, plan.kind))

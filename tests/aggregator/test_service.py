@@ -8,13 +8,22 @@ import numpy as np
 import pytest
 
 from aggregator.intake import MAX_PULLS
-from aggregator.observer import Contributed, DeviceSeen, Finished, Refused, RoundClosed, RoundExtended
-from aggregator.service import RETURN_S
+from aggregator.observer import (
+    Contributed,
+    DeviceSeen,
+    Finished,
+    PlanMade,
+    Refused,
+    RoundClosed,
+    RoundExtended,
+)
+from aggregator.service import MOST_REASONS, RETURN_S
+from aggregator.text import LIMIT
 from broker import messages, topics
 from broker.blobs import block_count
 from broker.errors import BlobError
 from broker.link import Connected, Disconnected, packet_bytes
-from broker.messages import Blob, Get, Hello, Offer, State
+from broker.messages import Blob, Get, Hello, Offer, Plan, State
 from models import tensors
 from strategies.zeroth_order import replay
 
@@ -167,6 +176,18 @@ def test_a_round_with_too_few_contributions_is_extended_in_sight_of_all(bench, m
     assert b.heard(RoundExtended) == [RoundExtended(1, 10.0, 0, 2)]
     assert [t for t, _ in b.link.sent[sent:]] == [topics.offer(b.task.name)]
     assert b.offer.round == 1
+
+
+def test_of_a_plan_with_reasons_without_end_some_are_kept_and_told(bench, make_task):
+    b = bench(make_task("few-shot"))
+    b.join("pi-01")
+    plan = {"seconds": 1.0, "memory_bytes": 1, "energy_j": 1.0, "reasons": ("a", "b" * 999, *[""] * 100_000)}
+    b.say("pi-01", "plan", Plan(task=b.task.name, round=1, kind="k" * 999, **plan))
+    (told,) = b.heard(PlanMade)
+    assert told.reasons[:2] == ("a", "b" * (LIMIT - 3) + "...")
+    assert (len(told.reasons), len(told.kind)) == (MOST_REASONS, LIMIT)
+    b.say("pi-01", "plan", Plan(task=b.task.name, round=1, kind="few-shot", **{**plan, "reasons": ("fits",)}))
+    assert b.heard(PlanMade)[-1].reasons == ("fits",)
 
 
 def test_devices_may_fetch_models_but_not_the_updates_of_others(bench, make_task, update_of):
