@@ -119,10 +119,8 @@ class Contributions:
         """The safetensors of a contribution whose round is not closed. Raises BlobError."""
         return self._updates.get(stored.blob) if stored.blob else stored.body
 
-    def forget(self, number: int) -> None:
-        """Let go of the contents of a closed round's contributions; what is told of them stays."""
-        with self._db.commit() as db:
-            db.execute("UPDATE contributions SET body = NULL WHERE into_round = ?", (number,))
+    def prune(self, number: int) -> None:
+        """Let go of the blobs of a closed round's contributions, and of those before."""
         waiting = self._db.rows(
             "SELECT blob FROM contributions WHERE into_round > ? AND blob NOT NULL", number
         )

@@ -194,7 +194,8 @@ class Store:
                 "UPDATE rounds SET phase = 'closed', record = ? WHERE round = ?",
                 (msgspec.msgpack.encode(record), record.round),
             )
-        self.contributions.forget(record.round)
+            db.execute("UPDATE contributions SET body = NULL WHERE into_round = ?", (record.round,))
+        self.contributions.prune(record.round)
 
     def latest_closed(self) -> int:
         """The number of the latest closed round; 0 before there is one."""

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from aggregator.contributions import Contributions
 from aggregator.database import Database
 from aggregator.errors import RunFolderError
 from aggregator.observer import Contributed, RoundClosed
@@ -124,6 +125,20 @@ def test_what_cannot_be_kept_takes_its_group_along_and_nothing_of_it_is_written_
     assert b.service.state.contributions == 1
     assert b.service._run.reception._in_hand == {}
     assert kept(b) == ["pi-03"]
+
+
+def test_a_kill_as_a_round_closes_leaves_no_content_behind(crowd, update_of, monkeypatch):
+    b = crowd()
+    with monkeypatch.context() as patch:
+        patch.setattr(Contributions, "prune", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            heard(b, update_of, *DEVICES)
+            b.service.tick()
+    b.service.close()
+    found = Database(b.folder)
+    assert found.rows("SELECT phase FROM rounds WHERE round = 1")[0][0] == "closed"
+    assert found.rows("SELECT count(*), count(body) FROM contributions")[0][:] == (3, 0)
+    found.close()
 
 
 def test_a_second_copy_is_a_duplicate_only_of_what_is_on_the_disk(crowd, update_of, monkeypatch):
