@@ -31,13 +31,12 @@ def ask(folder: Path, to: int) -> None:
 def taken(folder: Path) -> int | None:
     """What is asked for; None for nothing. A file that is no number is removed."""
     try:
-        text = (folder / FILE).read_text("ascii")
-    except (OSError, UnicodeDecodeError):
+        return int((folder / FILE).read_text("ascii"))
+    except OSError:
         return None
-    if text.strip().isdecimal():
-        return int(text)
-    done(folder)
-    return None
+    except ValueError:
+        done(folder)
+        return None
 
 
 def done(folder: Path) -> None:

@@ -153,9 +153,10 @@ def test_what_is_asked_for_in_the_run_folder_is_done_and_the_word_removed(bench,
     wishes.ask(b.folder, 77)  # cannot be done: said, and forgotten
     b.wait(0.1)
     assert wishes.taken(b.folder) is None
-    (b.folder / wishes.FILE).write_text("two\n")
-    b.wait(0.1)
-    assert not (b.folder / wishes.FILE).exists()
+    for text in (b"two\n", b"\xff\n", b"9" * 5000):
+        (b.folder / wishes.FILE).write_bytes(text)
+        b.wait(0.1)
+        assert not (b.folder / wishes.FILE).exists()
 
 
 def test_the_command_lists_beside_a_running_aggregator_and_asks_it(bench, make_task, update_of, capsys):
