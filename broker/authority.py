@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,6 +23,7 @@ from .errors import BrokerError
 
 EARLY = timedelta(days=1)
 """Certificates are valid from so long ago: clocks of devices may be slow."""
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
 class AuthorityError(BrokerError):
@@ -66,6 +68,7 @@ def issue(authority: Pair | tuple[str, str], names: Sequence[str], now: datetime
         raise AuthorityError(f"the authority's certificate or key cannot be read: {error}") from None
     if not isinstance(signing, ec.EllipticCurvePrivateKey):
         raise AuthorityError("the authority's key is not on an elliptic curve")
+    alternatives = x509.SubjectAlternativeName([_name(name) for name in names])
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
     unsigned = (
@@ -73,7 +76,7 @@ def issue(authority: Pair | tuple[str, str], names: Sequence[str], now: datetime
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])]))
         .issuer_name(ours.subject)
         .public_key(key.public_key())
-        .add_extension(x509.SubjectAlternativeName([_name(name) for name in names]), critical=False)
+        .add_extension(alternatives, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -102,10 +105,12 @@ def _name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(name)
-    except ValueError:
-        raise AuthorityError(f"{name!r} cannot stand in a certificate: give host names in ASCII") from None
+    if not _HOST.fullmatch(name):
+        raise AuthorityError(
+            f"{name!r} cannot stand in a certificate: give host names in ASCII or IP addresses, "
+            "without scheme and port"
+        )
+    return x509.DNSName(name)
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:

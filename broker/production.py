@@ -142,6 +142,10 @@ def _check(folder: Path, site: Site) -> None:
         raise SiteError(f"{folder} has {', '.join(there)} already, which is never written over: give another")
     if any(letter in str(folder) for letter in "\n\r#"):
         raise SiteError(f"{folder}: a path with '#' or line ends cannot stand in Mosquitto's configuration")
+    if any(letter.isspace() or letter == "#" for letter in site.listen + site.run_as):
+        raise SiteError(
+            f"{site.listen!r}, {site.run_as!r}: an address or a user's name has no spaces and no '#'"
+        )
     for port in (site.port, site.websockets):
         if not 0 <= port < 65536 or (port == site.websockets == site.port):
             raise SiteError(f"ports {site.port} and {site.websockets}: give two different ones up to 65535")

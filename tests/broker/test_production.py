@@ -183,6 +183,11 @@ def test_an_ipv6_address_comes_first_in_brackets() -> None:
     "changes, error, why",
     [
         ({"names": ("bücher.example",)}, AuthorityError, "cannot stand in a certificate"),
+        ({"names": ("192.0.2.7:8883",)}, AuthorityError, "without scheme and port"),
+        ({"names": ("localhost", "mqtts://a.example")}, AuthorityError, "without scheme and port"),
+        ({"names": ("user@a.example",)}, AuthorityError, "cannot stand in a certificate"),
+        ({"names": ("",)}, AuthorityError, "'' cannot stand in a certificate"),
+        ({"listen": "::1\nallow_anonymous true"}, SiteError, "has no spaces"),
         ({"port": 70_000}, SiteError, "two different ones up to 65535"),
         ({"port": 8883, "websockets": 8883}, SiteError, "two different ones"),
         ({"run_as": "nobody-of-this-name"}, SiteError, "no user of this machine is called"),
