@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import nan
 
+from broker.errors import BlobError
 from broker.messages import Base, Blob
 
 from .errors import RollbackError
@@ -95,6 +96,15 @@ class Registry:
     def _is_kept(self, made: Made) -> bool:
         return all(self._store.models.has(blob) for blob in made.blobs)
 
+    def _is_sound(self, made: Made) -> bool:
+        """Whether it is kept, and is what it was: after going back there would be no other way on."""
+        try:
+            for blob in made.blobs:
+                self._store.models.get(blob)
+        except BlobError:
+            return False
+        return True
+
     def served(self) -> int:
         """The round whose model is deployed: the latest closed one's, or that which was gone back to; 0."""
         latest = self._store.latest_closed()
@@ -116,9 +126,11 @@ class Registry:
         if saved is None or to not in closed:
             known = f"rounds 1 to {max(closed)}" if closed else "no round"
             raise RollbackError(f"round {to} has served no model; {known} did")
-        if not self._is_kept(self.made(to)):
+        if not self._is_sound(self.made(to)):
             kept = ", ".join(str(version.round) for version in self.versions() if version.kept)
-            raise RollbackError(f"the model of round {to} is not kept any more; those of rounds {kept} are")
+            raise RollbackError(
+                f"the model of round {to} is not kept any more, or damaged; those of rounds {kept} are"
+            )
         instead = saved.phase == "collect"
         rollback = Rollback(saved.round if instead else saved.round + 1, to, instead)
         self._store.go_back(rollback, self._wall())

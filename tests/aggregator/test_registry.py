@@ -49,7 +49,9 @@ def test_every_served_model_is_a_version_and_the_latest_is_served(bench, make_ta
 def test_only_the_latest_are_kept_and_never_less_than_what_is_served(bench, make_task, update_of):
     b = play(bench, make_task("few-shot", rounds=6, keep_versions=2), update_of, 5)
     assert [version.kept for version in versions(b)] == [False, False, False, True, True]
-    with pytest.raises(RollbackError, match=r"round 2 is not kept any more; those of rounds 4, 5 are"):
+    with pytest.raises(
+        RollbackError, match=r"round 2 is not kept any more, or damaged; those of rounds 4, 5 are"
+    ):
         b.service._run.go_back(2)
 
 
@@ -127,6 +129,20 @@ def test_a_version_that_never_was_is_refused(bench, make_task, update_of, to, te
     b = play(bench, make_task("few-shot", rounds=6), update_of, 2)
     with pytest.raises(RollbackError, match=text):
         b.service._run.go_back(to)
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["base", "served"])
+def test_a_version_that_is_damaged_on_disk_is_not_gone_back_to(bench, make_task, update_of, which):
+    b = play(bench, make_task("full", rounds=6), update_of, 3, "full")
+    blob = b.service.rounds.registry.made(1).blobs[which]
+    path = b.store.models.path(blob.sha)
+    path.write_bytes(bytes(path.stat().st_size))
+    before = deployed(b)
+    wishes.ask(b.folder, 1)
+    b.wait(0.1)
+    assert deployed(b) == before
+    b.restart()
+    assert (b.service.state.phase, b.service.state.round) == ("collect", 4)
 
 
 def test_before_any_round_there_is_nothing_to_go_back_to(bench, make_task):
