@@ -8,7 +8,9 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 import uvicorn
 from fastapi import FastAPI, Response
@@ -36,6 +38,8 @@ CONNECTIONS = 256
 """At one time; more are closed at once, so that the files of the loop can always be opened."""
 IDLE_S = 10
 """Seconds after which a connection that asks nothing is closed."""
+HANDSHAKE_S = 60
+"""Seconds after which the event loop closes one whose TLS has not begun."""
 STOP_S = 3
 """Seconds that answers under way have when the service stops."""
 HEADERS = {
@@ -124,9 +128,21 @@ class Site:
 
 
 class Bounded(H11Protocol):
-    """Connections that are too many, or ask nothing, are closed."""
+    """Connections that are too many, or ask nothing, are closed; those that only begin TLS count, too."""
+
+    beginning: ClassVar[WeakSet[Bounded]] = WeakSet()
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Raises ConnectionAbortedError where too many begin: the event loop then closes this one."""
+        super().__init__(*args, **settings)
+        if len(self.beginning) >= CONNECTIONS:
+            raise ConnectionAbortedError(f"{CONNECTIONS} connections that ask nothing yet")
+        self.beginning.add(self)
+        self._begun = self.loop.call_later(HANDSHAKE_S, self.beginning.discard, self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._begun.cancel()
+        self.beginning.discard(self)
         super().connection_made(transport)
         self._answered: object = None
         if len(self.connections) > CONNECTIONS:

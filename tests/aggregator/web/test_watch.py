@@ -1,7 +1,13 @@
 """What HTTP reads, as the loop tells it; without a loop."""
 
+import socket
+import ssl
+import urllib.request
+from datetime import datetime, timezone
 from math import nan
 from pathlib import Path
+
+import pytest
 
 from aggregator.config import HttpSection
 from aggregator.observer import (
@@ -18,6 +24,7 @@ from aggregator.observer import (
 )
 from aggregator.ports import Pulse
 from aggregator.task import Task, kinds_named
+from aggregator.web import site as sites
 from aggregator.web import watch as watching
 from aggregator.web.health import examine
 from aggregator.web.hosted import Hosted
@@ -25,6 +32,7 @@ from aggregator.web.journal import FILE, Filter, Journal
 from aggregator.web.metrics import Metrics
 from aggregator.web.shapes import KindFigures
 from aggregator.web.watch import Wanted, Watch
+from broker.authority import issue, make_authority
 
 TASK = Task(bundle="b", name="digits", rounds=9, kinds=kinds_named(["full"]))
 
@@ -168,3 +176,30 @@ def test_no_device_chooses_a_label_of_a_metric(tmp_path, clock):
     assert 'contributions_total{kind="other",status="refused",task="digits"} 2.0' in text
     assert "x1" not in text
     assert "owned" not in text
+
+
+def test_connections_that_never_begin_tls_do_not_take_all_files(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(sites, "CONNECTIONS", 4)
+    now = datetime.now(timezone.utc)
+    authority = make_authority("test", now, 2)
+    pair = issue(authority, ["127.0.0.1"], now, 1)
+    for name, text in (("c.pem", pair.certificate), ("k.pem", pair.key)):
+        (tmp_path / name).write_text(text)
+    settings = HttpSection(port=0, cert=tmp_path / "c.pem", key=tmp_path / "k.pem", min_free_mb=0)
+    site = sites.Site(settings, [hosted(tmp_path, clock)])
+    trust = ssl.create_default_context(cadata=authority.certificate)
+    site.start()
+    try:
+        for _ in range(6):  # who begins at once is not counted
+            with urllib.request.urlopen(f"{site.url}/", context=trust, timeout=30) as answer:  # noqa: S310
+                assert answer.status == 200
+        address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
+        silent = [socket.create_connection(address, timeout=30) for _ in range(5)]
+        assert silent[-1].recv(1) == b""  # the others are kept waiting
+        silent[0].settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            silent[0].recv(1)
+        for one in silent:
+            one.close()
+    finally:
+        site.stop()
