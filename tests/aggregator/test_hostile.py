@@ -12,7 +12,7 @@ import pytest
 
 from broker import brokers, messages, mosquitto, topics
 from broker.link import Link, LinkOptions, Received
-from broker.messages import Blob, Contribution, Hello, Metrics, Offer, Receipt
+from broker.messages import Blob, Contribution, Hello, Metrics, Offer, Receipt, Signed
 from broker.running import BrokerOptions
 from broker.url import BrokerUrl
 from models import tensors
@@ -70,8 +70,8 @@ class Sender:
         hello = Hello(boot=1, num_examples=9, profile="pi", memory_bytes=1, engine="onnx")
         for _ in range(20):  # the aggregator may not be there yet
             self.link.publish(topics.up(self.name, "hello"), messages.encode(hello))
-            if offer := self.next("task", Offer, 1.0):
-                return offer
+            if sealed := self.next("task", Signed, 1.0):
+                return messages.decode(sealed.offer, Offer)
         pytest.fail("no answer to hello")
 
     def send(self, offer, update, **changes):
