@@ -11,6 +11,8 @@ from pathlib import Path
 
 from .errors import RunFolderError
 
+FILE = "run.sqlite"
+"""In the run folder."""
 VERSION = 3
 
 _TABLES = """
@@ -65,7 +67,7 @@ class Database:
         self.folder, self._lock = folder, -1
         if reading:
             with self._errors():
-                self._db = sqlite3.connect(f"{(folder / 'run.sqlite').resolve().as_uri()}?mode=ro", uri=True)
+                self._db = sqlite3.connect(f"{(folder / FILE).resolve().as_uri()}?mode=ro", uri=True)
                 self._db.row_factory = sqlite3.Row
                 _check_version(self._db)
             return
@@ -76,7 +78,7 @@ class Database:
             raise RunFolderError(f"cannot use run folder {folder}: {error.strerror or error}") from None
         try:
             with self._errors():
-                self._db = sqlite3.connect(folder / "run.sqlite", isolation_level=None)
+                self._db = sqlite3.connect(folder / FILE, isolation_level=None)
                 _prepare(self._db)
         except BaseException:
             os.close(self._lock)
@@ -128,7 +130,7 @@ def _prepare(db: sqlite3.Connection) -> None:
 def _check_version(db: sqlite3.Connection) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, VERSION):
-        raise RunFolderError(f"run.sqlite has version {version}, this version reads {VERSION}")
+        raise RunFolderError(f"{FILE} has version {version}, this version reads {VERSION}")
 
 
 def _locked(folder: Path) -> int:

@@ -22,6 +22,7 @@ from broker.url import BrokerUrl
 
 from . import enrolled, lodger
 from .config import AUTO, BrokerSection, Server
+from .database import FILE
 from .errors import ConfigError, MissingExtra
 from .lodger import Lodger
 from .logs import Events
@@ -49,7 +50,7 @@ class Process:
     """The service with these settings. `quiet`: only the tables at the end."""
 
     def __init__(self, server: Server, tasks: Sequence[Task], quiet: bool = False) -> None:
-        """Raises ConfigError for two tasks of one name."""
+        """Raises ConfigError for two tasks of one name, and for several where one alone has its run."""
         names = [task.name for task in tasks]
         if len(set(names)) < len(names):
             raise ConfigError(f"tasks are called {', '.join(names)}: each needs a name of its own")
@@ -60,6 +61,11 @@ class Process:
         self._lodgers = [Lodger(task, self._stop) for task in tasks]
         parent = server.run_dir or Path("runs")
         alone = server.run_dir is not None and len(tasks) == 1
+        if not alone and (parent / FILE).exists():
+            raise ConfigError(
+                f"{parent} is the run folder of one task, and several have a folder each there: move what is "
+                f"in it to {parent / 'NAME'}, of that task's name"
+            )
         self._folders = [parent if alone else parent / name for name in names]
 
     def run(self) -> None:

@@ -358,3 +358,14 @@ def test_two_tasks_of_one_name_are_refused(broker, tmp_path):
     with started(*arguments, log=tmp_path / "serve.log") as service:
         assert service.wait(timeout=30) != 0
     assert "tasks are called same, same: each needs a name of its own" in (tmp_path / "serve.log").read_text()
+
+
+def test_the_run_of_one_task_is_not_begun_anew_when_another_comes_to_it(broker, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run.sqlite").touch()
+    with serve_two(broker, tmp_path) as service:
+        assert service.wait(timeout=30) != 0
+    assert (
+        "is the run folder of one task, and several have a folder each"
+        in (tmp_path / "serve.log").read_text()
+    )
