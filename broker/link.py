@@ -290,11 +290,13 @@ def _send_at_once(_client: object, _data: object, connection: SocketLike) -> Non
     """Small messages must not wait for the acknowledgement of earlier ones (Nagle), which costs 40 ms.
 
     Nor must a ping wait behind what the system has taken and not sent: on a slow link that is longer than the
-    keep-alive. What paho hands over need not be the socket itself, but has its number.
+    keep-alive; paho's WebSockets lose what a system takes only a part of, so that they are left alone. What
+    paho hands over for them is not the socket itself, but has its number.
     """
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if lowat := getattr(socket, "TCP_NOTSENT_LOWAT", 0):
+        lowat = getattr(socket, "TCP_NOTSENT_LOWAT", 0)
+        if lowat and isinstance(connection, socket.socket):
             same.setsockopt(socket.IPPROTO_TCP, lowat, UNSENT_BYTES)
 
 

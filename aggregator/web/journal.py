@@ -134,14 +134,16 @@ class Journal:
         self._let_go()
 
     def _gather(self) -> tuple[list[Line | RoundClosed], bool]:
-        """What comes within GATHER_S of the first, and whether to go on."""
+        """What comes within GATHER_S of the first, however much that is, and whether to go on."""
         items: list[Line | RoundClosed] = []
         item = self._queue.get()
         until_s = time.monotonic() + GATHER_S
         with suppress(queue.Empty):
             while item is not None:
                 items.append(item)
-                item = self._queue.get(timeout=max(0.0, until_s - time.monotonic()))
+                if (left_s := until_s - time.monotonic()) <= 0:
+                    return items, True
+                item = self._queue.get(timeout=left_s)
             return items, False
         return items, True
 

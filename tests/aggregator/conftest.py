@@ -318,11 +318,11 @@ def scripted(tmp_path):
 
 
 def until(condition, timeout_s=20.0):
-    """Wait for it; whether it came true."""
+    """Wait for it; what it gave in the end, or False."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        if condition():
-            return True
+        if value := condition():
+            return value
         time.sleep(0.02)
     return False
 

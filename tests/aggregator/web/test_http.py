@@ -24,7 +24,7 @@ SECRET_PATHS = (
 )
 
 
-def test_a_run_is_told_from_its_first_round_to_its_last(serve, fleet):
+def test_a_run_is_told_from_its_first_round_to_its_last(serve, fleet, eventually):
     service = serve(f"{TASK}\nkinds = [{{ name = 'full' }}, {{ name = 'few-shot' }}]")
     assert service.get("/api/v1/tasks/digits/model").status == 404
     fleet("full", "few-shot")
@@ -53,7 +53,8 @@ def test_a_run_is_told_from_its_first_round_to_its_last(serve, fleet):
     found = service.get("/api/v1/tasks/digits/devices?search=FEW&limit=5").json
     assert [one["device"] for one in found["devices"]] == ["pi-few-shot"]
 
-    refused = service.get("/api/v1/tasks/digits/contributions?status=refused").json["entries"]
+    asked = "/api/v1/tasks/digits/contributions?status=refused"
+    refused = eventually(lambda: service.get(asked).json["entries"])  # the log is written a little later
     assert {one["device"] for one in refused} == {"liar"}
     page = service.get("/api/v1/tasks/digits/contributions?limit=2").json
     after = service.get(f"/api/v1/tasks/digits/contributions?limit=2&before={page['next']}").json
@@ -151,7 +152,7 @@ def test_a_live_view_hears_of_what_happens_and_ends_with_the_service(serve, flee
     assert service.process.wait(60) == 0
 
 
-def test_a_stopped_service_goes_on_with_its_log_of_contributions(serve, fleet):
+def test_a_stopped_service_goes_on_with_its_log_of_contributions(serve, fleet, eventually):
     service = serve(TASK)
     fleet("full")
     service.wait(lambda live: live["closed_rounds"] >= 2)
@@ -166,9 +167,8 @@ def test_a_stopped_service_goes_on_with_its_log_of_contributions(serve, fleet):
     live = again.wait(lambda live: live["closed_rounds"] >= 3)
     assert live["round"] >= 3
     for number in (1, 2):
-        counted = again.get(f"/api/v1/tasks/digits/contributions?status=accepted&round={number}").json[
-            "entries"
-        ]
+        asked = f"/api/v1/tasks/digits/contributions?status=accepted&round={number}"
+        counted = eventually(lambda asked=asked: again.get(asked).json["entries"])
         assert [(one["device"], one["kind"]) for one in counted] == [("pi-full", "full")]
 
 

@@ -28,7 +28,7 @@ from aggregator.web import site as sites
 from aggregator.web import watch as watching
 from aggregator.web.health import examine
 from aggregator.web.hosted import Hosted
-from aggregator.web.journal import FILE, Filter, Journal
+from aggregator.web.journal import FILE, GATHER_S, Filter, Journal
 from aggregator.web.metrics import Metrics
 from aggregator.web.shapes import KindFigures
 from aggregator.web.watch import Wanted, Watch
@@ -111,6 +111,16 @@ def test_the_log_keeps_refusals_and_puts_back_what_a_crash_lost(tmp_path, clock)
     assert [one.device for one in again.page(Filter(device="a")).entries] == ["a"]
     assert again.page(Filter(limit=1)).next == entries[0].id
     assert again.dropped == 0
+
+
+def test_a_run_that_never_pauses_does_not_keep_its_log_waiting(tmp_path, clock, monkeypatch):
+    journal = Journal(tmp_path, clock)
+    seconds = iter(range(1000))
+    monkeypatch.setattr("aggregator.web.journal.time.monotonic", lambda: next(seconds) * GATHER_S / 3)
+    for name in "abcdefghij":
+        journal(Contributed(record(name)))
+    items, more = journal._gather()
+    assert (len(items), more) == (3, True)
 
 
 def test_a_log_that_is_damaged_or_cannot_be_written_costs_lines_and_nothing_else(tmp_path, clock):
