@@ -61,6 +61,10 @@ def connect(options: argparse.Namespace) -> Connection:
         if url is None:
             raise UrlError("where is the broker? Give its URL, or enrol this device: join --enrol TOKEN")
         name = check_device(options.name or url.user or _host())
+        if options.name is None and (found := _enrolled()):
+            others = ", ".join(found)
+            log.warning("joining %s as %s, who is not enrolled: any aggregator's offers are taken", url, name)
+            log.warning("enrolled here: %s; --name says which to join as", others)
         return Connection(url, name, folder or _root() / name, name)
     if options.name not in (None, enrolment.name):
         raise EnrolmentError(f"{folder} is enrolled as {enrolment.name!r}, not {options.name!r}")
@@ -86,11 +90,15 @@ def _kept(options: argparse.Namespace, url: BrokerUrl | None) -> tuple[Path | No
     folder: Path | None = options.state or (_root() / check_device(name) if name else None)
     if folder is not None:
         return folder, Enrolment.load(folder)
-    found = sorted(_root().glob(f"*/{FILE}"))
+    found = _enrolled()
     if len(found) > 1:
-        names = ", ".join(path.parent.name for path in found)
-        raise EnrolmentError(f"several devices are enrolled here ({names}): say which with --name")
-    return (found[0].parent, Enrolment.load(found[0].parent)) if found else (None, None)
+        raise EnrolmentError(f"several devices are enrolled here ({', '.join(found)}): say which with --name")
+    return (_root() / found[0], Enrolment.load(_root() / found[0])) if found else (None, None)
+
+
+def _enrolled() -> list[str]:
+    """Names of the folders here that have an enrolment."""
+    return sorted(path.parent.name for path in _root().glob(f"*/{FILE}"))
 
 
 def _root() -> Path:

@@ -47,3 +47,16 @@ def test_enrolled_by_another_address_it_is_still_the_one_that_was_enrolled(joine
     url, client_id = joined("mqtts://192.0.2.7", "--enrol", enrolment("pi-1").token)
     assert (url.host, url.user, url.password) == ("192.0.2.7", "pi-1", "secret of pi-1")
     assert client_id == enrolment("pi-1").client_id
+
+
+def test_joining_by_an_address_alone_past_an_enrolment_is_said(joined, caplog):
+    joined("mqtts://192.0.2.7")
+    assert caplog.text == ""
+    joined("--enrol", enrolment("pi-1").token)
+    url, _ = joined("mqtts://192.0.2.7")
+    assert (url.user, url.password) == (None, None)
+    assert "not enrolled: any aggregator's offers are taken" in caplog.text
+    assert "enrolled here: pi-1; --name says which to join as" in caplog.text
+    caplog.clear()
+    joined("mqtts://192.0.2.7", "--name", "pi-1")
+    assert caplog.text == ""
