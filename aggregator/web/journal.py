@@ -115,6 +115,8 @@ class Journal:
             with closing(sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True)) as db:
                 rows = db.execute(sql, [*values, wanted.limit]).fetchall()
         except sqlite3.Error as error:
+            if str(error).startswith("no such table"):  # it is being made at this moment
+                return Entries([], None)
             raise OSError(f"cannot read {self._path}: {error}") from None
         entries = [Entry(*row) for row in rows]
         return Entries(entries, entries[-1].id if len(entries) == wanted.limit else None)

@@ -123,6 +123,11 @@ def test_a_run_that_never_pauses_does_not_keep_its_log_waiting(tmp_path, clock, 
     assert (len(items), more) == (3, True)
 
 
+def test_a_log_that_is_being_made_has_no_lines_yet(tmp_path, clock):
+    (tmp_path / FILE).touch()
+    assert Journal(tmp_path, clock).page(Filter()).entries == []
+
+
 def test_a_log_that_is_damaged_or_cannot_be_written_costs_lines_and_nothing_else(tmp_path, clock):
     (tmp_path / FILE).write_bytes(b"this is no database, but quite another thing" * 50)
     journal = Journal(tmp_path, clock)
