@@ -165,7 +165,7 @@ class Conductor:
                 try:
                     self._group.settle()
                 except RunFolderError as error:
-                    self._go_back(before, event, error)
+                    self._undo(before, event, error)
                     return
             try:
                 self._one(command)
@@ -173,12 +173,12 @@ class Conductor:
                 if not isinstance(command, _OF_ONE):
                     raise _stuck(command, error) from error
                 if isinstance(command, moves.Keep):
-                    self._go_back(before, event, error)
+                    self._undo(before, event, error)
                     return
                 log.warning("update from %s: %s: %s", command.update.device, type(error).__name__, error)
                 self.reception.release(command.update)
 
-    def _go_back(self, before: State, event: moves.Event | None, error: Exception) -> None:
+    def _undo(self, before: State, event: moves.Event | None, error: Exception) -> None:
         """The disk has refused what was counted, with or without what this event has added to it."""
         self.state = before
         mine = event.update if isinstance(event, moves.Believed) else None

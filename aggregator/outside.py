@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from broker.messages import Base
-from broker.partial import admit
+from broker.partial import replace_file
 
 from .errors import RunFolderError
 from .store import CarriedBlobs
@@ -41,13 +40,8 @@ class Outside:
 
     def keep(self, given: GivenRound) -> None:
         """It is durable when this returns; given again, it is replaced."""
-        beside = self._path.with_suffix(".tmp")
         try:
-            with beside.open("wb") as file:
-                file.write(msgspec.msgpack.encode(given))
-                file.flush()
-                os.fsync(file.fileno())
-            admit(beside, self._path)
+            replace_file(self._path, msgspec.msgpack.encode(given))
         except OSError as error:
             raise RunFolderError(f"cannot write {self._path}: {error.strerror or error}") from None
         self.latest = given

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import nan
 from pathlib import Path
 
-from broker.blobs import sync_folder
 from broker.messages import Base, Blob, Member, Offer
+from broker.partial import replace_file
 from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
@@ -283,14 +282,8 @@ class Rounds:
         self.store.models.prune([*bundled, self.store.served(number), *blobs])
 
     def _deploy(self, served: Blob) -> None:
-        folder = self.store.folder
-        beside = folder / f".{SERVED}"
+        path = self.store.folder / SERVED
         try:
-            with beside.open("wb") as file:
-                file.write(self.store.models.get(served))
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(folder / SERVED)
-            sync_folder(folder)
+            replace_file(path, self.store.models.get(served))
         except OSError as error:
-            raise RunFolderError(f"cannot write {folder / SERVED}: {error.strerror or error}") from None
+            raise RunFolderError(f"cannot write {path}: {error.strerror or error}") from None

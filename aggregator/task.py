@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from broker import topics
 from broker.messages import Kind
 from strategies import registry
 from strategies.kind import AnyStrategy, Settings
@@ -31,7 +31,6 @@ else:
 Late = Literal["discard", "count"]
 Start = Literal["bundle", "random"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _BESIDE_OTHERS: dict[str, Settings] = {"few-shot": {"join_base": True}, "class-means": {"head": "trained"}}
 """Settings with which a kind joins the common base, for rounds in which other kinds come too."""
 
@@ -139,8 +138,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     keep_versions: int = 10
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise TaskError(f"task name {self.name!r}: use 1 to 64 letters, digits, '.', '_' or '-'")
+        try:
+            topics.check_task(self.name)
+        except topics.TopicError as error:
+            raise TaskError(str(error)) from None
         for name in ("rounds", "min_contributions", "min_devices", "max_num_examples"):
             _at_least(name, getattr(self, name), 1)
         for name in ("buffer_size", "max_staleness", "untimed_rounds", "seed", "stop_after", "keep_versions"):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
-from broker.blobs import sync_folder
+from broker.partial import replace_file
 
 from .errors import RunFolderError
 
@@ -16,14 +15,8 @@ FILE = "rollback"
 
 def ask(folder: Path, to: int) -> None:
     """Go back to the model of round `to`; durable on return. Raises RunFolderError."""
-    beside = folder / f".{FILE}"
     try:
-        with beside.open("w", encoding="ascii") as file:
-            file.write(f"{to}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(folder / FILE)
-        sync_folder(folder)
+        replace_file(folder / FILE, f"{to}\n".encode("ascii"))
     except OSError as error:
         raise RunFolderError(f"cannot write {folder / FILE}: {error.strerror or error}") from None
 

@@ -137,6 +137,19 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a whole file in place of what is there, durably: after a crash it is one or the other.
+
+    Lets OSError through.
+    """
+    beside = path.with_name(f".{path.name}")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    admit(beside, path)
+
+
 def admit(temporary: Path, target: Path) -> None:
     """Let a whole, synced file take its place, durably. Lets OSError through."""
     temporary.replace(target)
