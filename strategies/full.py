@@ -18,14 +18,15 @@ class Full(TensorUpdate):
     """Every parameter, trained for `epochs` local epochs.
 
     `reduced_epochs > 0` lets a device that cannot afford `epochs` train that many: FedAvg+, FedProx+, MOON+
-    (thesis 002, section 4.5.2: stragglers run E_r = 1 epochs instead of being dropped). One that set out to
-    train all and whose clock says that it cannot ends after the last whole epoch, if that many are done:
-    `least_epochs` is for that alone.
+    (thesis 002, section 4.5.2: stragglers run E_r = 1 epochs instead of being dropped); `graded` (ours): as
+    many as it can, from there up. One that set out to train all and whose clock says that it cannot ends
+    after the last whole epoch, if that many are done: `least_epochs` is for that alone.
     Defaults: thesis 002, table 4.1 (SGD lr 0.1, momentum 0.5, weight decay 1e-5, batch 64, E = 10).
     """
 
     name: ClassVar[str] = "full"
     reduced_epochs: int = 0
+    graded: bool = False
     least_epochs: int = 0
 
     def __post_init__(self) -> None:
@@ -33,6 +34,8 @@ class Full(TensorUpdate):
         for name in ("reduced_epochs", "least_epochs"):
             if getattr(self, name):
                 ranges.counts(self.epochs, **{name: getattr(self, name)})
+        if self.graded and not self.reduced_epochs:
+            raise ValueError("graded is true, but reduced_epochs is 0: expected the fewest epochs to train")
 
     @property
     def form(self) -> str:
@@ -47,8 +50,9 @@ class Full(TensorUpdate):
     def variants(self) -> tuple[Full, ...]:
         if self.reduced_epochs in (0, self.epochs):
             return (self,)
-        whole = replace(self, reduced_epochs=0, least_epochs=self.least)
-        return whole, self._of(self.reduced_epochs)
+        whole = replace(self, reduced_epochs=0, graded=False, least_epochs=self.least)
+        most = self.epochs - 1 if self.graded else self.reduced_epochs
+        return whole, *(self._of(fewer) for fewer in range(most, self.reduced_epochs - 1, -1))
 
     def stopped(self, share: float) -> Full | None:
         """With the epochs that were whole by then, if they are enough."""
@@ -59,7 +63,7 @@ class Full(TensorUpdate):
         return self if epochs >= self.epochs else self._of(epochs)
 
     def _of(self, epochs: int) -> Full:
-        return replace(self, epochs=epochs, reduced_epochs=epochs, least_epochs=0)
+        return replace(self, epochs=epochs, reduced_epochs=epochs, graded=False, least_epochs=0)
 
     def work_on(self, workload: Workload, samples: int, scored: int = 0) -> Work:
         """Where it may end early, a copy of the parameters besides."""

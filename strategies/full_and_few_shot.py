@@ -44,6 +44,7 @@ class FullAndFewShot(TrainingSettings, Usual):
 
     name: ClassVar[str] = "full+few-shot"
     reduced_epochs: int = 0
+    graded: bool = False
     least_epochs: int = 0
     few_shot: FewShot = field(default_factory=FewShot)
 

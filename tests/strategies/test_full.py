@@ -130,6 +130,16 @@ def test_a_device_may_train_fewer_epochs_where_the_round_allows_it():
             Full(epochs=10, **{name: 11})
 
 
+def test_a_device_may_train_as_many_epochs_as_it_can():
+    whole, *fewer = Full(epochs=5, reduced_epochs=2, graded=True).variants()
+    assert (whole.epochs, whole.form, whole.least, whole.variants()) == (5, "", 2, (whole,))
+    assert [form.form for form in fewer] == ["epochs=4", "epochs=3", "epochs=2"]
+    assert all(form.variants() == (form,) for form in fewer)
+    assert Full(epochs=5, reduced_epochs=5, graded=True).variants()[0].form == "epochs=5"
+    with pytest.raises(ValueError, match="reduced_epochs is 0"):
+        Full(graded=True)
+
+
 @pytest.mark.parametrize(
     ("share", "epochs"), [(0.19, None), (0.2, 2), (0.39, 3), (0.7, 7), (0.3, 3), (0.999, 9)]
 )
