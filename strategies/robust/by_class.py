@@ -4,7 +4,8 @@ Sums of features grow with the samples behind them, and devices have different c
 distances between devices say who lies. So the rules of values (median, trimmed mean) are applied to each
 class's mean over the devices that have the class, norm-clip shortens a class's mean to the median length of
 those, and Krum, which would pick whoever has the commonest classes, gives way to the median. Counts are what
-devices say: one above the median of those that have the class counts as that.
+devices say: one above the median of those that have the class counts as that, and all of a device together
+as no more than the samples of the round's median device.
 """
 
 from __future__ import annotations
@@ -33,10 +34,15 @@ def as_means(update: Contribution) -> Contribution:
     return replace(update, tensors=content)
 
 
-def as_sums(update: Contribution, most: NDArray[np.int32]) -> Contribution:
-    """The other way, with no more samples of a class than `most` (classes,)."""
+def as_sums(update: Contribution, most: NDArray[np.int32], most_samples: float) -> Contribution:
+    """The other way, with no more samples of a class than `most` (classes,), and `most_samples` in all.
+
+    Those above are the same shares of fewer samples; a class that is there keeps one.
+    """
     content = dict(update.tensors)
-    content["counts"] = np.minimum(content["counts"], most)
+    counts = np.minimum(content["counts"], most)
+    share = min(1.0, most_samples / max(1, int(counts.sum())))
+    content["counts"] = np.maximum(np.rint(share * counts), counts > 0).astype(np.int32)
     sums = content.pop(MEANS).astype(np.float64) * content["counts"][:, None]
     return replace(update, tensors={**content, "sums": sums.astype(np.float32)})
 

@@ -3,7 +3,8 @@
 Updates of one kind, of one member of the family and with the same tensors are compared with each other; what
 a kind sends beside the model's own tensors (feature maps, prototypes) goes with its update as it came. The
 rules treat devices alike, whatever number of samples they say: within a group a weight above the median
-counts as the median, and of a device's several updates, of which some are late, only the latest counts.
+counts as the median, nobody weighs more than with as many samples as the round's median device has, also who
+is alone in its group, and of a device's several updates, of which some are late, only the latest counts.
 Folding is given an update for each device still, so that every kind's own merging is what it was.
 """
 
@@ -49,6 +50,7 @@ class Screen:
         """`scratch` is a folder on a disk, for as many bytes as all updates have; None: the system's."""
         self._folding, self._robust, self._scratch = folding, robust, scratch
         self._spools: dict[object, Spool] = {}
+        self._samples: dict[str, int] = {}
         self._notes: list[str] = []
 
     def __enter__(self) -> Screen:
@@ -74,6 +76,8 @@ class Screen:
             self._spools[key] = Spool(update.tensors, start, self._scratch)
         if not self._spools[key].add(update, weight, device):
             self._notes.append(f"{device} ({kind}) is not finite and is left out")
+            return
+        self._samples[device] = max(self._samples.get(device, 0), contribution.num_examples)
 
     def merged(self) -> tuple[Merged, str]:
         """As Folding's; with what the rule left out, or could not do. Raises OSError."""
@@ -103,19 +107,31 @@ class Screen:
             partial(trimmed_mean, share=self._robust.trim) if self._robust.rule == "trimmed-mean" else median
         )
 
+    @property
+    def _usual_samples(self) -> float:
+        """Of the round's median device: the most that it says in any of its updates."""
+        return float(np.median(list(self._samples.values())))
+
+    def _weights(self, spool: Spool) -> list[float]:
+        """Of each row, none above the group's median, nor above what the usual number of samples weighs."""
+        most, usual = float(np.median([row.weight for row in spool.rows])), self._usual_samples
+        return [
+            min(row.weight, most, row.weight * usual / max(1, row.told.num_examples)) for row in spool.rows
+        ]
+
     def _replaced(self, spool: Spool, middle: Vector) -> Screened:
-        for row, weight in zip(spool.rows, _weights(spool), strict=True):
+        for row, weight in zip(spool.rows, self._weights(spool), strict=True):
             yield spool.update(row, middle), weight
 
     def _class_means(self, spool: Spool) -> Screened:
-        weights, most = _weights(spool), by_class.usual_counts(spool)
+        weights, most, usual = self._weights(spool), by_class.usual_counts(spool), self._usual_samples
         if self._robust.rule == "norm-clip":
             short = by_class.shortened(spool, self._robust.clip_factor)
         else:
             middle = by_class.middles(spool, self._value_rule())
             short = ((row, middle) for row in spool.rows)
         for (row, values), weight in zip(short, weights, strict=True):
-            yield by_class.as_sums(spool.update(row, values), most), weight
+            yield by_class.as_sums(spool.update(row, values), most, usual), weight
 
     def _clipped(self, spool: Spool) -> Screened:
         lengths, kind = norms(spool), spool.rows[0].told.kind
@@ -125,7 +141,7 @@ class Screen:
         if far:
             most = float(lengths.max())
             self._note(f"norm-clip shortened {_named(far)} from at most {most:.3g} to {bound:.3g}")
-        for row, weight, length in zip(spool.rows, _weights(spool), lengths, strict=True):
+        for row, weight, length in zip(spool.rows, self._weights(spool), lengths, strict=True):
             values = clipped(spool.values(row), spool.starts, float(length), bound)
             yield spool.update(row, values), weight
 
@@ -147,7 +163,7 @@ class Screen:
         liars = krum.most_liars(count) if given is None else given
         many = 1 if self._robust.rule == "krum" else count - liars
         places = krum.selected(krum.scores(spool, liars), many)
-        weights = _weights(spool)
+        weights = self._weights(spool)
         more = sum(weights) / sum(weights[place] for place in places)
         kept = [spool.rows[place] for place in places]
         if many == 1:
@@ -167,12 +183,6 @@ def _middle(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
     for where, values in spool.blocks():
         middle[where] = rule(values)
     return middle
-
-
-def _weights(spool: Spool) -> list[float]:
-    """Of each row, none above the median."""
-    most = float(np.median([row.weight for row in spool.rows]))
-    return [min(row.weight, most) for row in spool.rows]
 
 
 def _named(rows: list[Row]) -> str:

@@ -129,14 +129,57 @@ def test_krum_takes_one_update_unchanged_and_multi_krum_names_whom_it_left_out(r
 
 
 def test_a_group_that_krum_chose_from_weighs_as_before_beside_other_kinds(round_model, tmp_path):
-    """Five full updates of 10 samples weigh 50, beside an upper part of 50: half and half."""
+    """Five full updates of 10 samples weigh 50, beside five of an upper part that do too: half and half."""
     names = round_model.manifest.names("mid")
     same = {n: np.full_like(round_model.weights[n], 1) for n in round_model.manifest.names("all")}
     upper = {n: np.full_like(round_model.weights[n], 3) for n in names}
     sent = [(f"pi-{i}", Contribution("full", same, 10, 0.5)) for i in range(5)]
-    sent.append(("tiny", Contribution("entropy-subset", upper, 50, 0.5, "50%")))
+    sent += [(f"tiny-{i}", Contribution("entropy-subset", upper, 10, 0.5, "50%")) for i in range(5)]
     base, _ = merged(round_model, "krum", sent, tmp_path)
     np.testing.assert_allclose(base[names[0]], 2.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_a_device_alone_in_its_sort_weighs_as_one_of_the_round(round_model, tmp_path, rule):
+    """Three of 10 samples that move a bias by 1, and one of another kind that says it has a million."""
+    names = round_model.manifest.names("mid")
+    still = {n: round_model.weights[n] for n in names}
+    sent = [(f"pi-{i}", near_base(round_model, i)) for i in range(3)]
+    sent.append(("z-alone", Contribution("entropy-subset", still, 1_000_000, 0.5, "50%")))
+    base, _ = merged(round_model, rule, sent, tmp_path, clip=1e6)
+    moved = float(base["head.bias"][0] - round_model.weights["head.bias"][0])
+    assert moved == pytest.approx(0.75, abs=1e-4)
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_a_device_that_sends_several_kinds_does_not_make_the_usual_number_of_samples(
+    round_model, tmp_path, rule
+):
+    """Three updates of one device against three devices with one: the median is of devices."""
+    names, own = round_model.manifest.names, round_model.weights
+    parts = [("entropy-subset", "mid", "50%"), ("entropy-subset", "head", "25%"), ("few-shot", "head", "")]
+    sent = [(f"pi-{i}", near_base(round_model, i)) for i in range(3)]
+    for kind, level, form in parts:
+        still = {n: own[n] for n in names(level)}
+        sent.append(("z-alone", Contribution(kind, still, 1_000_000, 0.5, form)))
+    base, _ = merged(round_model, rule, sent, tmp_path, clip=1e6)
+    moved = float(base["head.bias"][0] - own["head.bias"][0])
+    assert moved == pytest.approx(0.5, abs=1e-4)
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_class_means_of_a_device_alone_weigh_as_one_of_the_round(round_model, tmp_path, rule):
+    """Three full updates of 10 samples; the only class means say a million, of two classes."""
+    kinds = {name: registry.make(name) for name in ("full", "class-means")}
+    folding = Folding(kinds, round_model)
+    with Screen(folding, Robust(rule), tmp_path) as screen:
+        for i in range(3):
+            screen.add(near_base(round_model, i), 10.0, f"pi-{i}")
+        screen.add(class_means([2.0, 4.0] + [0] * 8, [750_000, 250_000] + [0] * 8), 1e6, "z")
+        screen.merged()
+    state = folding._states["class-means"]
+    np.testing.assert_array_equal(state.counts[:3], [8, 2, 0])
+    np.testing.assert_allclose(state.sums[:2, 0] / state.counts[:2], [2.0, 4.0], rtol=1e-6)
 
 
 def test_norm_clip_with_a_bound_shortens_to_it_by_hand(round_model, tmp_path):
