@@ -107,6 +107,7 @@ class Conductor:
         """
         self.settle()
         self.rounds.go_back(to)
+        self.feed(moves.GivenUp(self._clock(), self.rounds.given_up()))
 
     def heed(self) -> None:
         """Do what the owner of the machine has asked for in the run folder; what cannot be done is said."""

@@ -31,6 +31,7 @@ from .moves import (
     Fetch,
     Finish,
     Give,
+    GivenUp,
     Invite,
     Invited,
     Keep,
@@ -58,7 +59,7 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
     if saved is None:
         return State(rules), ()
     state = State(rules, round=saved.round, opened_s=now, settles_s=now + SETTLE_S)
-    state = state.but(paces=saved.paces, progress=saved.progress)
+    state = state.but(paces=saved.paces, progress=saved.progress, given_up=saved.given_up)
     state = attendance.remembered(state.but(asked=HashTrieMap(saved.asked)), saved)
     if saved.phase == "closed":
         return _next(state, now)
@@ -101,6 +102,8 @@ def step(state: State, event: Event) -> Result:
             state, commands = _given(state, event)
         case Close():
             state, commands = _closed(state)
+        case GivenUp():
+            state = state.but(given_up=event.rounds)
     if not isinstance(event, _TIMELESS):
         state, more = _advance(state, event.now)
         commands += more
@@ -131,6 +134,9 @@ def _judge(state: State, update: Update, known: bool) -> tuple[Status, str]:
 def _judge_late(state: State, update: Update) -> tuple[Status, str]:
     """Of a contribution to an earlier round, where such may count."""
     rules, rounds = state.rules, state.round - update.round
+    if update.round in state.given_up:
+        why = "and was given up: the run went back to an earlier model"
+        return "late", f"round {update.round} is closed, {why}"
     if rounds > rules.max_staleness:
         most = f"at most {rules.max_staleness} may be"
         return "late", f"round {update.round} is closed: {rounds} rounds late, {most}"

@@ -126,8 +126,27 @@ class Close:
     now: float
 
 
+@dataclass(frozen=True)
+class GivenUp:
+    """The run went back to an earlier model: `rounds` are all that have been given up so far."""
+
+    now: float
+    rounds: frozenset[int]
+
+
 Event = (
-    Tick | Present | Planned | Announced | Believed | Disbelieved | Unkept | Worked | Invited | Give | Close
+    Tick
+    | Present
+    | Planned
+    | Announced
+    | Believed
+    | Disbelieved
+    | Unkept
+    | Worked
+    | Invited
+    | Give
+    | Close
+    | GivenUp
 )
 
 

@@ -75,7 +75,13 @@ class Rounds:
         if saved is None:
             return None
         begun = saved.round if saved.phase == "collect" else saved.round + 1
-        return replace(saved, paces=self.store.paces(WINDOW, begun), progress=self.progress())
+        paces, progress = self.store.paces(WINDOW, begun), self.progress()
+        return replace(saved, paces=paces, progress=progress, given_up=self.given_up())
+
+    def given_up(self) -> frozenset[int]:
+        """The rounds after each model that the run went back to, until it did."""
+        backs = self.store.rollbacks()
+        return frozenset(n for back in backs for n in range(back.to + 1, back.into + back.instead))
 
     def deadline_s(self, number: int) -> float:
         """Seconds that round `number` has: fixed, or learnt from the rounds before it."""

@@ -140,6 +140,8 @@ class State:
     paces: tuple[Durations, ...] = ()
     """The durations of the last rounds."""
     progress: Progress = NO_PROGRESS
+    given_up: frozenset[int] = frozenset()
+    """Rounds that led to models which were given up: what comes late for them does not count."""
 
     @property
     def online(self) -> frozenset[str]:
@@ -195,3 +197,4 @@ class Saved:
     progress: Progress = NO_PROGRESS
     present: Mapping[str, int] = field(default_factory=dict)
     """Devices that were ready, and the life that each spoke from."""
+    given_up: frozenset[int] = frozenset()

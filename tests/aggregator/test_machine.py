@@ -14,6 +14,7 @@ from aggregator.moves import (
     Extend,
     Fetch,
     Finish,
+    GivenUp,
     Keep,
     Planned,
     Present,
@@ -180,6 +181,24 @@ def test_a_late_contribution_counts_in_the_open_round_where_the_task_says_so():
     assert commands[0] == Keep(update("a", 1), 2)
     assert commands[1] == Reply(update("a", 1), "accepted", "round 1 is closed, counted in round 2")
     assert (after.contributions, after.answered) == (1, frozenset())
+
+
+def test_what_comes_late_for_a_round_that_was_given_up_does_not_count():
+    rules = replace(RULES, rounds=9, late="count")
+    state = replace(collecting("a", "b", rules=rules), round=5)
+    state, commands = play(
+        state, GivenUp(2, frozenset({3, 4})), believed("a", number=3), believed("b", number=2)
+    )
+    assert statuses(commands) == ["late", "accepted"]
+    assert commands[0].reason == "round 3 is closed, and was given up: the run went back to an earlier model"
+    state, commands = play(state, Announced(2, update("a", 4), known=False))
+    assert statuses(commands) == ["late"]
+
+
+def test_rounds_that_were_given_up_are_remembered_after_a_restart():
+    rules = replace(RULES, rounds=9, late="count")
+    state, _ = machine.resume(rules, Saved(5, "collect", given_up=frozenset({4})), 0.0)
+    assert statuses(play(state, believed("a", number=4))[1]) == ["late"]
 
 
 def test_a_kind_that_is_bound_to_its_round_is_late_even_where_late_ones_count():

@@ -83,6 +83,24 @@ def test_going_back_serves_the_model_at_once_and_is_the_next_base(bench, make_ta
     assert deployed(b) == of_round(b, 5) != of_round(b, 1)
 
 
+def test_what_comes_late_from_before_does_not_count_in_what_was_gone_back_to(bench, make_task, update_of):
+    """Round 2 was made of round 1's model, which is gone back to; rounds 3 and 4 of what is given up."""
+    b = play(bench, make_task("full", rounds=9, late="count"), update_of, 3, "full")
+    b.service._run.go_back(1)
+    send(b, update_of, 4, "full")
+    b.join("b")
+    for number, restarts in [(2, False), (3, False), (4, False), (4, True)]:
+        if restarts:
+            b.restart()
+            b.join("a", "b")
+        receipt = b.contribute("b", b.contribution("full", update_of("full", 50 + number), number))[0]
+        assert receipt.status == "late"
+        assert "was given up: the run went back to an earlier model" in receipt.reason
+    assert b.service.state.contributions == 0
+    late = b.contribute("b", b.contribution("full", update_of("full", 60), 1))[0]
+    assert late.status == "accepted"
+
+
 def test_zeroth_order_steps_since_then_are_not_taken(bench, make_task, update_of):
     b = play(bench, make_task("zeroth-order", rounds=6), update_of, 3, "zeroth-order")
     made = merging.made_weights(b.store, 2, b.service._rounds.manifest)
