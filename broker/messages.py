@@ -7,9 +7,10 @@ safetensors, and anything over `INLINE_LIMIT` is named by its `Blob` and pulled 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from .errors import BrokerError
 
@@ -18,6 +19,8 @@ INLINE_LIMIT = 64 * 1024
 """Bytes. A larger body is not sent inside a message but pulled in blocks."""
 MESSAGE_LIMIT = 256 * 1024
 """Bytes. No control message is larger; a larger payload is refused before it is parsed."""
+Boot = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""One life of a device's process; no more than a database holds in a whole number."""
 
 
 class MessageError(BrokerError, ValueError):
@@ -53,7 +56,7 @@ class State(Message, frozen=True, array_like=True, kw_only=True):
     `boot` is drawn anew whenever the device's process starts, so that the will of an earlier life is known.
     """
 
-    boot: int
+    boot: Boot
     online: bool
 
 
@@ -63,7 +66,7 @@ class Hello(Message, frozen=True, array_like=True, kw_only=True):
     `num_examples` is 0 until the device has the task and knows its data: rounds do not wait for it yet.
     """
 
-    boot: int
+    boot: Boot
     num_examples: int
     profile: str
     """Name of the device profile, for people: "pi-zero-2w"."""
@@ -197,7 +200,7 @@ class Contribution(Message, frozen=True, array_like=True, kw_only=True):
     task: str
     run: str
     round: int
-    boot: int
+    boot: Boot
     seq: int
     kind: str
     num_examples: int

@@ -336,6 +336,14 @@ def test_garbage_on_every_topic_stops_nothing(bench, make_task, update_of):
     assert b.offer.done
 
 
+def test_a_life_that_no_database_can_hold_is_no_message(bench, make_task):
+    b = bench(make_task("class-means", min_devices=2))
+    b.join("pi-01", boot=2**63 - 1)
+    b.join("liar", boot=2**63)
+    b.wait(1.0)
+    assert list(b.service.state.devices) == ["pi-01"]
+
+
 def test_presence_of_devices_that_are_gone_is_cleared_from_the_broker(bench, make_task):
     b = bench(make_task("few-shot"))
     b.join("pi-01", boot=5)
