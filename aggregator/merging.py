@@ -35,7 +35,7 @@ from .check import codec_of
 from .contributions import Stored
 from .errors import RunFolderError
 from .store import CarriedBlobs, MergeResult, Store
-from .task import KindSettings, Task
+from .task import Task
 from .tools import Tools
 
 TAIL = 4
@@ -164,7 +164,7 @@ def _fold(store: Store, task: Task, model: RoundModel, screen: Screen) -> list[s
         except (BlobError, TensorError):
             lost.append(f"{stored.device} ({stored.kind})")
             continue
-        screen.add(update, _weight(stored, kinds[stored.kind]), stored.device)
+        screen.add(update, kinds[stored.kind].weight_of(update), stored.device)
     return lost
 
 
@@ -209,7 +209,3 @@ class _Earlier:
         if number == self._model.round and not member:
             return self._model.weights
         return self._kept(number, member)
-
-
-def _weight(stored: Stored, kind: KindSettings) -> float:
-    return stored.num_examples * kind.weight

@@ -15,7 +15,7 @@ import msgspec
 from broker import topics
 from broker.messages import Kind
 from strategies import registry
-from strategies.kind import AnyStrategy, Settings
+from strategies.kind import AnyStrategy, Contribution, Settings
 from strategies.robust.settings import Robust, Rule
 from strategies.server_optimizer import ServerOptimizer
 
@@ -38,8 +38,9 @@ _BESIDE_OTHERS: dict[str, Settings] = {"few-shot": {"join_base": True}, "class-m
 class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """One kind of update that is offered, from round `from_round` to `until_round` (None: to the end).
 
-    `weight` multiplies num_examples when updates are averaged. `max_norm` bounds the distance of an update
-    from the base, the Euclidean norm over all its tensors; tensors that the base does not have count whole.
+    `weight` multiplies the samples that updates count as when they are averaged. `max_norm` bounds the
+    distance of an update from the base, the Euclidean norm over all its tensors; tensors that the base does
+    not have count whole.
     """
 
     name: str
@@ -64,6 +65,10 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @cached_property
     def strategy(self) -> AnyStrategy:
         return registry.make(self.name, self.settings)
+
+    def weight_of(self, contribution: Contribution) -> float:
+        """Of an update of this kind in a mean."""
+        return self.weight * self.strategy.counted(contribution)
 
     def in_round(self, number: int) -> bool:
         """Whether it is offered in this round."""

@@ -83,7 +83,7 @@ class Learning:
         with Screen(folding, self._task.screening) as screen:
             for flight, made in self._trained(flights, now):
                 self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
-                weight = made.num_examples * self._settings[flight.kind].weight
+                weight = self._settings[flight.kind].weight_of(made)
                 screen.add(self._as_of(made, flight, number), weight, flight.device)
             merged, note = screen.merged()
         if note:

@@ -15,7 +15,7 @@ from models.softmax import entropy
 from profiles import Work, Workload
 
 from . import ranges
-from .kind import LocalData, Run
+from .kind import Contribution, LocalData, Run
 from .tensor_update import TensorUpdate
 
 
@@ -26,9 +26,10 @@ class EntropySubset(TensorUpdate):
     `shares` are tried from the largest down; a device takes the first that it can afford. `rho` is the
     temperature of the hardened softmax softmax(z / rho). select="random" draws as many in each round instead
     (FedFT-RDS); a share of 1 is FedFT-ALL. E = 5, SGD lr 0.1, momentum 0.5 and the level `mid` as in section
-    6.5. The mean is weighted by the number of *selected* samples (equation 6.11). Ours: no pre-training phase
-    of its own (the offer's base model stands for it), and the extractor goes on learning where other kinds of
-    the round train it.
+    6.5. The mean is weighted by the number of *selected* samples (equation 6.11), or by that of the samples
+    that they stand for (weigh="local", ours): beside full updates a device then counts as it would with one.
+    Ours: no pre-training phase of its own (the offer's base model stands for it), and the extractor goes on
+    learning where other kinds of the round train it.
     """
 
     name: ClassVar[str] = "entropy-subset"
@@ -38,6 +39,7 @@ class EntropySubset(TensorUpdate):
     rho: float = 0.1
     tunable: str = "mid"
     select: Literal["entropy", "random"] = "entropy"
+    weigh: Literal["selected", "local"] = "selected"
 
     def __post_init__(self) -> None:
         if not self.shares or not all(0 < share <= 1 for share in self.shares):
@@ -65,6 +67,12 @@ class EntropySubset(TensorUpdate):
     def work(self, workload: Workload) -> Work:
         n = workload.samples
         return self.work_on(workload, self._count(n), n if self._scores else 0)
+
+    def counted(self, contribution: Contribution) -> float:
+        selected = super().counted(contribution)
+        if self.weigh == "selected":
+            return selected
+        return selected / next((one.share for one in self.variants() if one.form == contribution.form), 1.0)
 
     def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
         """Drawn at random, from other bits than the order of training is."""

@@ -237,6 +237,9 @@ class Strategy(Protocol[S]):
     def doubt(self, update: Tensors, num_examples: int) -> str:
         """What is wrong with an update whose tensors are as expected; empty when nothing is."""
 
+    def counted(self, contribution: Contribution) -> float:
+        """As how many samples an update counts in a mean."""
+
     def start(self, model: RoundModel) -> S:
         """On the aggregator: an empty state of one round."""
 
@@ -263,7 +266,9 @@ class Coded:
 
 
 class Usual:
-    """What most kinds do: one form, sensible for any data, nothing to doubt, bound to no round, no codec."""
+    """What most kinds do: one form, sensible for any data, nothing to doubt, bound to no round, no codec,
+    counted by the samples trained on.
+    """
 
     own_round: ClassVar[bool] = False
     generic: ClassVar[bool] = False
@@ -291,6 +296,9 @@ class Usual:
 
     def doubt(self, update: Tensors, num_examples: int) -> str:
         return ""
+
+    def counted(self, contribution: Contribution) -> float:
+        return contribution.num_examples
 
 
 def formed(strategy: AnyStrategy, form: str) -> AnyStrategy:

@@ -3,6 +3,7 @@ import pytest
 
 from profiles import shipped
 from strategies.entropy_subset import EntropySubset
+from strategies.kind import Contribution
 from strategies.privacy import DpSgd
 from strategies.workload import workload
 
@@ -80,3 +81,11 @@ def test_what_is_drawn_at_random_is_not_scored_and_costs_no_forward_pass(bundle)
 def test_a_choice_of_samples_is_not_private():
     with pytest.raises(ValueError, match="dp protects what is trained on all local samples"):
         EntropySubset(dp=DpSgd())
+
+
+def test_a_selection_counts_as_itself_or_as_all_that_it_stands_for():
+    update = Contribution("entropy-subset", {}, 25, 0.0, "25%")
+    assert EntropySubset().counted(update) == 25
+    local = EntropySubset(weigh="local")
+    assert local.counted(update) == 100
+    assert local.variants()[1].counted(update) == 100
