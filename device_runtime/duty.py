@@ -20,6 +20,7 @@ from .downloads import Downloads
 from .errors import StaleBase, UnusableBase
 from .greeting import Greeting
 from .holdings import Holdings
+from .leftovers import Leftovers, Of
 from .link_speed import LinkSpeed
 from .offers import Open
 from .one_task import MakeTask, OneTask
@@ -48,6 +49,7 @@ class Duty:
         self.greeting = Greeting(lambda: voice.under_way("hello"))
         self._settings, self._clock, self._voice, self._make = settings, clock, voice, make
         self._holdings = Holdings(settings.folder)
+        self._leftovers = Leftovers(settings.folder / "left")
         self._downloads = Downloads(self._holdings.blobs, voice.ask, self._arrived)
         self._link_speed = LinkSpeed()
         self._bundles: dict[str, Blob] = {}
@@ -98,7 +100,10 @@ class Duty:
         self._voice.blocks(self._holdings.blobs, get)
 
     def settle(self, receipt: Receipt) -> None:
-        """A contribution has its receipt."""
+        """A contribution has its receipt. Raises BlobError: it is then asked for again."""
+        if message := self.outbox.answering(receipt):
+            counts = receipt.status in ("accepted", "duplicate")
+            self._leftovers.settle(message.run, message.kind, message.round, counts)
         self._link_speed.saw_up(*self.sending.settle(receipt, self._clock()))
 
     def warn(self, text: str) -> None:
@@ -181,19 +186,25 @@ class Duty:
             log.warning("round %d: sitting out: %s", offer.round, "; ".join(outcome.reasons))
             return
         self._answered = (offer.run, offer.round)
-        encoded = task.encoded(given, outcome)
+        of, waiting = Of(offer.run, outcome.contribution.kind, given.member), self._waiting(offer.run)
+        encoded = task.encoded(given, outcome, self._leftovers.get(of, waiting))
         body = encoded.body
         try:
             blob = self._holdings.blobs.put(body) if len(body) > INLINE_LIMIT else None
             message = reports.contribution_message(offer, outcome, b"" if blob else body)
             task.keep(offer, outcome.contribution)
-            task.keep_left(offer, message.kind, encoded)
+            if encoded.left is not None:
+                self._leftovers.put(of, offer.round, waiting, encoded.left)
             self.sending.keep(msgspec.structs.replace(message, blob=blob))
         except (BlobError, OSError) as error:
             log.warning("round %d left out: its contribution cannot be kept: %s", offer.round, error)
             return
         task.watcher.transfer(up=len(body) + ENVELOPE_BYTES)
         self.sending.due(self._clock())
+
+    def _waiting(self, run: str) -> set[int]:
+        """Rounds whose updates have no receipt yet."""
+        return {message.round for message in self.outbox if message.run == run}
 
     def _arrived(self, blob: Blob, seconds: float) -> None:
         self._link_speed.saw_down(blob.size, seconds)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from broker.messages import Hello, Offer
 from models.bundle import Bundle
+from models.tensors import Tensors
 from strategies.codecs.chain import Encoded
 from strategies.kind import Contribution
 
@@ -39,14 +40,14 @@ class OneTask(Protocol):
         """What has come of an earlier round's work, where it went on elsewhere and this offer ends it."""
         return None
 
-    def encoded(self, given: Given, outcome: Outcome) -> Encoded:
-        """An update as it is sent. Raises ValueError for an outcome without contribution, TensorError."""
+    def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
+        """An update as it is sent, with what was left out of those before.
+
+        Raises ValueError for an outcome without contribution, TensorError.
+        """
 
     def keep(self, offer: Offer, made: Contribution) -> None:
         """What the kind keeps of a round's update for the next. Raises OSError."""
-
-    def keep_left(self, offer: Offer, kind: str, encoded: Encoded) -> None:
-        """What the codec left out of it, for the next of the kind. Raises OSError."""
 
 
 MakeTask = Callable[["Settings", Mapping[str, Bundle], Callable[[], float], LinkSpeed], OneTask]

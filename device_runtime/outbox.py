@@ -62,12 +62,18 @@ class Outbox:
         self._waiting[message.seq] = (path, message)
         self._last_seq = max(self._last_seq, message.seq)
 
+    def answering(self, receipt: Receipt) -> Contribution | None:
+        """The contribution that this receipt answers; None when there is none such."""
+        _, message = self._waiting.get(receipt.seq, (None, None))
+        fits = message and (message.boot, message.round) == (receipt.boot, receipt.round)
+        return message if fits else None
+
     def settle(self, receipt: Receipt) -> Contribution | None:
-        """Forget the contribution that this receipt answers; None when there is none such."""
-        path, message = self._waiting.get(receipt.seq, (None, None))
-        if path is None or message is None or (message.boot, message.round) != (receipt.boot, receipt.round):
+        """Forget the contribution that this receipt answers, and return it."""
+        message = self.answering(receipt)
+        if message is None:
             return None
-        del self._waiting[receipt.seq]
+        path, _ = self._waiting.pop(receipt.seq)
         last = self._settled
         if last and last.run == message.run and last.round > message.round:
             path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from strategies import registry
 from strategies.accountant import Limit
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Encoded
-from strategies.kind import NOTHING, Contribution
+from strategies.kind import Contribution
 from strategies.workload import workload
 
 from . import data as local_data
@@ -140,28 +140,20 @@ class DeviceTask(OneTask):
         plan = choose(self._profile_now(), kinds, equipment.loads, remaining_s, equipment.barred)
         return MAIN if plan.chosen is None else plan.chosen.strategy.member
 
-    def encoded(self, given: Given, outcome: Outcome) -> Encoded:
-        """A round's update as its kind sends it, with what was left out of the last one.
+    def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
+        """A round's update as its kind sends it, with what was left out of those before.
 
         Raises ValueError for an outcome without contribution, TensorError.
         """
-        made, chosen, offer, left = outcome.contribution, outcome.plan.chosen, given.offer, NOTHING
+        made, chosen = outcome.contribution, outcome.plan.chosen
         if made is None or chosen is None:
             raise ValueError("nothing was contributed")
-        chain = codecs.named(chosen.strategy.codec)
-        if chain.lossy:
-            left = self._memories.get(offer.run, codecs.memory_of(made.kind), offer.round)
-        return chain.encode(made.tensors, given.base, left)
+        return codecs.named(chosen.strategy.codec).encode(made.tensors, given.base, left)
 
     def keep(self, offer: Offer, made: Contribution) -> None:
         """What the kind keeps of a round's update for the next. Raises OSError."""
         if made.memory is not None:
             self._memories.put(offer.run, made.kind, offer.round, made.memory)
-
-    def keep_left(self, offer: Offer, kind: str, encoded: Encoded) -> None:
-        """What its codec left out of a round's update, for the next of the kind. Raises OSError."""
-        if encoded.left is not None:
-            self._memories.put(offer.run, codecs.memory_of(kind), offer.round, encoded.left)
 
     def perform(self, given: Given, deadline: float, listener: Listener) -> Outcome:
         """The round's work from this base model; see `work.perform`. Learns from how long it took.

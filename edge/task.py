@@ -11,18 +11,18 @@ from aggregator.errors import TaskError
 from broker.messages import Hello, Offer
 from device_runtime.choose import MAIN, MARGIN, Candidate, Plan
 from device_runtime.link_speed import LinkSpeed
-from device_runtime.memories import Memories
 from device_runtime.one_task import OneTask
 from device_runtime.task import Given, Settings
 from device_runtime.watching import limit_bytes, watcher
 from device_runtime.work import Decision, Listener, Outcome
 from models.bundle import Bundle
+from models.tensors import Tensors
 from profiles import Verdict
 from profiles.measure import UNMEASURED_LINK
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Encoded
 from strategies.full import Full
-from strategies.kind import NOTHING, Contribution
+from strategies.kind import Contribution
 
 from .ground import Ground
 from .kinds import NothingToForward, site_kinds, usual_kinds
@@ -61,7 +61,6 @@ class EdgeTask(OneTask):
         self.watcher = watcher(None, None)
         self._ground, self._clock, self._link = ground, clock, link
         self._bundles = bundles
-        self._memories = Memories(settings.folder / "memory")
         self._given: _Given | None = None
         self._told: tuple[str, ...] = ()
 
@@ -98,22 +97,15 @@ class EdgeTask(OneTask):
             log.warning("the site cannot get ready: %s", error)
         return MAIN
 
-    def encoded(self, given: Given, outcome: Outcome) -> Encoded:
+    def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
         """What the site forwards, by the codec of full updates above."""
-        made, chosen, offer, left = outcome.contribution, outcome.plan.chosen, given.offer, NOTHING
+        made, chosen = outcome.contribution, outcome.plan.chosen
         if made is None or chosen is None:
             raise ValueError("nothing was merged")
-        chain = codecs.named(chosen.strategy.codec)
-        if chain.lossy:
-            left = self._memories.get(offer.run, codecs.memory_of(made.kind), offer.round)
-        return chain.encode(made.tensors, given.base, left)
+        return codecs.named(chosen.strategy.codec).encode(made.tensors, given.base, left)
 
     def keep(self, offer: Offer, made: Contribution) -> None:
         """Full updates keep nothing here: their devices do."""
-
-    def keep_left(self, offer: Offer, kind: str, encoded: Encoded) -> None:
-        if encoded.left is not None:
-            self._memories.put(offer.run, codecs.memory_of(kind), offer.round, encoded.left)
 
     def unsent(self, offer: Offer) -> tuple[Given, Outcome] | None:
         """What the site has of the round before, where another is offered: it ends, and may count late.

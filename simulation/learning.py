@@ -13,7 +13,7 @@ from aggregator.task import Task
 from models.tensors import Tensors
 from strategies.codecs import chain as codecs
 from strategies.folding import Folding
-from strategies.kind import NOTHING, Carried, Contribution, RoundModel, ServerTools
+from strategies.kind import NOTHING, Carried, Contribution, RoundModel, ServerTools, formed
 from strategies.merge import rebased
 from strategies.robust import Screen
 
@@ -115,22 +115,25 @@ class Learning:
                 if result.memory is not None:
                     self._memories[flight.index, flight.kind] = result.memory
                 base = self._bases.of(flight.round).of(job.strategy.member)
-                sent = self._as_sent(result, flight, base)
+                sent, left = self._as_sent(result, flight, base)
                 if why := doubt(sent.tensors, sent.num_examples, self._settings[flight.kind], base):
                     self._tools.ledger.ended(flight, "refused", now, why=why)
                     continue
+                self._memories |= left
                 self._tools.watch.trained(job, sent)
                 yield flight, sent
 
-    def _as_sent(self, made: Contribution, flight: Flight, base: Tensors) -> Contribution:
-        """An update as the aggregator would read it, by its kind's codec; what is left out is kept."""
-        codec = codecs.named(self._kinds[flight.kind].codec)
+    def _as_sent(
+        self, made: Contribution, flight: Flight, base: Tensors
+    ) -> tuple[Contribution, dict[tuple[int, str], Tensors]]:
+        """An update as the aggregator would read it, by its kind's codec; what is left out, to be kept."""
+        kind = self._kinds[flight.kind]
+        codec = codecs.named(kind.codec)
         if not codec.lossy:
-            return made
-        key = flight.index, codecs.memory_of(flight.kind)
+            return made, {}
+        key = flight.index, codecs.memory_of(flight.kind, formed(kind, made.form).member)
         written = codec.rounded(made.tensors, base, self._memories.get(key, NOTHING))
-        self._memories[key] = written.left
-        return replace(made, tensors=written.read)
+        return replace(made, tensors=written.read), {key: written.left}
 
     def _job(self, flight: Flight, seed: int) -> Job:
         strategy, number = flight.strategy, flight.round

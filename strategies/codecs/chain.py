@@ -54,7 +54,7 @@ class Written:
 @dataclass(frozen=True)
 class Encoded:
     """`body` is sent. `left` is what rounding left out of each tensor: the device keeps it for its next
-    update, in place of what it kept before. None: nothing is ever left out.
+    update, in place of what it kept before, once this one counts. None: nothing is ever left out.
     """
 
     body: bytes
@@ -66,8 +66,8 @@ class Chain:
     """The float32 parameters that the base has in the same shape are written short; all else is as it is.
 
     All else: integers, counts, feature maps, running statistics of a normalisation. A tensor that cannot be
-    written short, because a number of it would overflow, or is too small for it to pay, is as it is too. See
-    `named`.
+    written short, because a number of it would overflow, or is too small for it to pay, is as it is too, with
+    what was left out before. See `named`.
     """
 
     word: str
@@ -96,15 +96,17 @@ class Chain:
         return self.write(update, base, left)[1]
 
     def write(self, update: Tensors, base: Tensors, left: Tensors) -> tuple[dict[str, NDArray[Any]], Written]:
-        """The tensors of the wire, and what they are worth."""
+        """The tensors of the wire, and what they are worth. What was left out of tensors that are not in this
+        update is left out still.
+        """
         wire: dict[str, NDArray[Any]] = {}
-        written = Written()
+        written = Written(left={name: rest for name, rest in left.items() if name not in update})
         for name, value in update.items():
             old = self._base_of(name, value, base)
             parts, read, rest = (
                 (None, value, None) if old is None else self._short(value, old, left.get(name))
             )
-            wire |= {name: value} if parts is None else {_path(name, part): v for part, v in parts.items()}
+            wire |= {name: read} if parts is None else {_path(name, part): v for part, v in parts.items()}
             written.read[name] = read
             if rest is not None:
                 written.left[name] = rest
@@ -165,15 +167,17 @@ class Chain:
         """(its parts, what they are read as, what is left out of them); no parts: it is as it is."""
         if self.numbers is None:
             return delta.write(value, base), value, None
+        before = left if left is not None and left.shape == value.shape else None
         with np.errstate(over="ignore", invalid="ignore"):
-            whole = value + left if left is not None and left.shape == value.shape else value
+            whole = value if before is None else value + before
+            if not np.isfinite(whole).all():
+                return None, value, before
             change = whole - base if self.delta else whole
             parts = self.numbers.write(change) if np.isfinite(change).all() else None
-            if parts is None:
-                return None, value, None
-            read = self._value(parts, base)
-            rest = whole - read
-        return (parts, read, rest) if np.isfinite(read).all() else (None, value, None)
+            read = whole if parts is None else self._value(parts, base)
+            if np.isfinite(read).all() and parts is not None:
+                return parts, read, whole - read
+        return None, whole, None if before is None else np.zeros_like(whole)
 
     def _value(self, parts: Parts, base: NDArray[np.float32]) -> NDArray[np.float32]:
         """Raises TensorError for other parts than `_short` makes."""
@@ -214,9 +218,11 @@ def named(word: str) -> Chain:
     return Chain(word, change, numbers, packing)
 
 
-def memory_of(kind: str) -> str:
-    """Under which name a device keeps what was left out of its last update of this kind."""
-    return f"{kind}.left"
+def memory_of(kind: str, member: str) -> str:
+    """Under which name a device keeps what was left out of its updates of this kind, of a member of the
+    family or of the main model, "".
+    """
+    return f"{kind}.left.{member}" if member else f"{kind}.left"
 
 
 def _path(name: str, part: str) -> str:

@@ -37,6 +37,44 @@ def test_what_rounding_leaves_out_of_an_update_is_kept_and_comes_with_the_next(s
     assert not np.array_equal(sent[1][head], named(WORD).rounded(exact[1], base, {}).read[head])
 
 
+@pytest.mark.parametrize("status", ["refused", "late"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "in a new life"])
+def test_what_was_to_come_with_an_update_that_does_not_count_comes_with_the_next(stage, status, restarts):
+    """Of rounds 1 to 3, the second of which does not count: the third is sent as if that had not been."""
+    base, specs = stage.bundle.weights(), registry.make("few-shot").expected(stage.bundle.manifest)
+    round_of(stage, 1, seed=1)
+    stage.link.receipts = False
+    round_of(stage, 2, seed=2)
+    if restarts:
+        stage.start(boot=2)
+        stage.link.receipts = False
+        stage.go()
+    stage.link.receipt(stage.contributions[-1], status)
+    stage.link.receipts = True
+    sent = named(WORD).decode(round_of(stage, 3, seed=3), base, specs)
+    exact = [tensors.decode(round_of(stage, number + 9, seed=number, word="")) for number in (1, 3)]
+    first = named(WORD).rounded(exact[0], base, {})
+    third = named(WORD).rounded(exact[1], base, first.left)
+    for name, value in third.read.items():
+        np.testing.assert_array_equal(sent[name], value)
+
+
+def test_an_update_that_turns_out_late_when_the_next_is_made_doubles_nothing(stage):
+    """Rounds 1 and 2 are made before round 1's receipt comes; all that counts arrives with round 3."""
+    base, specs = stage.bundle.weights(), registry.make("few-shot").expected(stage.bundle.manifest)
+    stage.link.receipts = False
+    sent = [named(WORD).decode(round_of(stage, number, seed=number), base, specs) for number in (1, 2)]
+    for message, status in zip(stage.contributions, ("late", "accepted"), strict=True):
+        stage.link.receipt(message, status)
+    stage.link.receipts = True
+    sent.append(named(WORD).decode(round_of(stage, 3, seed=3), base, specs))
+    exact = [tensors.decode(round_of(stage, number + 9, seed=number, word="")) for number in (2, 3)]
+    name = stage.bundle.manifest.head.weight
+    arrived, whole = sent[1][name] + sent[2][name], exact[0][name] + exact[1][name]
+    alone = named(WORD).rounded({name: exact[1][name]}, base, {}).left[name]
+    np.testing.assert_allclose(whole - arrived, np.zeros_like(whole), atol=1.01 * np.abs(alone).max())
+
+
 class Killed(BaseException):
     pass
 

@@ -146,6 +146,33 @@ def test_a_difference_that_overflows_is_sent_as_it_is(word):
     assert not left
 
 
+def test_what_was_left_out_goes_with_a_tensor_that_overflows():
+    """Two in three updates fit into half: all of them together arrive whole, but for the last rounding."""
+    base = {"w": np.zeros(2, np.float32)}
+    left, arrived, exact = NOTHING, np.zeros(2), np.zeros(2)
+    for first in (1.0001, 1e6, 1.0001):
+        update = {"w": np.array([first, 1 / 3], np.float32)}
+        decoded, left = sent("half", update, base, left)
+        arrived, exact = arrived + decoded["w"], exact + update["w"]
+        np.testing.assert_allclose(arrived + left["w"], exact, rtol=1e-7)
+    assert arrived[1] == pytest.approx(1, abs=2e-4)
+
+
+def test_what_was_left_out_stays_left_out_where_it_cannot_be_added():
+    base, left = {"w": np.zeros(2, np.float32)}, {"w": np.full(2, 3e38, np.float32)}
+    update = {"w": np.full(2, 3e38, np.float32)}
+    decoded, after = sent("half", update, base, left)
+    assert np.array_equal(decoded["w"], update["w"])
+    assert np.array_equal(after["w"], left["w"])
+
+
+def test_what_was_left_out_of_a_tensor_waits_for_the_next_update_that_has_it():
+    base = {"w": np.zeros(2, np.float32), "b": np.zeros(2, np.float32)}
+    left = {"w": np.full(2, 0.25, np.float32)}
+    _, after = sent("half", {"b": np.ones(2, np.float32)}, base, left)
+    assert np.array_equal(after["w"], left["w"])
+
+
 def test_what_was_left_out_of_a_tensor_of_another_shape_is_forgotten():
     base = {"w": np.zeros(64, np.float32)}
     update = {"w": np.ones(64, np.float32)}
