@@ -33,6 +33,20 @@ def present(state: State, event: Present) -> State:
     return state.but(devices=devices)
 
 
+def forgotten(state: State, device: str) -> State:
+    """As if it had never been here. What of its updates counts, counts."""
+    return state.but(
+        devices=state.devices.discard(device),
+        ready=state.ready.discard(device),
+        waiting=state.waiting.discard(device),
+        behind=state.behind.discard(device),
+        answered=state.answered.discard(device),
+        sat_out=state.sat_out.discard(device),
+        asked=state.asked.discard(device),
+        asked_s=state.asked_s.discard(device),
+    )
+
+
 def remembered(state: State, saved: Saved) -> State:
     """After a restart: whoever was here is taken to be here, as long as nothing else is heard.
 

@@ -17,6 +17,9 @@ from .observer import (
     Started,
 )
 
+MOST_DEVICES = 10_000
+"""That are shown; of more, the one that was seen first is not."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -110,6 +113,8 @@ class Board:
         return self.devices.get(device) or Row(device)
 
     def _set(self, device: str, **changes: object) -> None:
+        if device not in self.devices and len(self.devices) >= MOST_DEVICES:
+            del self.devices[next(iter(self.devices))]
         self.devices[device] = replace(self._row(device), **changes)  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from broker.messages import Offer, Plan, Receipt
+from broker.messages import Offer, Receipt
 
 from . import cohort, machine, moves, wishes
 from .contributions import Stored, record_of
@@ -30,13 +30,16 @@ _OF_ONE = (moves.Keep, moves.Fetch, moves.Reply)
 
 
 class Conductor:
-    """One run going on. `reception` takes contributions, `out` speaks to devices, `plans` are the latest."""
+    """One run going on. `reception` takes contributions, `out` speaks to devices.
+
+    `plans` are the latest by device: the kind, and why.
+    """
 
     def __init__(self, rounds: Rounds, ports: Ports, tell: Callable[[Happening], None]) -> None:
         self.rounds = rounds
         self.traffic = Traffic(ports.mqtt5)
         self.out = Outbound(ports.link, self.traffic, ports.seal)
-        self.plans: dict[str, Plan] = {}
+        self.plans: dict[str, tuple[str, str]] = {}
         self.state = State(rounds.rules)
         self.reception = Reception(
             rounds, Desk(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed)
@@ -79,6 +82,13 @@ class Conductor:
     def attend(self, device: str) -> None:
         """A device came, went, or is ready: the next life of the aggregator is to know it."""
         self._came.add(device)
+
+    def forget(self, device: str) -> None:
+        """A device that is away need not be known any longer."""
+        self.plans.pop(device, None)
+        self.traffic.forget(device)
+        self.feed(moves.Forgotten(self._clock(), device))
+        self.attend(device)
 
     def _remember(self) -> None:
         if not self._came:
@@ -261,10 +271,8 @@ class Conductor:
 
     def _why(self, update: moves.Update) -> str:
         """The reasons of the device's latest plan (sent when it changes), if this is what came of it."""
-        plan = self.plans.get(update.device)
-        if plan is None or plan.kind.split(" ")[0] != update.kind:
-            return ""
-        return printable("; ".join(plan.reasons))
+        kind, why = self.plans.get(update.device, ("", ""))
+        return why if kind.split(" ")[0] == update.kind else ""
 
     def _work(self, command: moves.Work) -> None:
         number, rounds = command.round, self.rounds

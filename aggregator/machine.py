@@ -30,6 +30,7 @@ from .moves import (
     Extend,
     Fetch,
     Finish,
+    Forgotten,
     Give,
     GivenUp,
     Invite,
@@ -87,6 +88,8 @@ def step(state: State, event: Event) -> Result:
             state, commands = _believed(state, event)
         case Present():
             state = attendance.present(state, event)
+        case Forgotten():
+            state = attendance.forgotten(state, event.device)
         case Planned():
             state = attendance.planned(attendance.heard(state, event.device), event)
         case Invited():

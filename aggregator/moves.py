@@ -44,6 +44,14 @@ class Present:
 
 
 @dataclass(frozen=True)
+class Forgotten:
+    """A device that is away is not remembered any longer: there are too many."""
+
+    now: float
+    device: str
+
+
+@dataclass(frozen=True)
 class Planned:
     """A device has decided; an empty `kind` sits the round out."""
 
@@ -137,6 +145,7 @@ class GivenUp:
 Event = (
     Tick
     | Present
+    | Forgotten
     | Planned
     | Announced
     | Believed

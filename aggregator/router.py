@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from broker import topics
@@ -11,6 +12,8 @@ from broker.errors import BrokerError
 from broker.events import Event, Received
 from broker.messages import Contribution, Hello, Plan, State, decode, encode
 
+from .crowd import Crowd
+from .flood import MOST_DEVICES
 from .text import printable
 
 log = logging.getLogger(__name__)
@@ -19,6 +22,18 @@ OWN: Mapping[str, type[Plan] | type[Contribution]] = {"plan": Plan, "contributio
 """Leaves whose messages name their task themselves: a device may still answer for one that it has left."""
 MOST_BLOBS = 8
 """Contributions of a device of which it is known for which task they are pulled."""
+
+
+@dataclass
+class _Known:
+    """A device: the task that it is in, whether it is here, its presence until it is in a task, and for which
+    task its blobs are pulled, by their hash.
+    """
+
+    task: str = ""
+    online: bool = False
+    held: Received | None = None
+    blobs: dict[bytes, str] = field(default_factory=dict)
 
 
 class Inbox(Protocol):
@@ -35,13 +50,17 @@ class Router:
     the one before; what it had made for that still goes there, with its blocks.
     """
 
-    def __init__(self, inboxes: Mapping[str, Inbox], over: Callable[[str], bool] = lambda _: False) -> None:
-        """`over` says whether a task is done."""
+    def __init__(
+        self,
+        inboxes: Mapping[str, Inbox],
+        over: Callable[[str], bool] = lambda _: False,
+        most: int = MOST_DEVICES,
+    ) -> None:
+        """`over` says whether a task is done; `most` devices are known at a time."""
         self._inboxes = inboxes
         self._over = over
-        self._task: dict[str, str] = {}
-        self._held: dict[str, Received] = {}
-        self._blobs: dict[str, dict[bytes, str]] = {}
+        self._known: dict[str, _Known] = {}
+        self._crowd = Crowd(lambda device: not self._known[device].online, self._known.pop, most)
 
     def route(self, event: Event) -> None:
         """Hand it on; what is for no task is dropped with a log line."""
@@ -56,24 +75,30 @@ class Router:
     def _received(self, event: Received) -> None:
         address = topics.parse(event.topic)
         device = address.device
+        if not self._crowd.lets_in(device):
+            return
+        known = self._known.setdefault(device, _Known())
         if address.leaf == "hello" and not event.retain:
             self._hello(device, event)
         elif len(self._inboxes) == 1:
             self._put(self._inboxes, event)
         elif address.leaf in OWN:
-            self._put([self._own(device, decode(event.payload, OWN[address.leaf]))], event)
-        elif address.leaf == "block" and address.sha in self._blobs.get(device, {}):
-            self._put([self._blobs[device][address.sha]], event)
-        elif device in self._task:
-            self._put([self._task[device]], event)
+            self._put([self._own(known, decode(event.payload, OWN[address.leaf]))], event)
+        elif address.leaf == "block" and address.sha in known.blobs:
+            self._put([known.blobs[address.sha]], event)
         elif address.leaf == "state" and event.payload:  # else it is cleared
-            decode(event.payload, State)
-            self._held[device] = event
+            known.online = decode(event.payload, State).online
+            if known.task:
+                self._put([known.task], event)
+            else:
+                known.held = event
+        elif known.task:
+            self._put([known.task], event)
 
-    def _own(self, device: str, message: Plan | Contribution) -> str:
+    def _own(self, known: _Known, message: Plan | Contribution) -> str:
         """The task that a message names; of its blob, if it has one, too."""
         if isinstance(message, Contribution) and message.blob:
-            blobs = self._blobs.setdefault(device, {})
+            blobs = known.blobs
             blobs.pop(message.blob.sha, None)
             while len(blobs) >= MOST_BLOBS:
                 del blobs[next(iter(blobs))]
@@ -83,28 +108,28 @@ class Router:
     def _hello(self, device: str, event: Received) -> None:
         wanted = decode(event.payload, Hello).task or self._first(device)
         if wanted not in self._inboxes:
-            known = ", ".join(self._inboxes)
-            log.warning("%s asks for task %s; there is %s", device, printable(wanted), known)
+            here = ", ".join(self._inboxes)
+            log.warning("%s asks for task %s; there is %s", device, printable(wanted), here)
             return
-        before = self._task.get(device)
-        if before not in (None, wanted):
+        known = self._known[device]
+        before, known.task, known.online = known.task, wanted, True
+        if before not in ("", wanted):
             gone = State(boot=decode(event.payload, Hello).boot, online=False)
             self._put([before], Received(topics.up(device, "state"), encode(gone), False))
-        self._task[device] = wanted
-        if held := self._held.pop(device, None):
-            self._put([wanted], held)
+        if known.held:
+            self._put([wanted], known.held)
+            known.held = None
         self._put([wanted], event)
 
     def _first(self, device: str) -> str:
         """For a device that names no task: where it is, or the first that is not over."""
-        here = self._task.get(device)
-        if here is not None and not self._over(here):
+        here = self._known[device].task
+        if here and not self._over(here):
             return here
         return next((task for task in self._inboxes if not self._over(task)), next(iter(self._inboxes)))
 
-    def _put(self, tasks: Iterable[str | None], event: Event) -> None:
-        for task in tasks:
-            name = task or ""
+    def _put(self, tasks: Iterable[str], event: Event) -> None:
+        for name in tasks:
             if name not in self._inboxes:
                 log.warning("message for task %s dropped: it is not here", printable(name))
             elif not self._over(name):  # else nobody takes it out again

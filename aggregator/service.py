@@ -12,16 +12,15 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-import msgspec
-
 from broker import link, topics
 from broker import messages as wire
 from broker.errors import BrokerError
 
 from . import moves
 from .conductor import Conductor
+from .crowd import Crowd
 from .errors import RunFolderError, UpdateRefused
-from .flood import RATE, Flood
+from .flood import MOST_DEVICES, RATE, Flood
 from .observer import DeviceSeen, Happening, PlanMade, Started
 from .outside import GivenRound
 from .ports import Ports
@@ -62,6 +61,7 @@ class Service:
         self._back_s = -inf
         self._wills: dict[str, wire.State] = {}
         self._flood = Flood()
+        self._crowd = Crowd(self._is_away, self._forget, MOST_DEVICES)
 
     @property
     def state(self) -> State:
@@ -130,6 +130,7 @@ class Service:
         rounds = self._rounds
         self._tell(Started(rounds.task, rounds.run, rounds.resumed, rounds.store.closed()))
         self._run.start()
+        self._crowd.remember(self.state.devices)
 
     def tick(self) -> None:
         """Look at the clock, and give what was handled since its receipts; call it several times a second."""
@@ -165,6 +166,8 @@ class Service:
     def _hear(self, event: link.Received) -> None:
         address = topics.parse(event.topic)
         device, payload = address.device, event.payload
+        if not self._crowd.lets_in(device):
+            return
         if event.retain and address.leaf != "state":
             log.warning("message from %s dropped: only presence is kept, not %s", device, address.leaf)
             return
@@ -190,6 +193,14 @@ class Service:
                 pass  # `doctor` looks whether a device may write
             case leaf:
                 log.warning("message from %s dropped: no topic ends in %s", device, printable(leaf))
+
+    def _is_away(self, device: str) -> bool:
+        known = self.state.devices.get(device)
+        return known is None or not known.online
+
+    def _forget(self, device: str) -> None:
+        self._wills.pop(device, None)
+        self._run.forget(device)
 
     def _taken(self, device: str) -> bool:
         """Whether a device has not sent too much of late."""
@@ -246,7 +257,7 @@ class Service:
         if plan.task != self._rounds.task.name:
             return
         kind, reasons = printable(plan.kind), tuple(map(printable, plan.reasons[:MOST_REASONS]))
-        self._run.plans[device] = msgspec.structs.replace(plan, kind=kind, reasons=reasons)
+        self._run.plans[device] = (kind, printable("; ".join(reasons)))
         self._tell(
             PlanMade(
                 device=device,

@@ -29,6 +29,10 @@ class Traffic:
         for device in devices:
             self._add(device, Bytes(down=size))
 
+    def forget(self, device: str) -> None:
+        """A device that is not known any longer."""
+        self._moved.pop(device, None)
+
     def of(self, device: str) -> Bytes:
         return self._moved.get(device, Bytes())
 

@@ -39,10 +39,10 @@ def plan(device, task):
 
 
 class Bench:
-    def __init__(self, *tasks):
+    def __init__(self, *tasks, most=100):
         self.inboxes = {task: queue.SimpleQueue() for task in tasks}
         self.over = set()
-        self.router = Router(self.inboxes, lambda task: task in self.over)
+        self.router = Router(self.inboxes, lambda task: task in self.over, most)
 
     def route(self, *events):
         for event in events:
@@ -163,3 +163,16 @@ def test_one_task_alone_hears_all_but_hellos_for_another():
     events = [state("a"), get("a"), contribution("a", "digits"), hello("a")]
     one.route(*events, hello("a", "speech"))
     assert one.heard("digits") == events
+
+
+def test_strangers_of_many_names_leave_the_router_no_larger_and_take_nobodys_place():
+    bench = Bench("one", "two", most=4)
+    bench.route(state("pi"), hello("pi", "two"))
+    for number in range(50):
+        name = f"stranger-{number}"
+        bench.route(state(name), hello(name, "one"), contribution(name, "one", blob=Blob(bytes(32), 5)))
+        bench.route(state(name, online=False, retain=False))
+    assert len(bench.router._known) == 4
+    bench.heard("two")
+    bench.route(get("pi"))
+    assert bench.heard("two") == [get("pi")]
