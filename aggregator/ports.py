@@ -12,6 +12,7 @@ from broker.link import Event
 from broker.messages import Offer, encode
 
 from .observer import Observer
+from .wills import GRACE_S
 
 
 class Wire(Protocol):
@@ -52,7 +53,8 @@ def unsigned(_topic: str, offer: Offer) -> bytes:
 class Ports:
     """The outside of a service. `inbox` gets what `link` receives from topics.FROM_DEVICES.
 
-    `clock` gives seconds and never goes back; `mqtt5` only tells how large packets are.
+    `clock` gives seconds and never goes back; `mqtt5` only tells how large packets are; `will_grace_s`
+    as in Wills.
     """
 
     link: Wire
@@ -61,3 +63,4 @@ class Ports:
     clock: Callable[[], float] = time.monotonic
     mqtt5: bool = False
     seal: Seal = unsigned
+    will_grace_s: float = GRACE_S

@@ -114,7 +114,7 @@ class Router:
         known = self._known[device]
         before, known.task, known.online = known.task, wanted, True
         if before not in ("", wanted):
-            gone = State(boot=decode(event.payload, Hello).boot, online=False)
+            gone = State(boot=decode(event.payload, Hello).boot, online=False, leaving=True)
             self._put([before], Received(topics.up(device, "state"), encode(gone), False))
         if known.held:
             self._put([wanted], known.held)

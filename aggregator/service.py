@@ -9,7 +9,6 @@ import logging
 import queue
 import threading
 from contextlib import suppress
-from math import inf
 from pathlib import Path
 
 from broker import link, topics
@@ -28,13 +27,12 @@ from .rounds import Rounds
 from .state import State
 from .task import Task
 from .text import printable
+from .wills import Wills
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
 """Seconds between looks at the clock."""
-RETURN_S = 30.0
-"""Seconds after a lost broker is back in which devices are: their longest wait between two attempts."""
 LINGER_S = 2.0
 """Seconds that a finished service stays, at most, for the devices to hear of it and leave."""
 
@@ -58,8 +56,7 @@ class Service:
         self._ports = ports
         self._run = Conductor(self._rounds, ports, self._tell)
         self._done_s: float | None = None
-        self._back_s = -inf
-        self._wills: dict[str, wire.State] = {}
+        self._wills = Wills(ports.will_grace_s)
         self._flood = Flood()
         self._crowd = Crowd(self._is_away, self._forget, MOST_DEVICES)
 
@@ -146,10 +143,11 @@ class Service:
             case link.Received():
                 self._survive(event)
             case link.Connected(first=False):
-                self._back_s = self._ports.clock() + RETURN_S
+                self._wills.broker_back(self._ports.clock())
                 self._run.reception.restart()
                 self._run.offer()
             case link.Disconnected():
+                self._wills.broker_lost()
                 log.warning("broker: %s; trying again", event.reason)
 
     def _survive(self, event: link.Received) -> None:
@@ -199,7 +197,7 @@ class Service:
         return known is None or not known.online
 
     def _forget(self, device: str) -> None:
-        self._wills.pop(device, None)
+        self._wills.heard(device)
         self._run.forget(device)
 
     def _taken(self, device: str) -> bool:
@@ -214,10 +212,14 @@ class Service:
     def _on_state(self, device: str, state: wire.State, retain: bool) -> None:
         """Presence that the broker kept is of a device that came before we did: we were away, it was not."""
         before = self.state.devices.get(device)
-        self._wills.pop(device, None)
-        if retain and not state.online and before and before.online and self._ports.clock() < self._back_s:
-            self._wills[device] = state
+        self._wills.heard(device)
+        is_will = not (state.online or state.leaving) and before and before.online
+        if is_will and self._wills.holds(device, state, retain, self._ports.clock()):
             return
+        self._on_presence(device, state, retain)
+
+    def _on_presence(self, device: str, state: wire.State, retain: bool) -> None:
+        before = self.state.devices.get(device)
         known = before is not None and before.boot == state.boot
         ready = before.ready if before and known else retain and self.state.round > 0
         self._run.feed(moves.Present(self._ports.clock(), device, state.boot, state.online, ready))
@@ -229,11 +231,9 @@ class Service:
             self._run.out.clear_state(device)
 
     def _hear_wills(self) -> None:
-        """A broker that ends speaks the wills of all its clients: those of who is not back in time count."""
-        if self._wills and self._ports.clock() >= self._back_s:
-            wills, self._wills = self._wills, {}
-            for device, state in wills.items():
-                self._on_state(device, state, retain=True)
+        """Those of who is not back in time count."""
+        for device, state in self._wills.due(self._ports.clock()):
+            self._on_presence(device, state, retain=True)
 
     def _on_hello(self, device: str, hello: wire.Hello) -> None:
         """Answered with the round that is open (clocks are not compared: what remains is said now).
@@ -241,7 +241,7 @@ class Service:
         Before the first one, and where the device is not asked, that is round 0, the lobby: fetch the
         bundle, measure, say hello again.
         """
-        self._wills.pop(device, None)
+        self._wills.heard(device)
         if hello.task not in ("", self._rounds.task.name):
             name, here = printable(hello.task), self._rounds.task.name
             log.warning("%s asks for task %s; here is %s", device, name, here)

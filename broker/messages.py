@@ -51,13 +51,15 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(Message, frozen=True, array_like=True, kw_only=True):
-    """`up/state`, retained; with `online=False` it is also the last will.
+    """`up/state`, retained; with `online=False` it is also the last will or, with `leaving`, what a device
+    says itself as it goes.
 
     `boot` is drawn anew whenever the device's process starts, so that the will of an earlier life is known.
     """
 
     boot: Boot
     online: bool
+    leaving: bool = False
 
 
 class Hello(Message, frozen=True, array_like=True, kw_only=True):

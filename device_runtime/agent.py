@@ -53,8 +53,12 @@ class Agent:
         self._base: tuple[Blob, ...] = ()
 
     def will(self) -> Will:
-        """What the broker says for us when we vanish, and what we say when we leave."""
+        """What the broker says for us when we vanish."""
         return self._voice.presence(online=False)
+
+    def farewell(self) -> Will:
+        """What we say when we leave."""
+        return self._voice.presence(online=False, leaving=True)
 
     def greeting(self) -> Will:
         """What the link says for us whenever it has the broker, though we may be busy."""

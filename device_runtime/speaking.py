@@ -42,9 +42,11 @@ class Voice:
         self._name = name
         self._plan_said: tuple[str, tuple[str, ...]] | None = None
 
-    def presence(self, online: bool) -> Will:
-        """What the link says for us: when it has the broker, and the broker when it has lost us."""
-        return Will(self._topic("state"), encode(State(boot=self.boot, online=online)))
+    def presence(self, online: bool, leaving: bool = False) -> Will:
+        """What the link says for us: when it has the broker, and when we leave; and the broker when it has
+        lost us.
+        """
+        return Will(self._topic("state"), encode(State(boot=self.boot, online=online, leaving=leaving)))
 
     def under_way(self, leaf: str = "") -> int:
         """Messages that have not yet reached the broker for sure."""

@@ -118,7 +118,7 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
             link.connect()
             edge.run(link, stop, until_done=options.until_done)
         finally:
-            link.close(agent.will())
+            link.close(agent.farewell())
             below.close()
 
 

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         agent.run(link, stop, until_done=options.until_done)
     finally:
-        link.close(agent.will())
+        link.close(agent.farewell())
     return 0
 
 

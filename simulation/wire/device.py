@@ -165,4 +165,4 @@ class Device:
     def _leave(self, agent: Agent) -> None:
         self._agent, self.finished = None, True
         if self.link:
-            self.link.close(agent.will())
+            self.link.close(agent.farewell())

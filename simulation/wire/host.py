@@ -88,7 +88,7 @@ class Host:
         self._outlet = Outlet()
         self._due_s = inf
         clock = lambda: self._agenda.now  # noqa: E731
-        ports = Ports(self._outlet, queue.SimpleQueue(), (self._tell,), clock)
+        ports = Ports(self._outlet, queue.SimpleQueue(), (self._tell,), clock, will_grace_s=0.0)
         self._service = Service(self._task, self._folder, ports)
         who = Who(AGGREGATOR, (topics.FROM_DEVICES,))
         self._link = Link(who, Line(), self._broker, Ends(self._heard, clock, QUEUE_LIMIT), self._log)

@@ -66,7 +66,7 @@ def test_strangers_of_many_names_leave_the_service_no_larger_and_the_round_goes_
         small.contribute(
             name, small.contribution("few-shot", update_of("few-shot"), seq=number + 1, task="x")
         )
-        small.say(name, "state", State(boot=1, online=False))
+        small.say(name, "state", State(boot=1, online=False, leaving=True))
         assert known(small) <= 3
     small.wait(0.1)
     assert len(small.store.saved().present) <= 3
@@ -85,7 +85,7 @@ def test_strangers_that_stay_are_not_let_in_where_there_is_no_room(small, update
         small.join("stranger")
     assert "stranger" not in small.service.state.devices
     assert "enrol devices to keep strangers out" in caplog.text
-    small.say("pi-3", "state", State(boot=1, online=False))
+    small.say("pi-3", "state", State(boot=1, online=False, leaving=True))
     small.join("pi-4")
     assert set(small.service.state.devices) == {"pi-1", "pi-2", "pi-4"}
 

@@ -103,7 +103,7 @@ def test_who_goes_to_another_task_has_left_the_one_before(two):
     two.route(hello("a", "digits", boot=7), hello("a", "speech", boot=7))
     came, left = two.heard("digits")
     assert came == hello("a", "digits", boot=7)
-    assert decode(left.payload, State) == State(boot=7, online=False)
+    assert decode(left.payload, State) == State(boot=7, online=False, leaving=True)
     assert left.topic == topics.up("a", "state")
     assert two.heard("speech") == [hello("a", "speech", boot=7)]
 

@@ -17,8 +17,9 @@ from aggregator.observer import (
     RoundClosed,
     RoundExtended,
 )
-from aggregator.service import MOST_REASONS, RETURN_S
+from aggregator.service import MOST_REASONS
 from aggregator.text import LIMIT
+from aggregator.wills import GRACE_S, RETURN_S
 from broker import messages, topics
 from broker.blobs import block_count
 from broker.errors import BlobError
@@ -349,7 +350,7 @@ def test_presence_of_devices_that_are_gone_is_cleared_from_the_broker(bench, mak
     b.join("pi-01", boot=5)
     b.say("pi-01", "state", State(boot=4, online=False))
     assert topics.up("pi-01", "state") not in b.link.retained
-    b.say("pi-01", "state", State(boot=5, online=False))
+    b.say("pi-01", "state", State(boot=5, online=False, leaving=True))
     assert b.link.retained[topics.up("pi-01", "state")] == b""
     assert [seen.online for seen in b.heard(DeviceSeen)][-1] is False
 
@@ -499,7 +500,7 @@ def test_after_a_restart_a_round_waits_for_those_that_were_in_it_however_long_th
     """Their links come back when they come back; the one that is back first does not close the round."""
     b = bench(make_task("few-shot", round_deadline_s=60.0))
     b.join("pi-01", "pi-02", "pi-03", "pi-04")
-    b.say("pi-04", "state", State(boot=1, online=False))
+    b.say("pi-04", "state", State(boot=1, online=False, leaving=True))
     b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
     b = b.restart()
     assert b.service.state.waiting == {"pi-02", "pi-03"}
@@ -541,6 +542,37 @@ def test_who_is_here_is_remembered_once_the_disk_has_room_again(bench, make_task
     b.wait(0.1)
     b = b.restart()
     assert set(b.service.state.ready) == {"pi-01"}
+
+
+def test_wills_that_are_heard_before_the_broker_is_gone_end_no_round(bench, make_task, update_of):
+    """A broker that ends in order speaks them one after the other, and we are the last to go."""
+    b = bench(make_task("few-shot", round_deadline_s=600.0))
+    b.join("pi-01", "pi-02")
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+    b.say("pi-02", "state", State(boot=1, online=False))
+    b.wait(GRACE_S / 2)
+    b.service.handle(Disconnected("connection lost"))
+    b.wait(100.0)
+    b.service.handle(Connected(first=False))
+    b.wait(RETURN_S / 2)
+    b.say("pi-02", "state", State(boot=1, online=True))
+    b.wait(RETURN_S)
+    receipts = b.contribute("pi-02", b.contribution("few-shot", update_of("few-shot", 2)))
+    assert [receipt.status for receipt in receipts] == ["accepted"]
+    assert [closed.record.participants for closed in b.heard(RoundClosed)] == [2]
+
+
+@pytest.mark.parametrize(("leaving", "waits_s"), [(False, GRACE_S), (True, 0.0)])
+def test_a_device_that_says_that_it_leaves_is_gone_at_once_and_one_whose_will_is_heard_a_little_later(
+    bench, make_task, update_of, leaving, waits_s
+):
+    b = bench(make_task("few-shot", round_deadline_s=600.0))
+    b.join("pi-01", "pi-02")
+    b.contribute("pi-01", b.contribution("few-shot", update_of("few-shot")))
+    b.say("pi-02", "state", State(boot=1, online=False, leaving=leaving))
+    assert b.service.state.round == (2 if leaving else 1)
+    b.wait(waits_s)
+    assert b.service.state.round == 2
 
 
 @pytest.mark.parametrize("returns", [True, False])

@@ -142,7 +142,7 @@ class Levels:
             self.say(device, "hello", hello)
 
     def leave(self, device):
-        self.say(device, "state", State(boot=1, online=False))
+        self.say(device, "state", State(boot=1, online=False, leaving=True))
         return self.go()
 
     def sit_out(self, device):

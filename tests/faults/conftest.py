@@ -309,7 +309,7 @@ class Device:
         self._stop.set()
         self.agent.inbox.wake()
         self.thread.join(20)
-        self.link.close(self.agent.will())
+        self.link.close(self.agent.farewell())
 
 
 @dataclass
