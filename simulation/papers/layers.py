@@ -25,7 +25,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     `fleet` is a name in shared.toml or a fleet preset, `bundle` and those of the `family` names in
     shared.toml or shipped bundles. `kinds` are those that mixed rounds offer. `settings` by kind of update;
-    `data`, `task` as in a scenario.
+    `data`, `task` as in a scenario. There are `times` as many rounds as `task` says, for who has shorter ones.
     """
 
     devices: int | None = None
@@ -36,6 +36,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     family: tuple[str, ...] | None = None
     kinds: tuple[str, ...] | None = None
     deadline: Deadline | None = None
+    times: float | None = None
     data: dict[str, Any] = {}
     task: dict[str, Any] = {}
     settings: dict[str, Settings] = {}

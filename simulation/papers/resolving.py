@@ -51,11 +51,11 @@ def notes(table: Table, scale: Scale, where: Where) -> tuple[str, ...]:
 
 
 def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, Row]) -> Layer:
-    """Data set, table, scale, column, row: the later over the earlier."""
+    """Data set, table, scale, column, row, cell: the later over the earlier."""
     column, row = cell
     below = (entry.at.get(scale, Layer()), table.setting, table.scaled(scale).setting)
-    mine = row.columns.get(column.id, Layer())
-    return over((*below, *column.layers(scale), *row.layers(scale), mine))
+    mine = row.columns.get(column.id, Layer()), column.cells.get(scale, {}).get(row.name, Layer())
+    return over((*below, *column.layers(scale), *row.layers(scale), *mine))
 
 
 def scenario(table: Table, scale: Scale, cell: tuple[Column, Row], where: Where) -> Scenario:
@@ -105,7 +105,9 @@ def _task(whole: Layer, spec: DataSpec, samples: Samples, where: Where) -> Task:
         update = FullUpdate(task["bundle"], spec, _devices(whole), settings)
         fleet = _fleet(whole, where.shared)
         task["round_deadline_s"] = deadline_s(whole.deadline, fleet, whole.slow or 1.0, update)
-    return msgspec.convert(task, Task)
+    said = msgspec.convert(task, Task)
+    times = 1 if whole.times is None else whole.times
+    return msgspec.structs.replace(said, rounds=round(times * said.rounds))
 
 
 def _engine(whole: Layer, where: Where) -> str:

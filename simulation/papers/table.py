@@ -30,7 +30,8 @@ class Column(Part, frozen=True, kw_only=True):
     """A data set, how it is divided, and what is measured there (default: what the table measures).
 
     `modifier` is put after the system of every row, as in +dp. `until`: the row at whose end `acc_at_time`
-    and `acc_at_energy` look at all others; "": the earliest. `rows`: at a scale, only these.
+    and `acc_at_energy` look at all others; "": the earliest. `rows`: at a scale, only these; `cells`: what sets
+    a row apart there, in this column.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Column(Part, frozen=True, kw_only=True):
     modifier: str = ""
     until: str = ""
     rows: dict[Scale, tuple[str, ...]] = {}
+    cells: dict[Scale, dict[str, Layer]] = {}
 
 
 class Row(Part, frozen=True, kw_only=True):
@@ -131,7 +133,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def _rows_named(self) -> Iterable[str]:
         for column in self.columns:
             yield from (column.until,) if column.until else ()
-            for rows in column.rows.values():
+            for rows in (*column.rows.values(), *column.cells.values()):
                 yield from rows
         for claim in self.claims:
             yield from (claim.better, claim.than)

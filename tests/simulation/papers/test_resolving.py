@@ -31,6 +31,14 @@ def test_a_scenario_is_what_the_layers_say(made):
     assert made(0, scale="smoke").devices == 4
 
 
+def test_a_cell_has_so_many_times_the_rounds(made):
+    rows = [{"system": "full", "at": {"cpu": {"times": 2}}}, {"system": "drop"}]
+    column = {"id": "even", "title": "", "data": "digits", "cells": {"cpu": {"drop": {"times": 2.6}}}}
+    small = {"rows": rows, "claims": [], "columns": [column], "scales": {"cpu": {}, "smoke": {}}}
+    assert [made(row, **small).task.rounds for row in (0, 1)] == [4, 5]
+    assert [made(row, scale="smoke", **small).task.rounds for row in (0, 1)] == [2, 2]
+
+
 def test_settings_of_kinds_become_those_of_the_task(made):
     row = {"system": "full", "setting": {"settings": {"full": {"epochs": 3}, "width-slice": {"epochs": 2}}}}
     kinds = {kind.name: kind.settings for kind in made(rows=[row], claims=[]).task.kinds}
