@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 """Seconds between looks at what is due, while nothing comes in."""
+ANOTHER_S = 10.0
+"""Seconds in which a device that finds a task over, and is in none, looks out for another."""
 
 
 class Agent:
@@ -46,6 +48,8 @@ class Agent:
         self._voice = Voice(settings.name, boot)
         self._duty = Duty(settings, clock, self._voice, make)
         self._trust = Trust(settings.aggregator)
+        self._clock = clock
+        self._over: tuple[Open, float] | None = None
         self._stop = threading.Event()
         self._voice.task = settings.task
         self._elsewhere: set[str] = set()
@@ -79,7 +83,7 @@ class Agent:
 
         On a wire that loses messages call it now and then in any case: a hello without answer is said again.
         """
-        return self._duty.open is not None or len(self._duty.outbox) > 0
+        return self._duty.open is not None or len(self._duty.outbox) > 0 or self._over is not None
 
     def run(self, link: Wire, stop: threading.Event, until_done: bool = False) -> None:
         """Work until stopped or, with `until_done`, until finished. Raises as `step` does."""
@@ -106,6 +110,7 @@ class Agent:
             if event:
                 self._handle(*event)
             if self.inbox.empty():  # work on the newest offer, not on one that is overtaken
+                self._believe()
                 self._duty.due(self._go_on)
         except (MessageError, TopicError) as error:
             log.warning("ignored: %s", error)
@@ -152,6 +157,9 @@ class Agent:
         offer, checkpoint = heard.offer, heard.offer.base.checkpoint
         if not self._concerns(offer):
             return
+        if retained and offer.done and not self._voice.task:
+            self._over = self._over or (heard, self._clock() + ANOTHER_S)
+            return
         if retained and not offer.done:
             return
         again = offer.round == 0 or (offer.run, offer.round) == self._heard
@@ -184,6 +192,14 @@ class Agent:
             log.info("task %s is done after round %d", offer.task, offer.round)
             self._duty.sending.drop(offer.run)
             self._go_elsewhere()
+
+    def _believe(self) -> None:
+        """That a task was over before we came may be old: it is taken to be ours where no other comes."""
+        if self._over is not None and self._voice.task:
+            self._over = None
+        elif self._over is not None and self._clock() >= self._over[1]:
+            over, self._over = self._over[0], None
+            self._take(over)
 
     def _concerns(self, offer: Offer) -> bool:
         """Whether an offer to all is of the task in hand. Another task is noted: a device that was not told

@@ -1,7 +1,10 @@
 """A device where the aggregator has more than one task."""
 
+import pytest
+
 from broker import topics
 from broker.messages import Hello, encode
+from device_runtime.agent import ANOTHER_S
 
 
 def hellos(stage):
@@ -46,6 +49,32 @@ def test_one_that_begins_later_finds_who_is_free(stage):
     stage.link.announce(stage.offer(task="speech", run="s"), unasked=False)
     stage.go()
     assert [c.task for c in stage.contributions] == ["speech"]
+
+
+def test_that_a_task_was_over_before_it_came_does_not_send_it_away_while_another_may_come(stage):
+    stage.link.announce(stage.offer(task="digits", run="d", done=True), retain=True, unasked=False)
+    stage.link.offer = None
+    stage.go()
+    assert not stage.agent.finished
+    stage.link.announce(stage.offer(task="speech", run="s"), unasked=False)
+    stage.go()
+    assert [c.task for c in stage.contributions] == ["speech"]
+    stage.clock.now += 2 * ANOTHER_S
+    stage.go()
+    assert not stage.agent.finished
+
+
+@pytest.mark.parametrize("how", ["nobody answers", "the aggregator answers", "it was told which"])
+def test_that_a_task_was_over_before_it_came_is_believed_in_the_end(stage, how):
+    stage.start(task="digits" if how == "it was told which" else "")
+    over = stage.offer(task="digits", run="d", done=True)
+    stage.link.announce(over, retain=True, unasked=False)
+    stage.link.offer = over if how == "the aggregator answers" else None
+    stage.go()
+    assert stage.agent.finished is (how != "nobody answers")
+    stage.clock.now += ANOTHER_S
+    stage.go()
+    assert stage.agent.finished
 
 
 def test_a_task_that_is_over_elsewhere_is_none_to_go_to(stage):
