@@ -106,6 +106,7 @@ def unkept(state: State, event: Unkept) -> State:
     for update in event.updates:
         if update.round != state.round:
             continue
+        state = _unnoted(state, update)
         answered = answered.discard(update.device)
         if (
             update.device in state.ready
@@ -132,11 +133,21 @@ def invited(state: State, event: Invited) -> State:
     return state.but(asked=asked, waiting=waiting, behind=behind, places=places)
 
 
-def needed(state: State, device: str, now: float) -> State:
+def needed(state: State, update: Update, now: float) -> State:
     """A device has contributed to the open round: how long it needed since it was asked is noted."""
     if state.rules.pace is None or not state.measured:
         return state
-    return _noted(state, now - state.asked_s.get(device, state.opened_s), 1)
+    seconds = now - state.asked_s.get(update.device, state.opened_s)
+    noted = state.noted.insert((update.device, update.kind), class_of(seconds))
+    return _noted(state.but(noted=noted), class_of(seconds), 1)
+
+
+def _unnoted(state: State, update: Update) -> State:
+    """It has not contributed after all."""
+    number = state.noted.get((update.device, update.kind))
+    if number is None:
+        return state
+    return _noted(state.but(noted=state.noted.discard((update.device, update.kind))), number, -1)
 
 
 def collected(state: State) -> State:
@@ -148,16 +159,17 @@ def collected(state: State) -> State:
     if state.rules.pace is None or not state.measured:
         return state
     if short := len(state.waiting) + len(state.sat_out):
-        state = _noted(state, state.deadline_s(state.round), short)
+        state = _noted(state, class_of(state.deadline_s(state.round)), short)
     if not state.durations:
         return state
     return state.but(paces=(*state.paces, state.durations)[-WINDOW:])
 
 
-def _noted(state: State, seconds: float, devices: int) -> State:
-    number = class_of(seconds)
-    before = state.durations.get(number, 0)
-    return state.but(durations=state.durations.insert(number, before + devices))
+def _noted(state: State, number: int, devices: int) -> State:
+    """So many more devices of a class of durations."""
+    after = state.durations.get(number, 0) + devices
+    durations = state.durations
+    return state.but(durations=durations.insert(number, after) if after else durations.discard(number))
 
 
 def overdue(state: State) -> State:
@@ -194,7 +206,7 @@ def begun(state: State, now: float) -> State:
     closes_s = now + state.deadline_s(state.round + 1)
     state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
     state = state.but(contributions=0, answered=HashTrieSet(), sat_out=HashTrieSet())
-    state = state.but(asked_s=HashTrieMap(), durations=HashTrieMap(), measured=True)
+    state = state.but(asked_s=HashTrieMap(), durations=HashTrieMap(), noted=HashTrieMap(), measured=True)
     if state.rules.devices_per_round is None:
         return state.but(waiting=state.ready)
     behind = _still_behind(state, now).update(dict.fromkeys(state.waiting, now))

@@ -167,7 +167,7 @@ def _believed(state: State, event: Believed) -> Result:
         return _replied(state, update, (status, reason))
     state = attendance.answered(state, update).but(contributions=state.contributions + 1)
     if update.round == state.round:
-        state = attendance.needed(state, update.device, event.now)
+        state = attendance.needed(state, update, event.now)
     return state, (Keep(update, state.round), Reply(update, status, reason))
 
 

@@ -135,6 +135,8 @@ class State:
     """Where deadlines are learnt: when devices of a cohort were asked that were not asked at the opening."""
     durations: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
     """Where deadlines are learnt: how many devices needed how long in this round, by class (`pace`)."""
+    noted: HashTrieMap[tuple[str, str], int] = field(default_factory=HashTrieMap)
+    """Which class each of this round's contributions, by device and kind, was counted in there."""
     measured: bool = True
     """Whether durations are known: not in a round that a restart has interrupted."""
     paces: tuple[Durations, ...] = ()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from aggregator import machine
-from aggregator.moves import Believed, Extend, Invited, Planned, Present, Tick, Update, Work, Worked
+from aggregator.moves import Believed, Extend, Invited, Planned, Present, Tick, Unkept, Update, Work, Worked
 from aggregator.pace import STEP, Pace, class_of, deadline_s, longest_s
 from aggregator.state import Rules, Saved, State
 
@@ -93,6 +93,15 @@ def test_for_whom_nothing_fitted_the_deadline_was_too_short():
         state, _ = play(state, *worked(3.0), Planned(4.0, "b", number, ""), came("a", 5.0, number))
     state, _ = play(state, *worked(6.0))
     assert state.closes_s - 6.0 > first
+
+
+def test_what_the_disk_refused_has_taken_no_time():
+    """Two are not kept, and one of them is sent again, later: it is as if they had come only then."""
+    state, _ = play(State(RULES), *online("a", "b", "c"), came("a", 2.0), came("b", 2.0))
+    state, _ = play(state, Unkept(2.0, (came("a", 2.0).update, came("b", 2.0).update)), came("a", 9.0))
+    assert dict(state.durations) == classes(9)
+    _, commands = play(state, came("b", 20.0), came("c", 30.0))
+    assert commands[-1] == Work("merge", 1, tuple(sorted(classes(9, 20, 30).items())))
 
 
 def test_of_a_cohort_each_device_needed_the_time_since_it_was_asked():
