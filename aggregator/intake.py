@@ -65,12 +65,17 @@ class Intake:
             self._waiting[key] = _Waiting(update, message, blob)
 
     def received(self, device: str, sha: bytes, block: tuple[int, bytes], now: float) -> None:
-        """A block (number, bytes) of a device's upload; one that nobody asked for is ignored."""
+        """A block (number, bytes) of a device's upload, and what is asked for next.
+
+        One that nobody asked for is ignored.
+        """
         index, data = block
         for key, waiting in list(self._waiting.items()):
             if waiting.pull and key[0] == device and waiting.blob.sha == sha:
                 try:
                     waiting.pull.received(index, data, now)
+                    if not (waiting.pull.done or waiting.pull.refused):
+                        self._go_on(key, waiting.pull, now)
                 except BlobError as error:
                     self._drop(key, str(error))
 

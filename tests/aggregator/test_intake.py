@@ -1,0 +1,48 @@
+"""Contributions pulled block by block."""
+
+import hashlib
+
+import pytest
+
+from aggregator.intake import Intake
+from aggregator.moves import Update
+from broker.blobs import Blobs
+from broker.messages import Blob
+from broker.partial import BLOCK
+from broker.transfer import WINDOW
+
+CONTENT = bytes(range(256)) * (20 * BLOCK // 256)
+BLOB = Blob(hashlib.sha256(CONTENT).digest(), len(CONTENT))
+UPDATE = Update("phone", 1, "full", 1, 1)
+
+
+@pytest.fixture
+def asked():
+    return []
+
+
+@pytest.fixture
+def intake(tmp_path, asked):
+    made = Intake(Blobs(tmp_path), lambda device, get: asked.extend((device, index) for index in get.blocks))
+    made.want(UPDATE, "its message", BLOB)
+    return made
+
+
+def test_a_block_that_comes_is_the_sign_to_ask_for_more_whatever_the_clock_says(intake, asked):
+    assert intake.tick(0.0) == []
+    assert asked == [("phone", index) for index in range(WINDOW)]
+    for _, index in asked:  # grows while it is walked
+        intake.received("phone", BLOB.sha, (index, CONTENT[index * BLOCK : (index + 1) * BLOCK]), 0.0)
+    assert [index for _, index in asked] == list(range(20))
+    arrived = intake.tick(0.0)
+    assert [(arrival.update, arrival.message, arrival.refusal) for arrival in arrived] == [
+        (UPDATE, "its message", "")
+    ]
+
+
+def test_blocks_of_another_device_or_blob_bring_nothing(intake, asked):
+    intake.tick(0.0)
+    intake.received("tablet", BLOB.sha, (0, CONTENT[:BLOCK]), 0.0)
+    intake.received("phone", bytes(32), (0, CONTENT[:BLOCK]), 0.0)
+    assert len(asked) == WINDOW
+    assert intake.tick(0.0) == []
