@@ -90,9 +90,9 @@ class Reception:
     def _judge(self, arrival: Arrival, number: int) -> None:
         """The content is here: is it to be believed?"""
         update, message, refusal = arrival.update, arrival.message, arrival.refusal
-        if not refusal:
+        if not refusal and (update.round == number or self._may_count(update.round, number)):
             try:
-                offered = self._offered(self._counts_as(update.round, number))
+                offered = self._offered(update.round)
                 check.check_content(message, self._content(message), offered)
             except UpdateRefused as error:
                 refusal = str(error)
@@ -114,11 +114,12 @@ class Reception:
             return False
         return self._rounds.store.contributions.known(update.round, update.device, update.kind)
 
-    def _counts_as(self, made_for: int, number: int) -> int:
-        """Against the base of which round an update is held: its own, while that is kept."""
+    def _may_count(self, made_for: int, number: int) -> bool:
+        """Whether what was made for an earlier round may count in this one. Else it is too late, whatever its
+        content is, and the base that it would be held against need not be there.
+        """
         rules = self._rounds.rules
-        kept = rules.counts_late and number - made_for <= rules.max_staleness
-        return made_for if kept else number
+        return made_for < number and rules.counts_late and number - made_for <= rules.max_staleness
 
     def _offered(self, number: int) -> check.Offered:
         """With the base of round `number`, 0 for none; it is read only where something is held against it."""

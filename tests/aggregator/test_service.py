@@ -18,6 +18,7 @@ from aggregator.observer import (
     RoundExtended,
 )
 from aggregator.service import MOST_REASONS
+from aggregator.task import KindSettings
 from aggregator.text import LIMIT
 from aggregator.wills import GRACE_S, RETURN_S
 from broker import messages, topics
@@ -25,6 +26,7 @@ from broker.blobs import block_count
 from broker.errors import BlobError
 from broker.link import Connected, Disconnected, packet_bytes
 from broker.messages import Blob, Get, Hello, Offer, Plan, State
+from broker.transfer import answer
 from models import tensors
 from strategies.zeroth_order import replay
 
@@ -464,6 +466,23 @@ def test_models_are_kept_while_they_are_offered_or_still_fetched_and_no_longer(b
     assert b.contribute("pi-01", b.contribution("full", update_of("full"), 6))[0].status == "accepted"
     b.wait(2.0)
     assert b.offer.done
+
+
+def test_what_is_fetched_after_its_round_has_closed_is_late_and_not_held_against_another_base(
+    bench, make_task, update_of
+):
+    """Its blocks come in round 2, whose base is further from it than is believed."""
+    b = bench(make_task(KindSettings(name="full", max_norm=3.5), rounds=3))
+    b.join("pi-01", "pi-02")
+    slow = b.contribution("full", update_of("full", 2))
+    b.say("pi-02", "contribution", slow)
+    b.contribute("pi-01", b.contribution("full", update_of("full", 1)))
+    b.wait(10.0)
+    assert b.service.state.round == 2
+    for index, data in answer(b.blobs, Get(blob=slow.blob, blocks=tuple(range(block_count(slow.blob))))):
+        b.raw(topics.up("pi-02", topics.block(slow.blob.sha, index)), data)
+    [receipt] = b.receipts("pi-02")
+    assert (receipt.status, receipt.reason) == ("late", "round 1 is closed, round 2 is open")
 
 
 def test_a_late_contribution_that_counted_counts_once_after_a_restart_too(bench, make_task, update_of):
