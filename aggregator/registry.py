@@ -7,6 +7,7 @@ go on from there. Files are content-addressed; who they belong to is in the stor
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from broker.messages import Base, Blob
 from .errors import RollbackError
 from .observer import RoundClosed
 from .store import CarriedBlobs, Rollback, Store
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,25 @@ class Registry:
         rollback = Rollback(saved.round if instead else saved.round + 1, to, instead)
         self._store.go_back(rollback, self._wall())
         return rollback
+
+    def end_with(self, best: int) -> None:
+        """Serve the version of round `best` or, where that is damaged, the latest that is not, and say so.
+
+        Raises RollbackError where all are.
+        """
+        others = [version.round for version in reversed(self.versions()) if version.round != best]
+        for number in (best, *others):
+            try:
+                self.go_back(number)
+            except RollbackError as error:
+                log.warning("%s", error)
+                continue
+            if number != best:
+                log.warning(
+                    "the best model, that of round %d, is lost: that of round %d is served", best, number
+                )
+            return
+        raise RollbackError("no model that was served is kept and sound")
 
     def blobs(self, best: int) -> Iterable[Blob]:
         """Of all versions that are to be kept: the latest, that of round `best`, and the served one."""

@@ -241,10 +241,10 @@ class Rounds:
 
     def finish(self, best: int) -> None:
         """The run is over: the model of round `best` is served (0: the last one's), unless somebody has gone
-        back to another.
+        back to another. Raises RollbackError as Registry.end_with.
         """
         if best and self.registry.pending() is None:
-            self.registry.go_back(best)
+            self.registry.end_with(best)
         self.redeploy()
 
     def redeploy(self) -> None:

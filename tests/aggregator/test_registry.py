@@ -163,6 +163,26 @@ def test_a_version_that_is_damaged_on_disk_is_not_gone_back_to(bench, make_task,
     assert (b.service.state.phase, b.service.state.round) == ("collect", 4)
 
 
+@pytest.mark.parametrize("lost", [(1,), (1, 3), (1, 2, 3)])
+def test_a_run_ends_with_the_latest_sound_model_where_the_best_is_damaged(
+    bench, make_task, update_of, caplog, lost
+):
+    b = play(bench, make_task("full", rounds=6), update_of, 3, "full")
+    for number in lost:
+        path = b.store.models.path(b.store.served(number).sha)
+        path.write_bytes(bytes(path.stat().st_size))
+    if lost == (1, 2, 3):
+        with pytest.raises(RollbackError, match="no model that was served is kept and sound"):
+            b.service.rounds.finish(1)
+        return
+    b.service.rounds.finish(1)
+    instead = 2 if 3 in lost else 3
+    assert deployed(b) == of_round(b, instead)
+    assert f"the best model, that of round 1, is lost: that of round {instead} is served" in caplog.text
+    b.service.rounds.finish(1)  # as in the next life
+    assert deployed(b) == of_round(b, instead)
+
+
 def test_before_any_round_there_is_nothing_to_go_back_to(bench, make_task):
     b = bench(make_task("few-shot"))
     with pytest.raises(RollbackError, match="round 1 has served no model; no round did"):
