@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -29,6 +31,8 @@ __all__ = [
     "task_of",
     "tasks_of",
 ]
+
+log = logging.getLogger(__name__)
 
 HELP = "run the rounds of a task: offer, collect, merge, evaluate"
 EXAMPLE = "device-runtime serve --bundle digits-wrn-10-1 --rounds 15 --deadline 3 --run-dir runs/digits"
@@ -110,7 +114,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--robust-byzantine", type=int, metavar="F", help="liars that krum is to stand (default: all it can)")
     add("--seed", type=int, help="of the task (default: 0)")
     add("--run-dir", type=Path, help="where the run is kept; an existing one goes on (default: runs/NAME)")
-    add("--config", type=Path, metavar="SERVER.toml", help="broker, http, log; flags stand over it")
+    add("--database", metavar="URL", help="postgresql://user@host/db (default: SQLite in the run folder)")
+    add("--config", type=Path, metavar="SERVER.toml", help="broker, database, http, log; flags stand over it")
     add("--broker", metavar="URL", help="mqtt:// or mqtts://; auto starts one here (default)")
     add("--port", type=int, help="of the broker that auto starts (default: as before, or a free one)")
     add(
@@ -134,6 +139,11 @@ def run(args: argparse.Namespace) -> int:
     """Serve until done or a signal. Raises what `exit_code` numbers."""
     server = server_of(args)
     logs.configure(server.log)
+    if args.database and urlsplit(args.database).password:
+        log.warning(
+            "everybody on this machine can see the password in --database: use PGPASSWORD, ~/.pgpass or "
+            "[database] password_file"
+        )
     Process(server, tasks_of(args, server), args.quiet).run()
     return Exit.DONE
 
@@ -149,6 +159,7 @@ def server_of(args: argparse.Namespace) -> Server:
             "insecure": args.insecure or None,
             "enrolment": args.enrolment,
         },
+        "database": {"url": args.database},
         "http": {**_address(args.http), "token_file": args.token_file, "open": args.http_open or None},
         "log": {"format": args.log_format},
     }

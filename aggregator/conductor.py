@@ -11,7 +11,7 @@ from broker.messages import Offer, Receipt
 
 from . import cohort, machine, moves, wishes
 from .contributions import Stored, record_of
-from .errors import RollbackError, RunFolderError
+from .errors import AggregatorError, DatabaseError, RollbackError, RunFolderError
 from .group import Group
 from .observer import Contributed, Finished, Happening, Refused, RoundExtended, RoundOpened
 from .offering import Offering
@@ -289,8 +289,8 @@ class Conductor:
         self._events.append(replace(worked, now=self._clock()))
 
 
-def _stuck(command: moves.Command, error: Exception) -> RunFolderError:
-    if isinstance(error, RunFolderError):
+def _stuck(command: moves.Command, error: Exception) -> AggregatorError:
+    if isinstance(error, RunFolderError | DatabaseError):
         return error
     text = f"{type(error).__name__}: {printable(str(error))}"
     return RunFolderError(f"the run cannot go on at {command}: {text}; start again to retry")

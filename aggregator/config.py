@@ -27,6 +27,7 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 _PATHS = {
     "broker": ("ca", "cert", "key", "password_file", "enrolment"),
     "http": ("token_file", "cert", "key"),
+    "database": ("password_file",),
 }
 
 
@@ -104,6 +105,23 @@ class HttpSection(Section, frozen=True):
             )
 
 
+class DatabaseSection(Section, frozen=True):
+    """Where runs are kept: the `url` of a PostgreSQL, each in a schema of its own; without one, in SQLite in
+    their folders.
+
+    The password, if there is one, is in `password_file`, or where libpq looks (PGPASSWORD, ~/.pgpass).
+    """
+
+    url: str = ""
+    password_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.url and not self.url.startswith(("postgresql://", "postgres://")):
+            raise ConfigError("database.url: expected postgresql://user@host:5432/database")
+        if self.password_file and not self.url:
+            raise ConfigError("database.password_file is for a database.url, which is not there")
+
+
 class LogSection(Section, frozen=True):
     """How the log is written, on stderr; `format` None: bare lines, as always."""
 
@@ -120,7 +138,16 @@ class Server(Section, frozen=True):
     run_dir: Path | None = None
     broker: BrokerSection = BrokerSection()
     http: HttpSection | None = None
+    database: DatabaseSection = DatabaseSection()
     log: LogSection = LogSection()
+
+
+_SECTIONS: Mapping[str, type[Section]] = {
+    "broker": BrokerSection,
+    "database": DatabaseSection,
+    "http": HttpSection,
+    "log": LogSection,
+}
 
 
 def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> Server:
@@ -149,7 +176,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
-    for section in _PATHS.keys() | {"log"}:
+    for section in _SECTIONS:
         if not isinstance(settings.get(section, {}), dict):
             raise ConfigError(f"{path}: {section}: expected a table, [{section}]")
     for section, keys in _PATHS.items():
@@ -180,7 +207,7 @@ def _named(error: msgspec.ValidationError) -> str:
     key = place.strip("`").removeprefix("$").lstrip(".")
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", text)
     if unknown:
-        known = {"broker": BrokerSection, "http": HttpSection, "log": LogSection}.get(key, Server)
+        known = _SECTIONS.get(key, Server)
         name = f"{key}.{unknown[1]}" if key else unknown[1]
         return f"{name}: there is no such key; there are {', '.join(known.__struct_fields__)}"
     return f"{key}: {text[:1].lower()}{text[1:]}" if key else text

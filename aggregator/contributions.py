@@ -17,7 +17,10 @@ from .observer import ContributionRecord
 ROUNDS_KNOWN = 4
 """Rounds of whose contributions the keys are in memory: the disk need not be asked for each message."""
 
-_SAVE_TRAFFIC = "INSERT OR REPLACE INTO traffic VALUES (?, ?, ?, ?)"
+_KEEP = "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_ONE = "SELECT * FROM contributions WHERE round = ? AND device = ? AND kind = ?"
+_SAVE_TRAFFIC = """INSERT INTO traffic VALUES (?, ?, ?, ?) ON CONFLICT (round, device) DO UPDATE
+SET up = excluded.up, down = excluded.down"""
 
 
 @dataclass(frozen=True)
@@ -78,30 +81,27 @@ class Contributions:
 
     def settle(self) -> None:
         """Write what was kept, at once: all of it is on the disk when this returns, none when it raises."""
-        kept, keys = self._kept, self._kept_keys
-        self._kept, self._kept_keys = [], set()
         with self._db.commit() as db:
-            db.executemany(
-                "INSERT OR IGNORE INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_row(stored) for stored, _ in kept],
-            )
-            moved = [(stored.into, stored.device, moved.up, moved.down) for stored, moved in kept]
+            db.executemany(_KEEP, [_row(stored) for stored, _ in self._kept])
+            moved = [(stored.into, stored.device, moved.up, moved.down) for stored, moved in self._kept]
             db.executemany(_SAVE_TRAFFIC, moved)
-        for number, device, kind in keys:
+        for number, device, kind in self._kept_keys:
             if number in self._known:
                 self._known[number].add((device, kind))
+        self.drop()
 
     def drop(self) -> None:
-        """Forget what was kept and is not written."""
+        """Forget what was kept: it is written, or cannot be."""
         self._kept, self._kept_keys = [], set()
 
     def of_round(self, number: int) -> Iterator[Stored]:
         """Those that count in a round, by kind, device, and the round they were made for; one at a time."""
         keys = self._db.rows(
-            "SELECT rowid FROM contributions WHERE into_round = ? ORDER BY kind, device, round", number
+            "SELECT round, device, kind FROM contributions WHERE into_round = ? ORDER BY kind, device, round",
+            number,
         )
         for key in keys:
-            row = self._db.rows("SELECT * FROM contributions WHERE rowid = ?", key[0])[0]
+            row = self._db.rows(_ONE, *key)[0]
             yield Stored(
                 device=row["device"],
                 round=row["round"],
@@ -122,7 +122,7 @@ class Contributions:
     def prune(self, number: int) -> None:
         """Let go of the blobs of a closed round's contributions, and of those before."""
         waiting = self._db.rows(
-            "SELECT blob FROM contributions WHERE into_round > ? AND blob NOT NULL", number
+            "SELECT blob FROM contributions WHERE into_round > ? AND blob IS NOT NULL", number
         )
         self._updates.prune(msgspec.msgpack.decode(row["blob"], type=Blob) for row in waiting)
 

@@ -1,75 +1,74 @@
-"""The run folder's SQLite file: opened by one process, every commit durable when it returns."""
+"""What is known of a run, in SQLite or PostgreSQL: of one process, every commit durable when it returns.
+
+One text of SQL for both (`tables`): `?` stands for a value, and an insertion that may be repeated says so by
+ON CONFLICT. Writes are gathered and done in one transaction at the end of `commit`, where they can be done
+again should a server have been lost in the middle: each of them gives the same, done twice.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
+from . import place
 from .errors import RunFolderError
+from .sqlite_file import FILE, SqliteFile
+from .tables import Statement
 
-FILE = "run.sqlite"
-"""In the run folder."""
-VERSION = 3
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS meta (
-    id INTEGER PRIMARY KEY CHECK (id = 1), task BLOB NOT NULL, run TEXT NOT NULL, bundle BLOB NOT NULL
-);
-CREATE TABLE IF NOT EXISTS rounds (
-    round INTEGER PRIMARY KEY, phase TEXT NOT NULL, base BLOB NOT NULL, carried BLOB NOT NULL,
-    next_base BLOB, next_carried BLOB, served BLOB,
-    figures BLOB, record BLOB, note TEXT NOT NULL DEFAULT ''
-);
-CREATE TABLE IF NOT EXISTS contributions (
-    round INTEGER NOT NULL, device TEXT NOT NULL, kind TEXT NOT NULL, into_round INTEGER NOT NULL,
-    num_examples INTEGER NOT NULL, metrics BLOB NOT NULL, why TEXT NOT NULL, blob BLOB, body BLOB,
-    form TEXT NOT NULL,
-    UNIQUE (round, device, kind)
-);
-CREATE INDEX IF NOT EXISTS by_round ON contributions (into_round, kind, device, round);
-CREATE TABLE IF NOT EXISTS asked (
-    device TEXT PRIMARY KEY, round INTEGER NOT NULL
-);
-CREATE TABLE IF NOT EXISTS present (
-    device TEXT PRIMARY KEY, boot INTEGER NOT NULL
-);
-CREATE TABLE IF NOT EXISTS traffic (
-    round INTEGER NOT NULL, device TEXT NOT NULL, up INTEGER NOT NULL, down INTEGER NOT NULL,
-    PRIMARY KEY (round, device)
-);
-CREATE TABLE IF NOT EXISTS pace (
-    round INTEGER PRIMARY KEY, durations BLOB NOT NULL
-);
-CREATE TABLE IF NOT EXISTS versions (
-    round INTEGER PRIMARY KEY, published_s REAL NOT NULL
-);
-CREATE TABLE IF NOT EXISTS rollbacks (
-    into_round INTEGER PRIMARY KEY, to_round INTEGER NOT NULL, instead INTEGER NOT NULL, asked_s REAL NOT NULL
-);
-CREATE TABLE IF NOT EXISTS steps (
-    round INTEGER NOT NULL, position INTEGER NOT NULL, step BLOB NOT NULL, PRIMARY KEY (round, position)
-);
-"""
+class Row(Protocol):
+    """Its columns by place or by name."""
+
+    def __getitem__(self, key: int | str, /) -> Any: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Backend(Protocol):
+    """One of the databases, open. Raises RunFolderError, and a server's also DatabaseError."""
+
+    def apply(self, statements: Sequence[Statement]) -> None:
+        """All or nothing, and on the disk when this returns."""
+
+    def rows(self, sql: str, values: Sequence[object]) -> Sequence[Row]: ...
+
+    def close(self) -> None:
+        """May be called twice."""
+
+
+class Batch:
+    """What one commit is to write."""
+
+    def __init__(self) -> None:
+        self.statements: list[Statement] = []
+
+    def execute(self, sql: str, values: Sequence[object] = ()) -> None:
+        self.statements.append((sql, [values]))
+
+    def executemany(self, sql: str, values: Sequence[Sequence[object]]) -> None:
+        """Once for each of them."""
+        if values:
+            self.statements.append((sql, list(values)))
 
 
 class Database:
-    """An open run.sqlite. Raises RunFolderError, in every method, when the disk does not do as it is told."""
+    """An open run. Raises RunFolderError, in every method, when the disk does not do as it is told, and
+    DatabaseError when a server is not there any more: then this object is of no use.
+    """
 
-    def __init__(self, folder: Path, reading: bool = False) -> None:
-        """`reading`: beside the process that owns the folder, and nothing is written.
+    def __init__(self, folder: Path, reading: bool = False, url: str = "") -> None:
+        """`reading`: beside the process that owns the run, and nothing is written. `url` is of PostgreSQL;
+        without one it is where the run was begun, or in the folder.
 
-        Raises RunFolderError when another process has the folder open, or for another version.
+        Raises RunFolderError when another process has the run open, or for another version; DatabaseError for
+        a server that does not answer or refuses us, MissingExtra where its driver is not installed.
         """
         self.folder, self._lock = folder, -1
         if reading:
-            with self._errors():
-                self._db = sqlite3.connect(f"{(folder / FILE).resolve().as_uri()}?mode=ro", uri=True)
-                self._db.row_factory = sqlite3.Row
-                _check_version(self._db)
+            self._backend = _opened(folder, url, reading=True)
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -77,60 +76,47 @@ class Database:
         except OSError as error:
             raise RunFolderError(f"cannot use run folder {folder}: {error.strerror or error}") from None
         try:
-            with self._errors():
-                self._db = sqlite3.connect(folder / FILE, isolation_level=None)
-                _prepare(self._db)
+            self._backend = _opened(folder, url, reading=False)
         except BaseException:
             os.close(self._lock)
             raise
 
     def close(self) -> None:
-        """Let go of the folder. May be called twice."""
-        self._db.close()
+        """Let go of the run. May be called twice."""
+        self._backend.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     @contextmanager
-    def commit(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, and on the disk when it ends."""
-        with self._errors():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:  # SQLite ends some by itself when the disk is full
-                    self._db.execute("ROLLBACK")
-                raise
+    def commit(self) -> Iterator[Batch]:
+        """All that is written in it or nothing, and on the disk when it ends."""
+        batch = Batch()
+        yield batch
+        if batch.statements:
+            self._backend.apply(batch.statements)
 
-    def rows(self, sql: str, *values: object) -> list[sqlite3.Row]:
+    def rows(self, sql: str, *values: object) -> Sequence[Row]:
         """All rows of a query."""
-        with self._errors():
-            return self._db.execute(sql, values).fetchall()
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise RunFolderError(f"run folder {self.folder}: {error}") from None
+        return self._backend.rows(sql, values)
 
 
-def _prepare(db: sqlite3.Connection) -> None:
-    """WAL with synchronous=FULL: a commit that has returned survives a power cut."""
-    db.row_factory = sqlite3.Row
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("PRAGMA synchronous=FULL")
-    _check_version(db)
-    db.executescript(_TABLES)
-    db.execute(f"PRAGMA user_version={VERSION}")
+def begun(folder: Path) -> bool:
+    """Whether a run is kept in a folder, or from it in a database."""
+    return (folder / FILE).exists() or place.of(folder) is not None
 
 
-def _check_version(db: sqlite3.Connection) -> None:
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    if version not in (0, VERSION):
-        raise RunFolderError(f"{FILE} has version {version}, this version reads {VERSION}")
+def _opened(folder: Path, url: str, reading: bool) -> Backend:
+    known = place.of(folder)
+    if not url and known is None:
+        return SqliteFile(folder, reading)
+    if known is None and (folder / FILE).exists():
+        raise RunFolderError(
+            f"run folder {folder} keeps its run in {FILE}: leave the database out, or give another --run-dir"
+        )
+    from .postgres import Postgres
+
+    return Postgres(folder, url, reading)
 
 
 def _locked(folder: Path) -> int:

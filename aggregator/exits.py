@@ -1,6 +1,6 @@
 """With what number `device-runtime serve` ends, and which error has which: the one place where this stands.
 
-0 and 130 need nobody; after 3, 4 and 5 the same command may be tried again; 2 and 6 need a person first.
+0 and 130 need nobody; after 3, 4, 5 and 7 the same command may be tried again; 2 and 6 need a person first.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from broker.errors import BlobError, BrokerRefused, BrokerStartError, BrokerUnreachable
 
-from .errors import AddressError, MissingExtra, RunFolderError
+from .errors import AddressError, DatabaseError, MissingExtra, RunFolderError
 
 
 class Exit(IntEnum):
@@ -29,6 +29,8 @@ class Exit(IntEnum):
     """The address for HTTP cannot be listened on."""
     MISSING = 6
     """Something is not installed; the message says what to install."""
+    DATABASE = 7
+    """PostgreSQL does not answer, refuses us, or was away for too long."""
     INTERRUPTED = 130
     """Ctrl-C before the service ran."""
 
@@ -39,6 +41,7 @@ _OF: tuple[tuple[type[Exception], Exit], ...] = (
     (BrokerStartError, Exit.BROKER),
     (BlobError, Exit.FOLDER),
     (RunFolderError, Exit.FOLDER),
+    (DatabaseError, Exit.DATABASE),
     (AddressError, Exit.ADDRESS),
     (MissingExtra, Exit.MISSING),
 )

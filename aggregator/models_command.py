@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from . import task as tasks
 from . import wishes
-from .database import FILE
+from .database import begun
 from .errors import AggregatorError, RollbackError, RunFolderError
 from .plain import number, percent, size
 from .registry import Registry, Version
@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Raises RunFolderError for a folder that is none, RollbackError for a model that is not kept."""
     folder: Path = options.run_dir
-    if not (folder / FILE).exists():
-        raise RunFolderError(f"{folder} is no run folder: {FILE} is not there")
+    if not begun(folder):
+        raise RunFolderError(f"{folder} is no run folder: nothing was begun there")
     if options.rollback is not None:
         print(_gone_back(folder, options.rollback))
         return 0

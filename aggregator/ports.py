@@ -54,7 +54,8 @@ class Ports:
     """The outside of a service. `inbox` gets what `link` receives from topics.FROM_DEVICES.
 
     `clock` gives seconds and never goes back; `mqtt5` only tells how large packets are; `will_grace_s`
-    as in Wills.
+    as in Wills. `database` is the URL of the PostgreSQL where the run is kept; without one it is in its
+    folder, or where it was begun.
     """
 
     link: Wire
@@ -64,3 +65,4 @@ class Ports:
     mqtt5: bool = False
     seal: Seal = unsigned
     will_grace_s: float = GRACE_S
+    database: str = ""

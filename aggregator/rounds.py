@@ -38,8 +38,9 @@ SERVED = "served.safetensors"
 class Rounds:
     """An open run. Raises RunFolderError, BlobError when the disk fails, ModelError for a bad bundle."""
 
-    def __init__(self, task: Task, folder: Path, given: bool = False) -> None:
-        """Opens the folder, as a new run or where the last life left it. `given`: rounds come from outside.
+    def __init__(self, task: Task, folder: Path, given: bool = False, database: str = "") -> None:
+        """Opens the folder, as a new run or where the last life left it. `given`: rounds come from outside;
+        `database` as in Ports.
 
         Raises TaskError for kinds of update that the bundle has no graphs for, or evaluation data that does
         not fit, RunFolderError for another task's folder.
@@ -53,7 +54,7 @@ class Rounds:
         self._evaluator = Evaluator(self.bundle, task.eval_data)
         generic = samples(task.generic, self.manifest, "generic set") if task.generic else None
         self._tools = Tools({"": self.bundle, **family}, generic)
-        self.store = Store(folder)
+        self.store = Store(folder, database=database)
         try:
             put = self.store.models.put
             self._packed = put(self.bundle.packed())

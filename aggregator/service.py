@@ -18,7 +18,7 @@ from broker.errors import BrokerError
 from . import moves
 from .conductor import Conductor
 from .crowd import Crowd
-from .errors import RunFolderError, UpdateRefused
+from .errors import DatabaseError, RunFolderError, UpdateRefused
 from .flood import MOST_DEVICES, RATE, Flood
 from .observer import DeviceSeen, Happening, PlanMade, Started
 from .outside import GivenRound
@@ -52,7 +52,7 @@ class Service:
 
     def __init__(self, task: Task, folder: Path, ports: Ports, given: bool = False) -> None:
         """`given`: rounds begin when they are given, by `give`, and at no other time."""
-        self._rounds = Rounds(task, folder, given)
+        self._rounds = Rounds(task, folder, given, ports.database)
         self._ports = ports
         self._run = Conductor(self._rounds, ports, self._tell)
         self._done_s: float | None = None
@@ -154,7 +154,7 @@ class Service:
         where = printable(event.topic)
         try:
             self._hear(event)
-        except RunFolderError:
+        except (RunFolderError, DatabaseError):
             raise
         except BrokerError as error:
             log.warning("message on %s dropped: %s", where, printable(str(error)))

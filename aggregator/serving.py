@@ -21,8 +21,8 @@ from broker.running import BrokerOptions, RunningBroker
 from broker.url import BrokerUrl
 
 from . import enrolled, lodger
-from .config import AUTO, BrokerSection, Server
-from .database import FILE
+from .config import AUTO, BrokerSection, DatabaseSection, Server
+from .database import begun
 from .errors import ConfigError, MissingExtra
 from .lodger import Lodger
 from .logs import Events
@@ -61,7 +61,7 @@ class Process:
         self._lodgers = [Lodger(task, self._stop) for task in tasks]
         parent = server.run_dir or Path("runs")
         alone = server.run_dir is not None and len(tasks) == 1
-        if not alone and (parent / FILE).exists():
+        if not alone and begun(parent):
             raise ConfigError(
                 f"{parent} is the run folder of one task, and several have a folder each there: move what is "
                 f"in it to {parent / 'NAME'}, of that task's name"
@@ -106,11 +106,12 @@ class Process:
     def _open(self, url: BrokerUrl, link: Link, told: tuple[Sequence[View], Site | None]) -> None:
         """Every run folder, or none. Raises what Service raises."""
         views, site = told
+        database = database_for(self._server.database)
         seal = enrolled.sealing(self._server.broker.enrolment, self._folders[0])
         for one, folder, view in zip(self._lodgers, self._folders, views, strict=True):
             watchers: tuple[Observer, ...] = site.observers(one.task.name) if site else ()
             observers = (Records(folder), view, *watchers)
-            ports = Ports(link, one.inbox, observers, clock=one.pulse, mqtt5=url.mqtt5, seal=seal)
+            ports = Ports(link, one.inbox, observers, one.pulse, url.mqtt5, seal, database=database)
             one.open(partial(Service, one.task, folder, ports))
             (folder / PORT).write_text(f"{url.port}\n")
 
@@ -192,11 +193,24 @@ def _address(section: BrokerSection) -> BrokerUrl:
         raise ConfigError("broker.url: expected mqtt://, mqtts:// or wss://")
     if section.password_file is None:
         return url
-    try:
-        password = section.password_file.read_text("utf-8").strip("\r\n")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"broker.password_file: cannot read {section.password_file}: {error}") from None
+    password = _secret("broker.password_file", section.password_file)
     return replace(url, user=section.user, password=password)
+
+
+def database_for(section: DatabaseSection) -> str:
+    """As libpq has it, with the password from its file; empty for none. Raises ConfigError."""
+    if not section.url or section.password_file is None:
+        return section.url
+    from .postgres_session import with_password
+
+    return with_password(section.url, _secret("database.password_file", section.password_file))
+
+
+def _secret(key: str, file: Path) -> str:
+    try:
+        return file.read_text("utf-8").strip("\r\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: cannot read {file}: {error}") from None
 
 
 def port_before(folder: Path) -> int:

@@ -1,11 +1,12 @@
 """All that a run must not lose, in one folder: SQLite for what is known, blobs for what is large.
 
-    run.sqlite   task, rounds, who was asked, contributions, traffic, the log of zeroth-order steps
+    run.sqlite   task, rounds, who was asked, contributions, traffic, the log of zeroth-order steps;
+                 or database.json, which says in which PostgreSQL that is
     models/      bundle, checkpoints, logs, served models: what devices may fetch
     updates/     contributions over INLINE_LIMIT, until their round is merged: what nobody may fetch
 
-The order is always: content durable, then one SQLite commit, then whatever tells others of it. Every write
-may be repeated. One process owns the folder.
+The order is always: content durable, then one commit of the database, then whatever tells others of it.
+Every write may be repeated, and is done again where a server was lost. One process owns the run.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ from .observer import RoundClosed, RoundRecord
 from .state import Saved
 
 T = TypeVar("T")
+
+_ATTEND = "INSERT INTO present VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET boot = excluded.boot"
+_ASK = "INSERT INTO asked VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET round = excluded.round"
+_GO_BACK = """INSERT INTO rollbacks VALUES (?, ?, ?, ?) ON CONFLICT (into_round) DO UPDATE
+SET to_round = excluded.to_round, instead = excluded.instead, asked_s = excluded.asked_s"""
 
 
 @dataclass(frozen=True)
@@ -88,15 +94,14 @@ class Rollback:
 
 
 class Store:
-    """An open run folder. Raises RunFolderError, in every method, when the disk does not do as it is told."""
+    """An open run folder. Raises what Database does, in every method, when it does not do as it is told."""
 
-    def __init__(self, folder: Path, reading: bool = False) -> None:
-        """Opens the folder, made if need be; `reading`: one that is there, beside its owner.
-
-        Raises RunFolderError when another process has it open, or to read where there is none.
+    def __init__(self, folder: Path, reading: bool = False, database: str = "") -> None:
+        """Opens the folder, made if need be; `reading`: one that is there, beside its owner. `database`: URL
+        of a PostgreSQL for what is not to be in the folder. Raises what Database does.
         """
         self.folder = folder
-        self._db = Database(folder, reading)
+        self._db = Database(folder, reading, database)
         self.models, self.updates = Blobs(folder / "models"), Blobs(folder / "updates")
         self.contributions = Contributions(self._db, self.updates)
 
@@ -112,9 +117,10 @@ class Store:
     def found(self, identity: Identity) -> None:
         """Make the folder this run's. Raises RunFolderError when it is another's."""
         with self._db.commit() as db:
-            db.execute(
-                "INSERT INTO meta VALUES (1, ?, ?, ?)", (identity.task, identity.run, identity.bundles)
-            )
+            values = (identity.task, identity.run, identity.bundles)
+            db.execute("INSERT INTO meta VALUES (1, ?, ?, ?) ON CONFLICT DO NOTHING", values)
+        if self.identity() != identity:
+            raise RunFolderError(f"run folder {self.folder} belongs to a run already")
 
     def saved(self) -> Saved | None:
         """Where the run is, for `machine.resume`."""
@@ -131,20 +137,20 @@ class Store:
     def attend(self, here: Mapping[str, int], gone: Iterable[str]) -> None:
         """Devices that a round may wait for, each with the life (boot) that it speaks from; and no longer."""
         with self._db.commit() as db:
-            db.executemany("INSERT OR REPLACE INTO present VALUES (?, ?)", list(here.items()))
+            db.executemany(_ATTEND, list(here.items()))
             db.executemany("DELETE FROM present WHERE device = ?", [(device,) for device in gone])
 
     def ask(self, number: int, devices: Iterable[str]) -> None:
         """Devices of a cohort are asked for a round; only the latest round of each is kept."""
         with self._db.commit() as db:
-            rows = [(device, number) for device in devices]
-            db.executemany("INSERT OR REPLACE INTO asked VALUES (?, ?)", rows)
+            db.executemany(_ASK, [(device, number) for device in devices])
 
     def open_round(self, number: int, base: Base, carried: CarriedBlobs) -> None:
         """A new round, whose phase is collect."""
         with self._db.commit() as db:
             db.execute(
-                "INSERT OR IGNORE INTO rounds (round, phase, base, carried) VALUES (?, 'collect', ?, ?)",
+                "INSERT INTO rounds (round, phase, base, carried) VALUES (?, 'collect', ?, ?) "
+                "ON CONFLICT DO NOTHING",
                 (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)),
             )
 
@@ -154,7 +160,7 @@ class Store:
             db.execute("UPDATE rounds SET phase = 'merge' WHERE round = ? AND phase = 'collect'", (number,))
             if durations:
                 packed = msgspec.msgpack.encode(durations)
-                db.execute("INSERT OR IGNORE INTO pace VALUES (?, ?)", (number, packed))
+                db.execute("INSERT INTO pace VALUES (?, ?) ON CONFLICT DO NOTHING", (number, packed))
 
     def paces(self, most: int, before: int) -> tuple[dict[int, int], ...]:
         """How long devices needed (see `pace`) in the last so many rounds before `before`, in order."""
@@ -203,14 +209,16 @@ class Store:
 
     def every_figures(self) -> tuple[tuple[int, Figures], ...]:
         """Of every closed round, in order."""
-        sql = "SELECT round, figures FROM rounds WHERE phase = 'closed' AND figures NOT NULL ORDER BY round"
+        sql = (
+            "SELECT round, figures FROM rounds WHERE phase = 'closed' AND figures IS NOT NULL ORDER BY round"
+        )
         decode = msgspec.msgpack.decode
         return tuple((row["round"], decode(row["figures"], type=Figures)) for row in self._db.rows(sql))
 
     def publish(self, number: int, now: float) -> None:
         """The served model of a round is out since `now`, seconds since 1970; only the first time counts."""
         with self._db.commit() as db:
-            db.execute("INSERT OR IGNORE INTO versions VALUES (?, ?)", (number, now))
+            db.execute("INSERT INTO versions VALUES (?, ?) ON CONFLICT DO NOTHING", (number, now))
 
     def published(self) -> dict[int, float]:
         """Since when the model of each round is out."""
@@ -218,9 +226,8 @@ class Store:
 
     def go_back(self, rollback: Rollback, now: float) -> None:
         """Going back is asked for, at `now`, seconds since 1970; the latest word on a round counts."""
-        values = (rollback.into, rollback.to, rollback.instead, now)
         with self._db.commit() as db:
-            db.execute("INSERT OR REPLACE INTO rollbacks VALUES (?, ?, ?, ?)", values)
+            db.execute(_GO_BACK, (rollback.into, rollback.to, int(rollback.instead), now))
 
     def rollbacks(self) -> tuple[Rollback, ...]:
         """All, by the round in which they took effect, or will."""
@@ -261,7 +268,7 @@ class Store:
         """Every closed round in order, or the one of this number."""
         rows = self._db.rows(
             "SELECT round, record, note FROM rounds "
-            "WHERE record NOT NULL AND round = coalesce(?, round) ORDER BY round",
+            "WHERE record IS NOT NULL AND round = coalesce(?, round) ORDER BY round",
             number,
         )
         return tuple(

@@ -35,6 +35,7 @@ EXTRAS = {
     "fastapi": "service",
     "uvicorn": "service",
     "prometheus_client": "service",
+    "psycopg": "postgres",
 }
 """Which extra brings a module that a command may miss."""
 

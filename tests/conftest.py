@@ -1,6 +1,15 @@
 """What tests of several packages share: the shipped bundle, real digits, a clock that stands still."""
 
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +35,114 @@ class FakeClock:
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
+
+
+class PostgresServer:
+    """A PostgreSQL of our own, in a temporary folder, at a free port. It sorts texts as people do.
+
+    `url` needs no password; the user "locked" needs "secret:1", and may not make schemas.
+    """
+
+    def __init__(self, programs: Path) -> None:
+        self._programs = programs
+        self._user = "postgres" if os.geteuid() == 0 else None  # it refuses to run as root
+        self.folder = Path(tempfile.mkdtemp(prefix="postgresql-"))
+        self._data = self.folder / "data"
+        if self._user:
+            shutil.chown(self.folder, self._user)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._run("initdb", "-D", self._data, "-U", "fl", "-A", "trust", "-E", "UTF8", *self._sorting())
+        rules = self._data / "pg_hba.conf"
+        rules.write_text("host all locked 127.0.0.1/32 scram-sha-256\n" + rules.read_text())
+        self.start()
+        self.sql("CREATE ROLE locked LOGIN PASSWORD 'secret:1'")
+        self.sql("CREATE DATABASE fl")
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://fl@127.0.0.1:{self.port}/fl"
+
+    def start(self) -> None:
+        options = f"-c listen_addresses=127.0.0.1 -p {self.port} -k {self.folder} -c shared_buffers=16MB"
+        self._run("pg_ctl", "-D", self._data, "-w", "-l", self.folder / "log", "-o", options, "start")
+
+    def stop(self) -> None:
+        """As an administrator does, who does not wait for clients."""
+        self._run("pg_ctl", "-D", self._data, "-w", "-m", "fast", "stop")
+
+    def kill(self) -> None:
+        """As a power cut does: nothing is written any more."""
+        pid = int((self._data / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        self._run("pg_ctl", "-D", self._data, "-w", "-m", "immediate", "stop", check=False)
+
+    def sql(self, text: str, database: str = "postgres") -> str:
+        where = ("-h", "127.0.0.1", "-p", self.port, "-U", "fl", "-d", database)
+        return self._run("psql", "-X", "-A", "-t", "-q", *where, "-c", text)
+
+    def close(self) -> None:
+        with suppress(subprocess.CalledProcessError):
+            self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _sorting(self) -> tuple[str, ...]:
+        version = subprocess.run(
+            [self._programs / "initdb", "--version"], capture_output=True, text=True
+        ).stdout
+        if int(version.split()[2].split(".")[0]) < 15:
+            return ()
+        return ("--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en-US")
+
+    def _run(self, program: str, *arguments: object, check: bool = True) -> str:
+        done = subprocess.run(
+            [str(self._programs / program), *map(str, arguments)],
+            stdout=subprocess.PIPE
+            if program != "pg_ctl"
+            else subprocess.DEVNULL,  # the server keeps the pipe
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            user=self._user,
+            cwd=self.folder,
+        )
+        if check and done.returncode:
+            raise subprocess.CalledProcessError(done.returncode, program, done.stdout)
+        return done.stdout or ""
+
+
+def _postgres_programs() -> Path | None:
+    """Where distributions put what is not for everybody."""
+    folders = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), Path("/usr/local/bin")]
+    found = shutil.which("initdb")
+    folders += [Path(found).parent] if found else []
+    return next((folder for folder in folders if (folder / "initdb").exists()), None)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One for all tests: each run has a schema of its own."""
+    pytest.importorskip("psycopg")
+    programs = _postgres_programs()
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed")
+    server = PostgresServer(programs)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> str:
+    """The URL where runs are kept; none is SQLite. A module that names DATABASES has its tests in each."""
+    wanted = getattr(request, "param", "sqlite")
+    return request.getfixturevalue("postgres").url if wanted == "postgres" else ""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    named = getattr(metafunc.module, "DATABASES", ())
+    if named and "database" in metafunc.fixturenames:
+        metafunc.parametrize("database", named, indirect=True)
 
 
 @pytest.fixture(scope="session")

@@ -90,11 +90,18 @@ class Bench:
     now: float = 100.0
     told: list = field(default_factory=list)
     given: bool = False
+    database: str = ""
 
     def __post_init__(self):
         self.link = FakeLink()
         self.blobs = Blobs(self.folder.parent / "device-blobs")
-        ports = Ports(self.link, queue.SimpleQueue(), (self.told.append,), clock=lambda: self.now)
+        ports = Ports(
+            self.link,
+            queue.SimpleQueue(),
+            (self.told.append,),
+            clock=lambda: self.now,
+            database=self.database,
+        )
         self.service = Service(self.task, self.folder, ports, self.given)
         self.service.start()
 
@@ -187,11 +194,12 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path):
+def bench(tmp_path, database):
     benches = []
 
     def make(task, given=False):
-        benches.append(Bench(task, tmp_path / f"bench-{len(benches)}" / "run", given=given))
+        folder = tmp_path / f"bench-{len(benches)}" / "run"
+        benches.append(Bench(task, folder, given=given, database=database))
         return benches[-1]
 
     yield make

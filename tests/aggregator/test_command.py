@@ -21,6 +21,7 @@ from aggregator.state import SETTLE_S
 from aggregator.store import Store
 
 SERVE = "import sys; from device_runtime.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
+DATABASES = ("sqlite", "postgres")
 KINDS = ("full", "few-shot", "zeroth-order", "class-means")
 
 
@@ -54,7 +55,7 @@ def fleet(scripted, url, update_of):
 
 
 def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once(
-    broker, scripted, update_of, eventually, tmp_path
+    broker, scripted, update_of, eventually, tmp_path, database
 ):
     draw = random.Random(7)
     lives_s = [draw.uniform(0.3, 1.6) for _ in range(10)]
@@ -65,6 +66,8 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once
         "--bundle digits-wrn-10-1 --deadline 60 --min-devices 4 --min-contributions 4 "
         f"--rounds {rounds} --kinds {','.join(KINDS)} --broker {broker.url} --run-dir {folder}"
     ).split()
+    if database:
+        options += ["--database", database]
     devices = fleet(scripted, broker.url, update_of)
     for life_s in lives_s:
         process = serve(*options)
@@ -79,6 +82,7 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once
     assert last.returncode == 0, output
     assert eventually(lambda: all(device.done for device in devices))
 
+    assert (folder / "run.sqlite").exists() == (not database)
     store = Store(folder)
     kept = [stored for n in range(1, rounds + 1) for stored in store.contributions.of_round(n)]
     stored = Counter((one.round, one.device, one.kind) for one in kept)

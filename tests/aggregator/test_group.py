@@ -11,6 +11,7 @@ from aggregator.observer import Contributed, RoundClosed
 from broker import messages, topics
 from broker.link import Received
 
+DATABASES = ("sqlite", "postgres")
 DEVICES = ("pi-01", "pi-02", "pi-03")
 
 
@@ -158,3 +159,23 @@ def test_a_second_copy_is_a_duplicate_only_of_what_is_on_the_disk(crowd, update_
     heard(b, update_of, "pi-01")
     b.service.tick()
     assert statuses(b)[0] == ["accepted", "duplicate"]
+
+
+def test_a_receipt_that_cannot_be_sent_keeps_no_other_from_its_device(crowd, update_of, monkeypatch, caplog):
+    b = crowd(min_contributions=3)
+    publish = b.link.publish
+
+    def failing(topic, payload, retain=False):
+        if topic == topics.down(DEVICES[0], "receipt"):
+            raise ValueError("no such topic")
+        return publish(topic, payload, retain)
+
+    monkeypatch.setattr(b.link, "publish", failing)
+    heard(b, update_of, *DEVICES)
+    b.wait(0.1)
+    assert statuses(b) == [[], ["accepted"], ["accepted"]]
+    assert "what is kept could not be told: ValueError: no such topic" in caplog.text
+    monkeypatch.undo()
+    heard(b, update_of, DEVICES[0])
+    b.wait(0.1)
+    assert statuses(b)[0] == ["duplicate"]

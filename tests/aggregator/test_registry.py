@@ -10,6 +10,8 @@ from aggregator.errors import RollbackError, RunFolderError
 from aggregator.registry import Registry
 from device_runtime import cli
 
+DATABASES = ("sqlite", "postgres")
+
 
 def play(bench, task, update_of, rounds, kind="few-shot"):
     """A service after so many rounds of one device."""

@@ -30,6 +30,8 @@ from broker.transfer import answer
 from models import tensors
 from strategies.zeroth_order import replay
 
+DATABASES = ("sqlite", "postgres")
+
 
 def test_a_round_is_offered_kept_and_closed(bench, make_task, update_of):
     b = bench(make_task("few-shot", "class-means", rounds=1))
@@ -505,9 +507,9 @@ def test_a_late_contribution_that_counted_counts_once_after_a_restart_too(bench,
 def test_a_run_that_was_begun_before_there_was_a_setting_goes_on_with_its_default(bench, make_task):
     b = bench(make_task("few-shot"))
     run = b.service.run_id
+    settings = msgspec.json.decode(b.store.identity().task)
+    del settings["buffer_size"], settings["devices_per_round"]
     with b.store._db.commit() as db:
-        settings = msgspec.json.decode(db.execute("SELECT task FROM meta").fetchone()[0])
-        del settings["buffer_size"], settings["devices_per_round"]
         db.execute("UPDATE meta SET task = ?", (msgspec.json.encode(settings),))
     b = b.restart()
     assert (b.service.run_id, b.service.state.rules.buffer_size) == (run, 0)

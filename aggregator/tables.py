@@ -1,0 +1,60 @@
+"""The tables of a run: one text for SQLite and PostgreSQL, which call their types by other names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+VERSION = 3
+"""Of the tables."""
+
+Statement = tuple[str, list[Sequence[object]]]
+"""SQL with `?` for each value, and the values that it is done with, one time after the other."""
+
+SQLITE = """
+CREATE TABLE IF NOT EXISTS meta (
+    id INTEGER PRIMARY KEY CHECK (id = 1), task BLOB NOT NULL, run TEXT NOT NULL, bundle BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS rounds (
+    round INTEGER PRIMARY KEY, phase TEXT NOT NULL, base BLOB NOT NULL, carried BLOB NOT NULL,
+    next_base BLOB, next_carried BLOB, served BLOB,
+    figures BLOB, record BLOB, note TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE IF NOT EXISTS contributions (
+    round INTEGER NOT NULL, device TEXT NOT NULL, kind TEXT NOT NULL, into_round INTEGER NOT NULL,
+    num_examples INTEGER NOT NULL, metrics BLOB NOT NULL, why TEXT NOT NULL, blob BLOB, body BLOB,
+    form TEXT NOT NULL,
+    UNIQUE (round, device, kind)
+);
+CREATE INDEX IF NOT EXISTS by_round ON contributions (into_round, kind, device, round);
+CREATE TABLE IF NOT EXISTS asked (
+    device TEXT PRIMARY KEY, round INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS present (
+    device TEXT PRIMARY KEY, boot INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS traffic (
+    round INTEGER NOT NULL, device TEXT NOT NULL, up INTEGER NOT NULL, down INTEGER NOT NULL,
+    PRIMARY KEY (round, device)
+);
+CREATE TABLE IF NOT EXISTS pace (
+    round INTEGER PRIMARY KEY, durations BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS versions (
+    round INTEGER PRIMARY KEY, published_s REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS rollbacks (
+    into_round INTEGER PRIMARY KEY, to_round INTEGER NOT NULL, instead INTEGER NOT NULL, asked_s REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS steps (
+    round INTEGER NOT NULL, position INTEGER NOT NULL, step BLOB NOT NULL, PRIMARY KEY (round, position)
+);
+"""
+
+_TYPES = {
+    "INTEGER": "BIGINT",
+    "BLOB": "BYTEA",
+    "REAL": "DOUBLE PRECISION",
+    "TEXT": 'TEXT COLLATE "C"',  # in the order of SQLite: merging goes by it
+}
+POSTGRES = re.sub("|".join(_TYPES), lambda found: _TYPES[found[0]], SQLITE)
