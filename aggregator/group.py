@@ -7,10 +7,13 @@ waits until then.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from .contributions import Bytes, Contributions, Stored
 from .moves import Update
+
+log = logging.getLogger(__name__)
 
 
 class Group:
@@ -34,14 +37,20 @@ class Group:
             say()
 
     def settle(self) -> None:
-        """Commit, then say what is to be said. Raises RunFolderError: none is kept, see `drop`."""
+        """Commit, then say what is to be said; what cannot be said keeps nothing else from it.
+
+        Raises RunFolderError: none is kept, see `drop`.
+        """
         if not self._updates:
             return
         self._contributions.settle()
         said = self._said
         self._updates, self._said = [], []
         for say in said:
-            say()
+            try:
+                say()
+            except Exception as error:  # whatever it is, the others have their receipts
+                log.warning("what is kept could not be told: %s: %s", type(error).__name__, error)
 
     def drop(self) -> tuple[Update, ...]:
         """It cannot be kept: nothing of it is written, or said. Returns whose contributions they were."""

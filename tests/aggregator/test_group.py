@@ -11,7 +11,6 @@ from aggregator.observer import Contributed, RoundClosed
 from broker import messages, topics
 from broker.link import Received
 
-DATABASES = ("sqlite", "postgres")
 DEVICES = ("pi-01", "pi-02", "pi-03")
 
 
