@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 from tabulate import tabulate
 
+from . import outside, wishes
 from . import task as tasks
-from . import wishes
 from .database import begun
 from .errors import AggregatorError, RollbackError, RunFolderError
 from .plain import number, percent, size
@@ -78,6 +78,8 @@ def table(versions: tuple[Version, ...]) -> str:
 
 def _gone_back(folder: Path, to: int) -> str:
     """Done at once where no aggregator has the folder, and else asked of it."""
+    if (folder / outside.FILE).exists():
+        raise RollbackError(outside.ITS_ROUNDS)
     known = {version.round: version for version in versions_in(folder)}
     if to not in known or not known[to].kept:
         kept = ", ".join(str(version.round) for version in known.values() if version.kept) or "none"

@@ -14,6 +14,10 @@ from .store import CarriedBlobs
 
 FILE = "outside.msg"
 """In the run folder: the round that was given last."""
+ITS_ROUNDS = (
+    "this run is of an edge: what its rounds begin with comes from the aggregator above, go back to another "
+    "model there"
+)
 
 
 class GivenRound(msgspec.Struct, frozen=True, array_like=True):

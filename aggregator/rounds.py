@@ -17,12 +17,12 @@ from models.tensors import Tensors
 from . import merging, pace
 from .beginning import first
 from .contributions import Bytes
-from .errors import RunFolderError
+from .errors import RollbackError, RunFolderError
 from .evaluation import Evaluator, summarise
 from .feasible import check_kinds
 from .identity import identified
 from .observer import RoundClosed
-from .outside import GivenRound, Outside
+from .outside import ITS_ROUNDS, GivenRound, Outside
 from .pace import WINDOW
 from .progress import Progress, score_of
 from .registry import Registry
@@ -236,7 +236,12 @@ class Rounds:
         return MergeResult(base, self.store.served(number), carried, (), note)
 
     def go_back(self, to: int) -> None:
-        """Serve the model of round `to`, and go on from it; see Registry. Raises RollbackError."""
+        """Serve the model of round `to`, and go on from it; see Registry.
+
+        Raises RollbackError, also where rounds are given.
+        """
+        if self.outside is not None:
+            raise RollbackError(ITS_ROUNDS)
         self.registry.go_back(to)
         self.redeploy()
 

@@ -5,14 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator import machine, merging
+from aggregator import machine, merging, wishes
 from aggregator.errors import RunFolderError
 from aggregator.machine import step
 from aggregator.moves import Announce, Close, Extend, Give, Present, Tick, Work, Worked
 from aggregator.observer import RoundClosed
 from aggregator.outside import FILE, GivenRound
+from aggregator.rounds import SERVED
 from aggregator.state import Rules, Saved, State
 from aggregator.store import CarriedBlobs
+from device_runtime import cli
 
 RULES = Rules(rounds=9, round_deadline_s=10.0, given=True)
 
@@ -123,3 +125,19 @@ def test_what_was_given_and_cannot_be_read_is_said_in_one_line(site):
     (site.folder / FILE).write_bytes(b"rubbish")
     with pytest.raises(RunFolderError, match=r"cannot read .*outside\.msg"):
         site.restart()
+
+
+def test_a_site_does_not_go_back_by_itself(site, update_of, capsys):
+    site.join("a")
+    for number in (1, 2):
+        site.service.give(given(site, number, 0.5))
+        site.contribute("a", site.contribution("full", update_of("full"), number))
+        site.wait(1.0)
+    before = (site.folder / SERVED).read_bytes()
+    assert cli.main(["models", str(site.folder), "--rollback", "1"]) == 2
+    assert "what its rounds begin with comes from the aggregator above" in capsys.readouterr().err
+    wishes.ask(site.folder, 1)
+    site.wait(0.1)
+    assert (site.folder / SERVED).read_bytes() == before
+    assert site.store.rollbacks() == ()
+    assert cli.main(["models", str(site.folder)]) == 0
