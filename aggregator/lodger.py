@@ -7,12 +7,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 
-from broker.events import Event, Will
+from broker.events import Connected, Event, Will
 
 from .ports import Pulse
 from .router import Router
 from .service import Service
 from .task import Task
+
+Publish = Callable[[str, bytes, bool], object]
+"""Of a link: topic, payload, and whether it is retained."""
 
 LOOK_S = 0.2
 """Seconds between looks at whether all have ended, while nothing comes in."""
@@ -83,25 +86,34 @@ def inbox_of(lodgers: Sequence[Lodger]) -> queue.SimpleQueue[Event]:
     return lodgers[0].inbox if len(lodgers) == 1 else queue.SimpleQueue()
 
 
-def serve(lodgers: Sequence[Lodger], inbox: queue.SimpleQueue[Event]) -> None:
-    """Hand on what comes into `inbox_of` them until all are done or stopped.
+def serve(lodgers: Sequence[Lodger], inbox: queue.SimpleQueue[Event], publish: Publish) -> None:
+    """Hand on what comes into `inbox_of` them until all are done or stopped; `publish` meanwhile, also to a
+    broker that may have forgotten it, that those are done which are.
 
     Raises what the first of them raised that did.
     """
     for lodger in lodgers:
         lodger.begin()
     if len(lodgers) > 1:
-        _route({lodger.task.name: lodger for lodger in lodgers}, inbox)
+        _route({lodger.task.name: lodger for lodger in lodgers}, inbox, publish)
     for lodger in lodgers:
         lodger.end()
 
 
-def _route(lodgers: Mapping[str, Lodger], inbox: queue.SimpleQueue[Event]) -> None:
+def _route(lodgers: Mapping[str, Lodger], inbox: queue.SimpleQueue[Event], publish: Publish) -> None:
     inboxes = {name: lodger.inbox for name, lodger in lodgers.items()}
     router = Router(inboxes, lambda name: not lodgers[name].running)
+    said: set[str] = set()
     while any(lodger.running for lodger in lodgers.values()):
         with suppress(queue.Empty):
-            router.route(inbox.get(timeout=LOOK_S))
+            event = inbox.get(timeout=LOOK_S)
+            if isinstance(event, Connected):
+                said.clear()
+            router.route(event)
+        for name, lodger in lodgers.items():
+            if lodger.farewell and name not in said:
+                publish(lodger.farewell.topic, lodger.farewell.payload, lodger.farewell.retain)
+                said.add(name)
 
 
 def silence_s(lodgers: Sequence[Lodger]) -> float:

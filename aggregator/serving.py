@@ -96,7 +96,7 @@ class Process:
                 self._say(f"http: {site.start()}")
             link.connect()
             with Watchdog(lambda: lodger.silence_s(self._lodgers)):
-                lodger.serve(self._lodgers, inbox)
+                lodger.serve(self._lodgers, inbox, link.publish)
                 self._leave(link)
         for one in self._lodgers:
             if not one.done:

@@ -1,0 +1,74 @@
+"""Several tasks in one process: what is said of those that have ended."""
+
+import queue
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from aggregator import lodger
+from aggregator.lodger import Lodger
+from broker.events import Connected, Received, Will
+
+
+class Scripted:
+    """A service that runs until it is told to end."""
+
+    def __init__(self, name):
+        self.over = threading.Event()
+        self.state = SimpleNamespace(round=3, phase="done")
+        self._name = name
+
+    def run(self, stop):
+        self.over.wait(60)
+
+    def farewell(self):
+        return Will(f"offers/{self._name}", b"done")
+
+    def close(self):
+        pass
+
+
+class Wire:
+    """Keeps what is published, and waits for it."""
+
+    def __init__(self):
+        self.sent = queue.SimpleQueue()
+
+    def publish(self, topic, payload, retain=False):
+        self.sent.put((topic, payload, retain))
+        return True
+
+
+@pytest.fixture
+def house(make_task):
+    """Two tasks that are served in a thread of their own, as one process does."""
+    services = {name: Scripted(name) for name in ("digits", "speech")}
+    lodgers = [Lodger(make_task("few-shot", name=name), threading.Event()) for name in services]
+    for one in lodgers:
+        one.open(lambda one=one: services[one.task.name])
+    inbox, wire = lodger.inbox_of(lodgers), Wire()
+    thread = threading.Thread(target=lodger.serve, args=(lodgers, inbox, wire.publish))
+    thread.start()
+    yield SimpleNamespace(services=services, lodgers=lodgers, inbox=inbox, wire=wire, thread=thread)
+    for service in services.values():
+        service.over.set()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def ended(one):
+    one._thread.join(60)
+    assert not one.running
+
+
+def test_that_a_task_has_ended_is_said_at_once_and_again_to_a_broker_that_may_have_forgotten_it(house):
+    house.inbox.put(Connected(first=True))
+    house.services["digits"].over.set()
+    ended(house.lodgers[0])
+    over = ("offers/digits", b"done", True)
+    assert house.wire.sent.get(timeout=60) == over
+    house.inbox.put(Received("rubbish", b""))
+    house.inbox.put(Connected(first=False))
+    assert house.wire.sent.get(timeout=60) == over
+    assert house.wire.sent.empty()
