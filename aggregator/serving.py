@@ -107,10 +107,10 @@ class Process:
         """Every run folder, or none. Raises what Service raises."""
         views, site = told
         database = database_for(self._server.database)
-        seal = enrolled.sealing(self._server.broker.enrolment, self._folders[0])
         for one, folder, view in zip(self._lodgers, self._folders, views, strict=True):
             watchers: tuple[Observer, ...] = site.observers(one.task.name) if site else ()
             observers = (Records(folder), view, *watchers)
+            seal = enrolled.sealing(self._server.broker.enrolment, folder)
             ports = Ports(link, one.inbox, observers, one.pulse, url.mqtt5, seal, database=database)
             one.open(partial(Service, one.task, folder, ports))
             (folder / PORT).write_text(f"{url.port}\n")

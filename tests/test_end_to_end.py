@@ -18,6 +18,7 @@ from broker import brokers, topics
 from broker.link import Link, LinkOptions, Received
 from broker.messages import Base, Contribution, Offer, Receipt, decode, encode
 from broker.running import BrokerOptions
+from broker.site import AGGREGATOR_KEY
 from broker.url import BrokerUrl
 from models import tensors
 from strategies import registry
@@ -293,11 +294,11 @@ min_devices = {devices}
 """
 
 
-def serve_two(broker, folder, *extra):
+def serve_two(broker, folder, *extra, turned=False):
     tasks = {"digits": (2, 2), "letters": (4, 1)}
     for name, (rounds, devices) in tasks.items():
         (folder / f"{name}.toml").write_text(TASK.format(name=name, rounds=rounds, devices=devices))
-    files = [folder / f"{name}.toml" for name in tasks]
+    files = [folder / f"{name}.toml" for name in (reversed(tasks) if turned else tasks)]
     options = ("--broker", broker.url, "--run-dir", folder / "runs", *extra)
     return started("serve", *files, *options, log=folder / "serve.log")
 
@@ -310,6 +311,11 @@ def devices_by_round(folder, task):
         record = json.loads(line)
         rounds.setdefault(record["round"], set()).add(record["device"])
     return rounds
+
+
+def signing_keys(folder):
+    """Of each task its own, whatever other tasks there are."""
+    return [(folder / "runs" / task / AGGREGATOR_KEY).read_text() for task in ("digits", "letters")]
 
 
 def test_each_device_is_in_its_task_and_goes_on_to_the_next_when_it_may(broker, tmp_path):
@@ -343,8 +349,11 @@ def test_all_tasks_go_on_after_a_kill(broker, tmp_path):
             eventually(lambda: devices_by_round(tmp_path, "letters") and devices_by_round(tmp_path, "digits"))
             service.kill()
             service.wait()
-        with serve_two(broker, tmp_path) as service:
+        keys = signing_keys(tmp_path)
+        with serve_two(broker, tmp_path, turned=True) as service:
             assert service.wait(timeout=120) == 0
+    assert len(set(keys)) == 2
+    assert signing_keys(tmp_path) == keys
     assert "resumed" in (tmp_path / "serve.log").read_text()
     for task, rounds, devices in (("digits", 2, {"a", "b"}), ("letters", 4, {"c"})):
         counted = devices_by_round(tmp_path, task)
