@@ -61,19 +61,32 @@ def issue(authority: Pair | tuple[str, str], names: Sequence[str], now: datetime
     `authority` may be given as its two PEM texts. Raises AuthorityError.
     """
     texts = (authority.certificate, authority.key) if isinstance(authority, Pair) else authority
+    return _issued(texts, ec.generate_private_key(ec.SECP256R1()), names, _dated(now, days))
+
+
+def renew(authority: tuple[str, str], key: str, names: Sequence[str], valid: tuple[datetime, int]) -> Pair:
+    """Another certificate for a broker's key (PEM); `valid` from now on and for how many days.
+
+    Raises AuthorityError.
+    """
+    return _issued(authority, _key(key, "broker"), names, _dated(*valid))
+
+
+def _issued(
+    texts: tuple[str, str],
+    key: ec.EllipticCurvePrivateKey,
+    names: Sequence[str],
+    dated: x509.CertificateBuilder,
+) -> Pair:
     try:
         ours = x509.load_pem_x509_certificate(texts[0].encode())
-        signing = load_pem_private_key(texts[1].encode(), None)
-    except (ValueError, TypeError) as error:
-        raise AuthorityError(f"the authority's certificate or key cannot be read: {error}") from None
-    if not isinstance(signing, ec.EllipticCurvePrivateKey):
-        raise AuthorityError("the authority's key is not on an elliptic curve")
+    except ValueError as error:
+        raise AuthorityError(f"the authority's certificate cannot be read: {error}") from None
+    signing = _key(texts[1], "authority")
     alternatives = x509.SubjectAlternativeName([_name(name) for name in names])
-    key = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
     unsigned = (
-        _dated(now, days)
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])]))
+        dated.subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])]))
         .issuer_name(ours.subject)
         .public_key(key.public_key())
         .add_extension(alternatives, critical=False)
@@ -84,6 +97,16 @@ def issue(authority: Pair | tuple[str, str], names: Sequence[str], now: datetime
         .add_extension(identifier, critical=False)
     )
     return _signed(unsigned, key, signing)
+
+
+def _key(text: str, whose: str) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key(text.encode(), None)
+    except (ValueError, TypeError) as error:
+        raise AuthorityError(f"the {whose}'s key cannot be read: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise AuthorityError(f"the {whose}'s key is not on an elliptic curve")
+    return key
 
 
 def _dated(now: datetime, days: int) -> x509.CertificateBuilder:

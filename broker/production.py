@@ -13,6 +13,7 @@ import msgspec
 
 from . import authority
 from .mosquitto import LIMITS, access_list, hash_passwords
+from .partial import sync_folder
 from .running import BrokerOptions
 from .site import (
     ACCESS,
@@ -43,6 +44,8 @@ AUTOSAVE_S = 60
 """Seconds between writings of what is retained: aggregators say it anew, should it be lost."""
 KEEPALIVE_S = 300
 """Seconds. Who wants to be silent for longer is not let in (MQTT 3.1.1) or told this (5); ours say 30."""
+BEGUN = ".begun"
+"""There while a folder is being made: what else is there then was never told to anybody."""
 _PUBLIC = (CA, SERVER, SITE, CONFIGURATION, ACCESS)
 _FOR_MOSQUITTO = (CA, SERVER, SERVER_KEY, CONFIGURATION, ACCESS, PASSWORDS, DATA)
 
@@ -50,7 +53,8 @@ _FOR_MOSQUITTO = (CA, SERVER, SERVER_KEY, CONFIGURATION, ACCESS, PASSWORDS, DATA
 def found(folder: Path, site: Site, now: datetime, days: int = SERVER_DAYS) -> Opened:
     """Make everything that a broker needs. `days`: how long the broker's certificate is valid.
 
-    Raises SiteError where something of it exists already, AuthorityError for a name that is none.
+    One that came to nothing half-way may be made again. Raises SiteError where something of it exists
+    already, AuthorityError for a name that is none.
     """
     folder = folder.resolve()
     _check(folder, site)
@@ -75,21 +79,24 @@ def found(folder: Path, site: Site, now: datetime, days: int = SERVER_DAYS) -> O
         (folder / DATA).chmod(0o700)
     except OSError as error:
         raise SiteError(f"cannot make {folder}: {error.strerror or error}") from None
+    write(folder / BEGUN, "")
     for name, text in texts.items():
         write(folder / name, text, 0o644 if name in _PUBLIC else 0o600)
     opened = Opened(folder)
     _ = opened.signer
     _hand_over(folder, site.run_as)
+    _end(folder)
     return opened
 
 
 def renew(opened: Opened, now: datetime, days: int = SERVER_DAYS) -> datetime:
-    """A new certificate for the broker, by the same authority: devices notice nothing. Returns when it ends.
+    """A new certificate for the broker's key, by the same authority: devices notice nothing. Returns when it
+    ends. Only one file changes: whatever happens, certificate and key are of each other.
 
     Raises SiteError, AuthorityError.
     """
-    pair = authority.issue((opened.read(CA), opened.read(CA_KEY)), opened.site.names, now, days)
-    opened.write(SERVER_KEY, pair.key)
+    signing, key = (opened.read(CA), opened.read(CA_KEY)), opened.read(SERVER_KEY)
+    pair = authority.renew(signing, key, opened.site.names, (now, days))
     write(opened.folder / SERVER, pair.certificate, 0o644)
     return pair.until
 
@@ -138,7 +145,7 @@ def _check(folder: Path, site: Site) -> None:
     """Raises SiteError."""
     ours = (*_FOR_MOSQUITTO, CA_KEY, SITE, DEVICES, AGGREGATOR_KEY, AGGREGATOR_PASSWORD)
     there = [name for name in ours if (folder / name).exists()]
-    if there:
+    if there and not (folder / BEGUN).exists():
         raise SiteError(f"{folder} has {', '.join(there)} already, which is never written over: give another")
     if any(letter in str(folder) for letter in "\n\r#"):
         raise SiteError(f"{folder}: a path with '#' or line ends cannot stand in Mosquitto's configuration")
@@ -154,6 +161,15 @@ def _check(folder: Path, site: Site) -> None:
             pwd.getpwnam(site.run_as)
         except KeyError:
             raise SiteError(f"no user of this machine is called {site.run_as!r}") from None
+
+
+def _end(folder: Path) -> None:
+    """From here on nothing is written over."""
+    try:
+        (folder / BEGUN).unlink()
+        sync_folder(folder)
+    except OSError as error:
+        raise SiteError(f"cannot write {folder}: {error.strerror or error}") from None
 
 
 def _hand_over(folder: Path, user: str) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,31 @@ def test_nothing_is_ever_written_over(tmp_path: Path) -> None:
     with pytest.raises(SiteError, match=r"has .*ca\.pem.* already, which is never written over"):
         made(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("writes", [0, 1, 5, 10])
+def test_a_folder_whose_making_came_to_nothing_half_way_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    folder, write, left = tmp_path / "e", production.write, iter(range(writes))
+
+    def full(path: Path, text: str, mode: int = 0o600) -> None:
+        if next(left, None) is None:
+            raise SiteError("no space left on device")
+        write(path, text, mode)
+
+    with monkeypatch.context() as failing, pytest.raises(SiteError, match="no space left"):
+        failing.setattr(production, "write", full)
+        made(folder)
+    register.add(made(folder), "pi-1", NOW)
+    with pytest.raises(SiteError, match="never written over"):
+        made(folder)
+
+
+def test_a_folder_that_lost_a_file_is_not_made_again(tmp_path: Path) -> None:
+    (made(tmp_path / "e").folder / "site.json").unlink()
+    with pytest.raises(SiteError, match="never written over"):
+        made(tmp_path / "e")
 
 
 def test_what_is_set_up_enrolled_and_revoked_survives_a_power_cut(
@@ -317,6 +343,35 @@ def test_a_renewed_certificate_is_served_after_the_signal_and_devices_notice_not
     after = ssl.get_server_certificate(("127.0.0.1", port))
     assert before != after == running.opened.read("server.pem")
     assert join(one).expect(Connected).first
+
+
+def test_whenever_renewing_ends_certificate_and_key_are_of_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, write = made(tmp_path / "e"), production.write
+
+    def matches() -> bool:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            opened.folder / "server.pem", opened.folder / "server.key"
+        )
+        return True
+
+    before = opened.read("server.pem")
+    for writes in (0, 1, 2):
+        left = iter(range(writes))
+
+        def ends(path: Path, text: str, mode: int = 0o600, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            write(path, text, mode)
+
+        with monkeypatch.context() as ending:
+            ending.setattr("broker.site.write", ends)
+            ending.setattr(production, "write", ends)
+            with suppress(KeyboardInterrupt):
+                production.renew(opened, NOW, 30)
+        assert matches()
+    assert opened.read("server.pem") != before
 
 
 def test_the_list_tells_who_was_revoked_and_when(tmp_path: Path) -> None:
