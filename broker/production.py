@@ -75,11 +75,12 @@ def found(folder: Path, site: Site, now: datetime, days: int = SERVER_DAYS) -> O
         SITE: msgspec.json.format(msgspec.json.encode(site)).decode() + "\n",
     }
     try:
-        (folder / DATA).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / BEGUN, "")
+        (folder / DATA).mkdir(exist_ok=True)
         (folder / DATA).chmod(0o700)
     except OSError as error:
         raise SiteError(f"cannot make {folder}: {error.strerror or error}") from None
-    write(folder / BEGUN, "")
     for name, text in texts.items():
         write(folder / name, text, 0o644 if name in _PUBLIC else 0o600)
     opened = Opened(folder)
