@@ -46,6 +46,17 @@ CREATE INDEX IF NOT EXISTS by_round ON entries (round, status);
 CREATE INDEX IF NOT EXISTS by_device ON entries (device, id);
 CREATE INDEX IF NOT EXISTS by_status ON entries (status, id);
 """
+UNWRITABLE = (
+    OverflowError,
+    UnicodeError,
+    sqlite3.DataError,
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+)
+"""What is wrong with one line, and not with the file."""
+CLOSE_S = 10.0
+"""Seconds that the end waits for what is to be written still."""
 _INSERT = "INSERT INTO entries VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 Line = tuple[object, ...]
@@ -94,10 +105,15 @@ class Journal:
                 self._put(happening)
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write what waits, and end; a disk that hangs is not waited for longer than CLOSE_S."""
+        if not self._thread.is_alive():
+            return
+        until_s = time.monotonic() + CLOSE_S
+        with suppress(queue.Full):
+            self._queue.put(None, timeout=CLOSE_S)
+        self._thread.join(max(0.0, until_s - time.monotonic()))
         if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join()
+            log.warning("%s: the last lines are not written: the disk does not answer", self._path)
 
     def page(self, wanted: Filter) -> Entries:
         """The latest lines first. Raises OSError when the file cannot be read now."""
@@ -154,10 +170,8 @@ class Journal:
             self._db = self._db or self._open()
             with self._db as db:
                 for item in items:
-                    if isinstance(item, RoundClosed):
-                        _reconcile(db, item)
-                    else:
-                        db.execute(_INSERT, item)
+                    for line in _missing(db, item) if isinstance(item, RoundClosed) else (item,):
+                        self._insert(db, line)
             self._since_pruned += len(items)
             if self._since_pruned >= PRUNE_EVERY:
                 self._since_pruned = 0
@@ -169,6 +183,14 @@ class Journal:
                 log.warning("%s: %s; what it would tell is lost until it works", self._path, error)
             self._failing = True
             self._let_go()
+
+    def _insert(self, db: sqlite3.Connection, line: Line) -> None:
+        """One that cannot be written costs itself alone."""
+        try:
+            db.execute(_INSERT, line)
+        except UNWRITABLE as error:
+            self.dropped += 1
+            log.warning("%s: a line is left out: %s", self._path, error)
 
     def _let_go(self) -> None:
         if self._db:
@@ -218,19 +240,21 @@ def _counted(record: ContributionRecord, at: float | None) -> Line:
     )
 
 
-def _reconcile(db: sqlite3.Connection, closed: RoundClosed) -> None:
-    """Put in what counted in a round and is not here. `user_version` is the last round that lines went of."""
+def _missing(db: sqlite3.Connection, closed: RoundClosed) -> list[Line]:
+    """What counted in a round and is not here. `user_version` is the last round that lines went of."""
     number = closed.record.round
     if number <= db.execute("PRAGMA user_version").fetchone()[0]:
-        return
+        return []
     rows = db.execute("SELECT device, kind FROM entries WHERE round = ? AND status = 'accepted'", (number,))
     here = Counter((device, kind) for device, kind in rows)
+    lines: list[Line] = []
     for record in closed.contributions:
         key = (record.device, record.kind)
         if not here[key]:
-            db.execute(_INSERT, _counted(record, None))
+            lines.append(_counted(record, None))
         else:
             here[key] -= 1
+    return lines
 
 
 def _prune(db: sqlite3.Connection) -> None:

@@ -2,7 +2,9 @@
 
 import socket
 import ssl
+import threading
 import urllib.request
+from dataclasses import replace
 from datetime import datetime, timezone
 from math import nan
 from pathlib import Path
@@ -121,6 +123,36 @@ def test_a_run_that_never_pauses_does_not_keep_its_log_waiting(tmp_path, clock, 
         journal(Contributed(record(name)))
     items, more = journal._gather()
     assert (len(items), more) == (3, True)
+
+
+def test_a_line_that_cannot_be_written_costs_itself_alone(tmp_path, clock, caplog):
+    journal, odd = Journal(tmp_path, clock), record("\ud800")
+    large = replace(record("c"), num_examples=2**64)
+    journal(Started(TASK, "r", False, (closed(1, record("a"), large),)))
+    journal(Contributed(odd))
+    journal(Contributed(record("b", number=2)))
+    journal.close()
+    assert [one.device for one in journal.page(Filter()).entries] == ["b", "a"]
+    assert journal.dropped == 2
+    assert caplog.text.count("a line is left out") == 2
+
+
+def test_the_end_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path, clock, monkeypatch, caplog):
+    hangs = threading.Event()
+
+    def opened(_):
+        hangs.wait(60)
+        raise OSError("gone")
+
+    monkeypatch.setattr("aggregator.web.journal._opened", opened)
+    monkeypatch.setattr("aggregator.web.journal.CLOSE_S", 0.2)
+    journal = Journal(tmp_path, clock)
+    journal(Started(TASK, "r", False, ()))
+    journal(Contributed(record("a")))
+    journal.close()
+    assert "the last lines are not written" in caplog.text
+    hangs.set()
+    journal._thread.join(60)
 
 
 def test_a_log_that_is_being_made_has_no_lines_yet(tmp_path, clock):
