@@ -23,7 +23,7 @@ from broker.url import BrokerUrl
 from . import enrolled, lodger
 from .config import AUTO, BrokerSection, DatabaseSection, Server
 from .database import begun
-from .errors import ConfigError, MissingExtra
+from .errors import ConfigError, MissingExtra, RunFolderError
 from .lodger import Lodger
 from .logs import Events
 from .notify import Watchdog
@@ -113,7 +113,7 @@ class Process:
             seal = enrolled.sealing(self._server.broker.enrolment, folder)
             ports = Ports(link, one.inbox, observers, one.pulse, url.mqtt5, seal, database=database)
             one.open(partial(Service, one.task, folder, ports))
-            (folder / PORT).write_text(f"{url.port}\n")
+            keep_port(folder, url)
 
     def _end(self) -> None:
         """Whatever happened, nothing goes on in the background."""
@@ -211,6 +211,14 @@ def _secret(key: str, file: Path) -> str:
         return file.read_text("utf-8").strip("\r\n")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}: cannot read {file}: {error}") from None
+
+
+def keep_port(folder: Path, url: BrokerUrl) -> None:
+    """For `port_before` in the next life. Raises RunFolderError."""
+    try:
+        (folder / PORT).write_text(f"{url.port}\n")
+    except OSError as error:
+        raise RunFolderError(f"cannot write {folder / PORT}: {error.strerror or error}") from None
 
 
 def port_before(folder: Path) -> int:

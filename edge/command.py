@@ -17,7 +17,7 @@ from aggregator.config import AUTO, BrokerSection
 from aggregator.errors import AggregatorError
 from aggregator.exits import Exit, exit_code
 from aggregator.ports import Ports
-from aggregator.serving import PORT, QUEUE_LIMIT, broker_for
+from aggregator.serving import QUEUE_LIMIT, broker_for, keep_port
 from broker import topics
 from broker.events import Event
 from broker.link import Link, LinkOptions
@@ -95,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
             stack.callback(broker.stop)
             print(f"broker: {broker.name} at {broker.url} ({broker.why})", flush=True)
             print(f"the site's devices join with: device-runtime join {broker.url} --data FOLDER", flush=True)
-            (above.folder / PORT).write_text(f"{url.port}\n")
+            keep_port(above.folder, url)
         _work(options, above, url, stop)
     return Exit.DONE
 

@@ -17,6 +17,7 @@ import pytest
 from aggregator import command, serving
 from aggregator.config import BrokerSection
 from aggregator.errors import RunFolderError, TaskError
+from aggregator.exits import Exit
 from aggregator.state import SETTLE_S
 from aggregator.store import Store
 
@@ -275,6 +276,15 @@ def test_where_the_old_address_is_taken_the_broker_starts_at_another(tmp_path):
     for rubbish in (b"", b"\xff", b"x", b"99999999", b"-1"):
         (tmp_path / "run" / "port").write_bytes(rubbish)
         assert serving.port_before(tmp_path / "run") == 0
+
+
+def test_a_port_that_cannot_be_kept_is_the_folder_s_fault(tmp_path):
+    (tmp_path / "run" / "port").mkdir(parents=True)
+    process = serve(*f"--bundle digits-wrn-10-1 --run-dir {tmp_path / 'run'}".split())
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == Exit.FOLDER
+    assert f"cannot write {tmp_path / 'run' / 'port'}: Is a directory" in output
+    assert "Traceback" not in output
 
 
 def test_a_finished_run_started_again_says_so_and_leaves_with_0(broker, scripted, update_of, tmp_path):
