@@ -119,6 +119,7 @@ class Link:
                 self.url.host, self.url.port, self._options.keepalive_s, clean_start=_clean_start(self.url)
             )
         except (OSError, ValueError) as error:
+            self._stop()  # or the client would not be asked to connect again
             raise BrokerUnreachable(unreachable(self.url, error)) from None
         self._client.loop_start()
         try:

@@ -24,6 +24,7 @@ from broker.link import Link, LinkOptions
 from broker.url import BrokerUrl
 from device_runtime.commands.options import add_connection, count
 from device_runtime.connecting import Connection, connect
+from device_runtime.reaching import reach
 from device_runtime.task import Settings
 
 from .ground import SiteRules
@@ -115,8 +116,8 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
         link = Link(above.url, above.client_id, agent.inbox, presence)
         below.connect()
         try:
-            link.connect()
-            edge.run(link, stop, until_done=options.until_done)
+            if reach(link, stop):
+                edge.run(link, stop, until_done=options.until_done)
         finally:
             link.close(agent.farewell())
             below.close()

@@ -17,6 +17,7 @@ from device_runtime import data as local_data
 from device_runtime.agent import Agent
 from device_runtime.connecting import Connection, connect, enrol
 from device_runtime.errors import DataError
+from device_runtime.reaching import reach
 from device_runtime.task import Settings
 from strategies.accountant import Limit
 
@@ -72,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
-    link.connect()
+    if not reach(link, stop):
+        return 0
     try:
         agent.run(link, stop, until_done=options.until_done)
     finally:

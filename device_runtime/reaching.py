@@ -1,0 +1,41 @@
+"""The first connection: a device that is there before its broker, or its network, waits for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Protocol
+
+from broker.errors import BrokerUnreachable
+from broker.link import LinkOptions
+from broker.patience import Patience
+
+log = logging.getLogger(__name__)
+
+
+class Connects(Protocol):
+    """The part of `broker.link.Link` that is used here."""
+
+    def connect(self) -> None:
+        """Raises BrokerUnreachable, BrokerRefused; may be called again."""
+
+
+def reach(link: Connects, stop: threading.Event, patience: Patience | None = None) -> bool:
+    """Connect, however long that takes; False when `stop` came before. Why it waits is said once in a row.
+
+    Raises BrokerRefused: who is not let in now will not be later.
+    """
+    patience = patience or Patience(LinkOptions.reconnect_s)
+    said = ""
+    while not stop.is_set():
+        try:
+            link.connect()
+        except BrokerUnreachable as error:
+            if str(error) != said:
+                said = str(error)
+                log.warning("%s; trying again until it does", said)
+            patience.failed()
+            stop.wait(patience.wait_s())
+        else:
+            return True
+    return False
