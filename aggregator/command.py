@@ -114,6 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--robust-byzantine", type=int, metavar="F", help="liars that krum is to stand (default: all it can)")
     add("--seed", type=int, help="of the task (default: 0)")
     add("--run-dir", type=Path, help="where the run is kept; an existing one goes on (default: runs/NAME)")
+    add("--workers", type=int, metavar="N", help="processes that check small contributions (default: none)")
     add("--database", metavar="URL", help="postgresql://user@host/db (default: SQLite in the run folder)")
     add("--config", type=Path, metavar="SERVER.toml", help="broker, database, http, log; flags stand over it")
     add("--broker", metavar="URL", help="mqtt:// or mqtts://; auto starts one here (default)")
@@ -151,7 +152,11 @@ def run(args: argparse.Namespace) -> int:
 def server_of(args: argparse.Namespace) -> Server:
     """The server file and the flags over it. Raises ConfigError."""
     flags: dict[str, dict[str, object]] = {
-        "": {"tasks": [str(file) for file in args.task] or None, "run_dir": args.run_dir},
+        "": {
+            "tasks": [str(file) for file in args.task] or None,
+            "run_dir": args.run_dir,
+            "workers": args.workers,
+        },
         "broker": {
             "url": args.broker,
             "port": args.port,

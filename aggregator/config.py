@@ -131,11 +131,13 @@ class LogSection(Section, frozen=True):
 
 class Server(Section, frozen=True):
     """All of a server file. `tasks` are task files. `run_dir` is where the run is kept (None: runs/NAME); of
-    several tasks, each in a folder of its name there (None: runs).
+    several tasks, each in a folder of its name there (None: runs). `workers` are processes that take small
+    contributions and check them.
     """
 
     tasks: tuple[Path, ...] = ()
     run_dir: Path | None = None
+    workers: Annotated[int, Meta(ge=0, le=64)] = 0
     broker: BrokerSection = BrokerSection()
     http: HttpSection | None = None
     database: DatabaseSection = DatabaseSection()

@@ -19,6 +19,10 @@ class DatabaseError(AggregatorError):
     """A database server that does not answer, refuses us, or was lost for too long."""
 
 
+class WorkerError(AggregatorError):
+    """A worker that cannot begin to work, most often because the broker does not let it."""
+
+
 class RollbackError(AggregatorError):
     """A version of the model that cannot be gone back to."""
 

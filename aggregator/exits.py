@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from broker.errors import BlobError, BrokerRefused, BrokerStartError, BrokerUnreachable
 
-from .errors import AddressError, DatabaseError, MissingExtra, RunFolderError
+from .errors import AddressError, DatabaseError, MissingExtra, RunFolderError, WorkerError
 
 
 class Exit(IntEnum):
@@ -22,7 +22,7 @@ class Exit(IntEnum):
     SETTINGS = 2
     """Flags, server file, task file or bundle that cannot be meant; the message names the key."""
     BROKER = 3
-    """No broker answers, it refuses us, or our own could not be started."""
+    """No broker answers, it refuses us or our workers, or our own could not be started."""
     FOLDER = 4
     """The run folder is in use, another task's, damaged, or its disk does not do as it is told."""
     ADDRESS = 5
@@ -39,6 +39,7 @@ _OF: tuple[tuple[type[Exception], Exit], ...] = (
     (BrokerUnreachable, Exit.BROKER),
     (BrokerRefused, Exit.BROKER),
     (BrokerStartError, Exit.BROKER),
+    (WorkerError, Exit.BROKER),
     (BlobError, Exit.FOLDER),
     (RunFolderError, Exit.FOLDER),
     (DatabaseError, Exit.DATABASE),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from broker.errors import BlobError
 from broker.messages import Contribution, Get
@@ -15,12 +14,9 @@ from .errors import UpdateRefused
 from .intake import Arrival, Intake
 from .moves import Announced, Believed, Disbelieved, Event, Update
 from .rounds import Rounds
+from .standard import Standard
 
 log = logging.getLogger(__name__)
-
-BASES_HELD = 2
-"""Bases in memory of each model, where contributions are held against them: the open round's, and one that a
-late contribution was made for."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +36,19 @@ class Reception:
         self._desk = desk
         self._intake = Intake(rounds.store.updates, desk.ask)
         self._in_hand: dict[Update, Contribution] = {}
-        self._needs_base = any(kind.max_norm is not None or kind.strategy.codec for kind in rounds.task.kinds)
-        self._base = lru_cache(BASES_HELD * len(rounds.manifests))(rounds.weights)  # by round and member
+        self._refusals: dict[Update, str] = {}
+        self._offered = Standard(rounds.task, rounds.run, rounds.manifests, rounds.weights).offered
 
     def check_address(self, message: Contribution) -> None:
         """Raises UpdateRefused for a message to another task, or to another life of this one."""
         check.check_address(message, self._offered(0))
 
-    def announce(self, update: Update, message: Contribution) -> None:
-        """A message has come: is its content wanted?"""
+    def announce(self, update: Update, message: Contribution, refusal: str | None = None) -> None:
+        """A message has come: is its content wanted? `refusal` is what a worker found, as in Checked."""
         self._in_hand[update] = message
+        self._refusals.pop(update, None)
+        if refusal is not None:
+            self._refusals[update] = refusal
         self._desk.feed(Announced(self._desk.clock(), update, self._known(update)))
 
     def message(self, update: Update) -> Contribution:
@@ -58,14 +57,18 @@ class Reception:
     def release(self, update: Update) -> None:
         """It has its receipt, or will be sent again."""
         self._in_hand.pop(update, None)
+        self._refusals.pop(update, None)
 
     def fetch(self, update: Update, number: int) -> None:
         """Get the content of a message in hand, for the open round `number`."""
         message = self._in_hand[update]
+        if update in self._refusals:
+            self._say(update, self._refusals[update])
+            return
         try:
             check.check_message(message, self._offered(0))
         except UpdateRefused as error:
-            self._desk.feed(Disbelieved(self._desk.clock(), update, str(error)))
+            self._say(update, str(error))
             return
         if message.blob and not self._rounds.store.updates.has(message.blob):
             self.release(update)
@@ -100,6 +103,9 @@ class Reception:
                 log.warning("update from %s dropped: %s", update.device, error)
                 self.release(update)
                 return
+        self._say(update, refusal)
+
+    def _say(self, update: Update, refusal: str) -> None:
         now = self._desk.clock()
         if refusal:
             self._desk.feed(Disbelieved(now, update, refusal))
@@ -120,13 +126,3 @@ class Reception:
         """
         rules = self._rounds.rules
         return made_for < number and rules.counts_late and number - made_for <= rules.max_staleness
-
-    def _offered(self, number: int) -> check.Offered:
-        """With the base of round `number`, 0 for none; it is read only where something is held against it."""
-        needed = self._needs_base and number > 0
-        return check.Offered(
-            self._rounds.task,
-            self._rounds.run,
-            self._rounds.manifests,
-            lambda member: self._base(number, member) if needed else {},
-        )

@@ -16,6 +16,7 @@ from broker import messages as wire
 from broker.errors import BrokerError
 
 from . import moves
+from .checker import Checked
 from .conductor import Conductor
 from .crowd import Crowd
 from .errors import DatabaseError, RunFolderError, UpdateRefused
@@ -182,7 +183,8 @@ class Service:
             case "plan":
                 self._on_plan(device, wire.decode(payload, wire.Plan))
             case "contribution":
-                self._on_contribution(device, wire.decode(payload, wire.Contribution))
+                refusal = event.refusal if isinstance(event, Checked) else None
+                self._on_contribution(device, wire.decode(payload, wire.Contribution), refusal)
             case "get":
                 self._run.out.blocks(device, wire.decode(payload, wire.Get), self._rounds.store.models)
             case "block":
@@ -271,7 +273,7 @@ class Service:
         )
         self._run.feed(moves.Planned(self._ports.clock(), device, plan.round, plan.kind))
 
-    def _on_contribution(self, device: str, message: wire.Contribution) -> None:
+    def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
         update = moves.Update(device, message.round, message.kind, message.boot, message.seq)
         try:
             self._run.reception.check_address(message)
@@ -281,7 +283,7 @@ class Service:
         if device not in self.state.devices:
             self._run.feed(moves.Present(self._ports.clock(), device, message.boot, True))
             self._run.attend(device)
-        self._run.reception.announce(update, message)
+        self._run.reception.announce(update, message, refusal)
 
     def _tell(self, happening: Happening) -> None:
         for observer in self._ports.observers:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from broker import brokers, topics
 from broker.errors import BrokerStartError
 from broker.link import Link, LinkOptions
+from broker.mosquitto import Mosquitto
 from broker.running import BrokerOptions, RunningBroker
 from broker.url import BrokerUrl
 
@@ -33,6 +34,8 @@ from .ports import Ports
 from .records import Records
 from .service import Service
 from .task import Task
+from .worker_frames import Order
+from .workers import Workers
 
 if TYPE_CHECKING:
     from .web.site import Site
@@ -78,11 +81,14 @@ class Process:
             broker, url = broker_for(self._server.broker, self._folders[0])
             if broker:
                 stack.callback(broker.stop)
+            if self._server.workers and broker and not isinstance(broker, Mosquitto):
+                raise ConfigError(f"workers share what comes in, and {broker.name} cannot: install Mosquitto")
             self._serve(url, broker)
 
     def _serve(self, url: BrokerUrl, broker: RunningBroker | None) -> None:
         inbox = lodger.inbox_of(self._lodgers)
-        options = LinkOptions(subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT)
+        wanted = topics.BUT_CONTRIBUTIONS if self._server.workers else (topics.FROM_DEVICES,)
+        options = LinkOptions(subscriptions=wanted, queue_limit=QUEUE_LIMIT)
         link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
         with ExitStack() as stack:
             views = [stack.enter_context(closing(self._view(url, one.task.name))) for one in self._lodgers]
@@ -95,6 +101,7 @@ class Process:
             if site:
                 self._say(f"http: {site.start()}")
             link.connect()
+            stack.enter_context(Workers(self._server.workers, self._order(url), inbox))
             with Watchdog(lambda: lodger.silence_s(self._lodgers)):
                 lodger.serve(self._lodgers, inbox, link.publish)
                 self._leave(link)
@@ -114,6 +121,12 @@ class Process:
             ports = Ports(link, one.inbox, observers, one.pulse, url.mqtt5, seal, database=database)
             one.open(partial(Service, one.task, folder, ports))
             keep_port(folder, url)
+
+    def _order(self, url: BrokerUrl) -> Order:
+        """For workers. The name of their group is secret: any device might join it."""
+        topic = topics.shared(secrets.token_hex(16), topics.CONTRIBUTIONS)
+        database = database_for(self._server.database)
+        return Order(url, topic, tuple(self._folders), database, self._server.log)
 
     def _end(self) -> None:
         """Whatever happened, nothing goes on in the background."""

@@ -154,6 +154,10 @@ class Store:
                 (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)),
             )
 
+    def opened(self, number: int) -> bool:
+        """Whether a round was opened: its base is what it is from then on."""
+        return bool(self._db.rows("SELECT 1 FROM rounds WHERE round = ?", number))
+
     def begin_merge(self, number: int, durations: Sequence[tuple[int, int]] = ()) -> None:
         """From here on nothing more counts in the round; `durations` says how long its devices needed."""
         with self._db.commit() as db:
@@ -282,7 +286,7 @@ class Store:
 
     def _of_round(self, number: int, column: str, kind: type[T]) -> T:
         """As the round was opened with it, or else as the one before has made it."""
-        opened = self._db.rows("SELECT 1 FROM rounds WHERE round = ?", number)
+        opened = self.opened(number)
         return self._read(number, column, kind) if opened else self._read(number - 1, f"next_{column}", kind)
 
     def _read(self, number: int, column: str, kind: type[T]) -> T:

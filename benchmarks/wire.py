@@ -100,10 +100,17 @@ class Answers:
 
 @contextmanager
 def serving(
-    url: str, folder: Path, kinds: str, count: int, bundle: str = SHIPPED, profile: bool = False
+    url: str,
+    folder: Path,
+    kinds: str,
+    count: int,
+    bundle: str = SHIPPED,
+    profile: bool = False,
+    workers: int = 0,
 ) -> Iterator[psutil.Process]:
     """The aggregator of one round that closes after `count` contributions, as a process of its own."""
     options = f"--bundle {bundle} --rounds 1 --min-contributions {count} --deadline 900 --kinds {kinds}"
+    options += f" --workers {workers}"
     with (folder / "serve.log").open("wb") as log:
         process = subprocess.Popen(
             [
@@ -193,7 +200,8 @@ def small(options: argparse.Namespace) -> list[Row]:
         answers = Answers()
         fleet = connected(running.url, answers)
         fleet.add("ears", "fl/v1/d/+/dn/#")
-        with serving(running.url, Path(folder), "zeroth-order", count, profile=options.profile) as process:
+        how = {"profile": options.profile, "workers": options.workers}
+        with serving(running.url, Path(folder), "zeroth-order", count, **how) as process:
             message = contribution(opened(fleet, answers), "zeroth-order", body)
             packets = [(topics.up(f"pi-{i}", "contribution"), message) for i in range(count)]
             before = process.cpu_times()
@@ -476,6 +484,7 @@ def main() -> None:
     add("--uploads", type=int, default=50, help="uploads in blocks (default: 50)")
     add("--updates", type=int, default=1000, help="updates of 1 MB (default: 1000)")
     add("--idle", type=int, default=2000, help="idle devices (default: 2000)")
+    add("--workers", type=int, default=0, help="of the aggregator, under small contributions (default: 0)")
     add("--profile", action="store_true", help="profile the aggregator under small contributions")
     add("--folder", type=Path, help="where the run folders are (default: the system's temporary)")
     options = parser.parse_args()

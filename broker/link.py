@@ -27,6 +27,7 @@ from .events import Connected, Disconnected, Event, Received, Will
 from .messages import MESSAGE_LIMIT, MessageError
 from .packets import packet_bytes
 from .patience import Patience
+from .topics import matched_by
 from .under_way import UnderWay
 from .url import BrokerUrl
 
@@ -87,6 +88,7 @@ class Link:
         self.bytes_up = 0
         self.bytes_down = 0
         self._options = options or LinkOptions()
+        self._wanted = tuple(map(matched_by, self._options.subscriptions))
         self._inbox = inbox
         self._patience = Patience(self._options.reconnect_s, self._options.seed)
         self._answer: queue.SimpleQueue[BrokerError | None] = queue.SimpleQueue()
@@ -281,7 +283,7 @@ class Link:
         payload = bytes(message.payload)
         with self._count:
             self.bytes_down += packet_bytes(topic, payload, message.qos, self.url.mqtt5)
-        if any(paho.topic_matches_sub(wanted, topic) for wanted in self._options.subscriptions):
+        if any(paho.topic_matches_sub(wanted, topic) for wanted in self._wanted):
             self._inbox.put(Received(topic, payload, message.retain))
         else:
             log.debug("the broker at %s sent %s, which we did not ask for: dropped", self.url, topic)

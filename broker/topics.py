@@ -19,6 +19,11 @@ ROOT = "fl/v1"
 OFFERS = f"{ROOT}/all/round/+"
 """Of every task."""
 FROM_DEVICES = f"{ROOT}/d/+/up/#"
+CONTRIBUTIONS = f"{ROOT}/d/+/up/contribution"
+BUT_CONTRIBUTIONS = tuple(
+    f"{ROOT}/d/+/up/{leaf}" for leaf in ("state", "hello", "plan", "get", "block/+/+", "trial")
+)
+"""All else that comes from devices, for who has others take their contributions."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA = re.compile(r"[0-9a-f]{64}")
@@ -54,6 +59,19 @@ def offer(task: str) -> str:
 
 def is_offer(topic: str) -> bool:
     return topic.startswith(offer(""))
+
+
+def shared(group: str, topic: str) -> str:
+    """A subscription of several, each of whom gets a part of what comes.
+
+    Whoever knows the name of a `group` can join it, and what comes to them is lost to the others.
+    """
+    return f"$share/{group}/{topic}"
+
+
+def matched_by(subscription: str) -> str:
+    """The topics that a subscription, shared or not, is for."""
+    return subscription.split("/", 2)[2] if subscription.startswith("$share/") else subscription
 
 
 def up(device: str, leaf: str) -> str:

@@ -1,11 +1,25 @@
 """The topic tree: what is built is parsed, and nothing else is."""
 
+import paho.mqtt.client as paho
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import BrokerError
-from broker.topics import Address, TopicError, block, check_device, down, parse, up
+from broker.topics import (
+    BUT_CONTRIBUTIONS,
+    CONTRIBUTIONS,
+    FROM_DEVICES,
+    Address,
+    TopicError,
+    block,
+    check_device,
+    down,
+    matched_by,
+    parse,
+    shared,
+    up,
+)
 
 SHA = bytes(range(32))
 
@@ -57,3 +71,15 @@ def test_no_text_breaks_the_parser(text: str, prefix: str) -> None:
 def test_a_device_name_that_cannot_stand_in_a_topic_is_refused(name: str) -> None:
     with pytest.raises(TopicError, match="use 1 to 64"):
         check_device(name)
+
+
+@pytest.mark.parametrize("leaf", ["state", "hello", "plan", "contribution", "get", block(SHA, 3), "trial"])
+def test_all_that_devices_send_is_heard_once_by_who_has_others_take_contributions(leaf: str) -> None:
+    topic = up("pi-07", leaf)
+    assert paho.topic_matches_sub(FROM_DEVICES, topic)
+    assert sum(paho.topic_matches_sub(wanted, topic) for wanted in (*BUT_CONTRIBUTIONS, CONTRIBUTIONS)) == 1
+
+
+def test_what_is_shared_is_for_the_same_topics() -> None:
+    assert shared("g-1", CONTRIBUTIONS) == "$share/g-1/fl/v1/d/+/up/contribution"
+    assert matched_by(shared("g-1", CONTRIBUTIONS)) == CONTRIBUTIONS == matched_by(CONTRIBUTIONS)

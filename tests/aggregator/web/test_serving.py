@@ -45,7 +45,7 @@ def test_each_failure_leaves_with_its_own_number_and_names_the_key(started):
     ("text", "said"),
     [
         ("tasks = [3]", "tasks[0]: expected a path, as a string"),
-        ("taskz = []", "taskz: there is no such key; there are tasks, run_dir, broker, http, log"),
+        ("taskz = []", "taskz: there is no such key; there are tasks, run_dir, workers, broker"),
         ("[http]\nprot = 1", "http.prot: there is no such key; there are host, port"),
         ("[http]\nport = 65536", "http.port: expected `int` <= 65535"),
         ("http = 3", "http: expected a table"),

@@ -1,0 +1,98 @@
+"""A worker: takes its share of the small contributions from the broker, checks them, and hands them on.
+
+It decides nothing and keeps nothing. What it has in hand when it is killed was acknowledged to nobody: its
+device sends again until the receipt, which comes after the aggregator's commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import secrets
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import IO
+
+from broker import topics
+from broker.errors import BrokerError
+from broker.events import Disconnected, Event, Received
+from broker.link import Link, LinkOptions
+from models.errors import ModelError
+
+from . import logs
+from .checker import Checker, checked
+from .errors import AggregatorError
+from .flood import RATE, Flood
+from .worker_frames import Failed, Looked, Order, Ready, read, write
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Until stdin ends, and with it the aggregator, or it says so."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for the aggregator, which ends us
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    order = read(sys.stdin.buffer, Order)
+    if order is None:
+        return
+    logs.configure(order.log)
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever is printed is no word of ours
+    try:
+        _serve(order, out)
+    except (AggregatorError, BrokerError, ModelError) as error:
+        _say(out, Failed(str(error)))
+    except BrokenPipeError:
+        os._exit(0)  # nobody is there to hear of it
+
+
+def _serve(order: Order, out: IO[bytes]) -> None:
+    """Until the process ends."""
+    checkers = {checker.task.name: checker for checker in (Checker(f, order.database) for f in order.folders)}
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    name, options = f"aggregator-{secrets.token_hex(4)}", LinkOptions(subscriptions=(order.topic,))
+    link = Link(replace(order.broker, mqtt5=True), name, inbox, options)
+    threading.Thread(target=_leave_at_the_end, args=(link,), daemon=True).start()
+    link.connect()
+    flood = Flood()
+    _say(out, Ready())
+    while True:
+        event = inbox.get()
+        if isinstance(event, Disconnected):
+            log.warning("broker: %s; trying again", event.reason)
+        if not isinstance(event, Received) or not _taken(event.topic, flood):
+            continue
+        looked = checked(event, checkers)
+        write(out, Looked(looked.topic, looked.payload, looked.refusal))
+        if inbox.empty():
+            out.flush()
+
+
+def _leave_at_the_end(link: Link) -> None:
+    """What is in hand is given up: nobody was told that it is kept."""
+    sys.stdin.buffer.read()
+    link.close()
+    os._exit(0)
+
+
+def _taken(topic: str, flood: Flood) -> bool:
+    """Whether the device has not sent too much of late: the aggregator would not take it either."""
+    with suppress(BrokerError):
+        device = topics.parse(topic).device
+        now = time.monotonic()
+        if flood.lets(device, now):
+            return True
+        if flood.worth_saying(device, now):
+            log.warning("messages from %s dropped: it sends more than %g a second", device, RATE)
+    return False
+
+
+def _say(out: IO[bytes], word: Ready | Failed) -> None:
+    write(out, word)
+    out.flush()

@@ -1,0 +1,319 @@
+"""Workers: what they find is what the aggregator would have found; killed, they lose nothing."""
+
+import argparse
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing, suppress
+
+import numpy as np
+import psutil
+import pytest
+
+from aggregator import command
+from aggregator.checker import Checked, Checker, checked
+from aggregator.config import LogSection
+from aggregator.errors import ConfigError, WorkerError
+from aggregator.exits import Exit, exit_code
+from aggregator.serving import Process
+from aggregator.store import Store
+from aggregator.task import KindSettings
+from aggregator.worker_frames import Looked, Order, Word, read, write
+from aggregator.workers import Workers
+from broker import brokers, messages, mosquitto, topics
+from broker.link import Link, LinkOptions, Received
+from broker.messages import Metrics
+from broker.running import BrokerOptions
+from broker.url import BrokerUrl
+
+SERVE = "import sys; from device_runtime.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
+DATABASES = ("sqlite", "postgres")
+KINDS = ("full", "few-shot", "zeroth-order", "class-means")
+needs_mosquitto = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
+
+
+@pytest.fixture
+def looked_at(bench, make_task):
+    """A bench whose contributions a checker has looked at, as a worker would, or (`alone`) none has."""
+    checkers = []
+
+    def make(*kinds, alone, **settings):
+        b = bench(make_task(*kinds, **settings))
+        b.join("pi-01", "pi-02")
+        checker = Checker(b.folder, b.database)
+        checkers.append(checker)
+        if not alone:
+            raw = b.raw
+
+            def looked(topic, payload, retain=False):
+                if not topic.endswith("/contribution"):
+                    return raw(topic, payload, retain)
+                b.looks.append(checked(Received(topic, payload, retain), {b.task.name: checker}))
+                b.service.handle(b.looks[-1])
+                return b.service.tick()
+
+            b.raw = looked
+        b.looks, b.checker = [], checker
+        return b
+
+    yield make
+    for checker in checkers:
+        checker.close()
+
+
+def strange(b, update_of):
+    """Contributions of all sorts, by what is the matter with them."""
+    good, examples = update_of("few-shot", 1)
+    name, head = next((name, value) for name, value in good.items() if value.ndim == 2)
+    bad = Metrics(train_loss=-5.0, train_time_ms=1, energy_mj=1, peak_memory_kib=1)
+    yield "sound", b.contribution("few-shot", (good, examples))
+    yield "again", b.contribution("few-shot", (good, examples))
+    yield "shape", b.contribution("few-shot", ({**good, name: head[:-1]}, examples), seq=8)
+    yield "far", b.contribution("few-shot", ({**good, name: head + 100}, examples))
+    yield "nan", b.contribution("few-shot", ({**good, name: head * np.nan}, examples))
+    yield "rubbish", b.contribution("few-shot", (b"rubbish", examples))
+    yield "metrics", b.contribution("few-shot", (good, examples), metrics=bad)
+    yield "examples", b.contribution("few-shot", (good, 0))
+    yield "kind", b.contribution("class-means", update_of("class-means"))
+    yield "run", b.contribution("few-shot", (good, examples), run="another")
+    yield "future", b.contribution("few-shot", (good, examples), number=2)
+    yield "never", b.contribution("few-shot", (good, examples), number=0)
+    yield "blob", b.contribution("full", update_of("full", 1))
+
+
+KIND_SETTINGS = (
+    (KindSettings(name="few-shot"), KindSettings(name="full")),
+    (KindSettings(name="few-shot", max_norm=20.0), KindSettings(name="full")),
+)
+
+
+@pytest.mark.parametrize("kinds", KIND_SETTINGS, ids=["plain", "bounded"])
+def test_what_a_worker_has_looked_at_has_the_same_receipts_as_what_it_has_not(looked_at, update_of, kinds):
+    answers = {}
+    for alone in (True, False):
+        b = looked_at(*kinds, alone=alone, min_contributions=99)
+        answers[alone] = [
+            (what, one.status, one.reason.replace(b.service.run_id, "RUN"))
+            for what, message in strange(b, update_of)
+            for one in b.contribute("sound" if what == "again" else what, message)
+        ]
+    assert answers[False] == answers[True]
+    found = {what: look.refusal for (what, *_), look in zip(answers[False], b.looks, strict=True)}
+    statuses = Counter(status for _, status, _ in answers[True])
+    assert statuses == {
+        "accepted": 2 + (not kinds[0].max_norm),
+        "duplicate": 1,
+        "refused": 10 - (not kinds[0].max_norm),
+    }
+    assert found["sound"] == ""
+    assert {what for what, refusal in found.items() if refusal is None} == (
+        {"run", "never", "blob"} | ({"future"} if kinds[0].max_norm else set())
+    )
+
+
+def test_late_ones_count_or_not_as_ever(looked_at, update_of):
+    statuses = {}
+    for late in ("count", "discard"):
+        b = looked_at("few-shot", alone=False, late=late, rounds=3)
+        for device in ("pi-01", "pi-02"):
+            b.contribute(device, b.contribution("few-shot", update_of("few-shot", 1)))
+        assert b.service.state.round == 2
+        b.join("pi-03")
+        statuses[late] = b.contribute("pi-03", b.contribution("few-shot", update_of("few-shot", 2)))[0].status
+    assert statuses == {"count": "accepted", "discard": "late"}
+
+
+def test_nothing_is_held_against_the_base_of_a_round_that_is_not_open_yet(looked_at, update_of):
+    """Going back to an earlier model may give it another."""
+    b = looked_at(KindSettings(name="few-shot", max_norm=20.0), alone=True)
+    early = b.contribution("few-shot", update_of("few-shot", 1), number=2)
+    assert b.checker.refusal(early) is None
+    for device in ("pi-01", "pi-02"):
+        b.contribute(device, b.contribution("few-shot", update_of("few-shot", 1)))
+    assert b.checker.refusal(early) == ""
+
+
+def test_a_base_that_cannot_be_read_leaves_the_check_to_the_aggregator(looked_at, update_of, caplog):
+    b = looked_at(KindSettings(name="few-shot", max_norm=20.0), alone=True)
+    for part in b.store.base(1).checkpoint:
+        path = b.store.models.path(part.sha)
+        path.write_bytes(path.read_bytes()[::-1])
+    assert b.checker.refusal(b.contribution("few-shot", update_of("few-shot", 1))) is None
+    assert "is not checked here" in caplog.text
+
+
+def test_what_is_no_message_is_handed_on(looked_at):
+    b = looked_at("few-shot", alone=True)
+    for payload in (b"", b"\x00" * 99, b"\xff" * 300_000):
+        assert checked(Received("t", payload), {"task": b.checker}) == Checked("t", payload, False, None)
+
+
+def test_words_of_a_worker_that_was_killed_in_the_middle_end_there(tmp_path):
+    word = Looked("a/b", bytes(300), None)
+    with (tmp_path / "pipe").open("wb") as out:
+        write(out, word)
+        write(out, word)
+    content = (tmp_path / "pipe").read_bytes()
+    (tmp_path / "pipe").write_bytes(content[:-1])
+    with (tmp_path / "pipe").open("rb") as stream:
+        assert read(stream, Word) == word
+        assert read(stream, Word) is None
+
+
+def test_an_embedded_broker_that_cannot_share_is_refused(make_task, tmp_path, monkeypatch):
+    monkeypatch.setattr(mosquitto, "find", lambda: None)
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    args = parser.parse_args(["--workers", "2", "--run-dir", str(tmp_path / "run")])
+    with pytest.raises(
+        ConfigError, match=r"workers share what comes in, and amqtt .* cannot: install Mosquitto"
+    ):
+        Process(command.server_of(args), [make_task("few-shot")]).run()
+
+
+def test_workers_that_cannot_begin_are_the_end_in_words(tmp_path):
+    url = BrokerUrl.parse("mqtt://127.0.0.1:1")
+    order = Order(url, topics.shared("g", topics.CONTRIBUTIONS), (tmp_path,), "", LogSection())
+    with pytest.raises(WorkerError, match=r"worker 1 cannot work: .*unable to open database") as failed:
+        Workers(1, order, queue.SimpleQueue()).__enter__()
+    assert exit_code(failed.value) == Exit.BROKER
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("sys.exit(7)", "status 7"),
+        ("sys.stdout.write('no such word' * 999)", "status 0"),
+        ("sys.stdout.buffer.write(b'\\0\\0\\0\\3abc'); sys.stdout.flush(); sys.stdin.read()", "is no word"),
+    ],
+    ids=["ends", "talks", "confuses"],
+)
+def test_a_worker_that_is_none_is_ended_and_said(tmp_path, monkeypatch, does, why):
+    monkeypatch.setattr("aggregator.workers._BOOT", f"import sys; {does}")
+    order = Order(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (tmp_path,), "", LogSection())
+    with pytest.raises(WorkerError, match=f"worker 1 cannot work: .*{why}"):
+        Workers(1, order, queue.SimpleQueue()).__enter__()
+
+
+@pytest.fixture
+def closed_broker(tmp_path):
+    """Who is on it proves who they are, and speaks on its own branch alone."""
+    users = {"aggregator": "secret", **{f"pi-{kind}": "secret" for kind in KINDS}, "pi-liar": "secret"}
+    running = brokers.start("mosquitto", BrokerOptions(users=users))
+    running.url_of = lambda user: running.url.replace("mqtt://", f"mqtt://{user}:secret@")
+    yield running
+    running.stop()
+
+
+def serve(*options):
+    return subprocess.Popen(
+        [sys.executable, "-c", SERVE, *map(str, options)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def is_worker(process):
+    """Whether it is one, and alive; the aggregator may have a broker of its own."""
+    with suppress(psutil.NoSuchProcess):
+        words = process.cmdline()  # none of a zombie
+        return any("aggregator.worker" in word for word in words)
+    return False
+
+
+def at_work(process):
+    return [child for child in psutil.Process(process.pid).children() if is_worker(child)]
+
+
+@needs_mosquitto
+def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
+    closed_broker, scripted, update_of, eventually, tmp_path
+):
+    rounds, folder = 40, tmp_path / "run"
+    options = (
+        "--bundle digits-wrn-10-1 --deadline 60 --min-devices 4 --min-contributions 4 --workers 2 "
+        f"--rounds {rounds} --kinds {','.join(KINDS)} --run-dir {folder} "
+        f"--broker {closed_broker.url_of('aggregator')}"
+    ).split()
+
+    def script(kind):
+        def contribute(offer):
+            time.sleep(0.05)
+            return kind, *update_of(kind, offer.round)
+
+        return contribute
+
+    devices = [scripted(f"pi-{kind}", closed_broker.url_of(f"pi-{kind}"), script(kind)) for kind in KINDS]
+
+    def receipts():
+        return sum(len(device.receipts) for device in devices)
+
+    first = serve(*options)
+    try:
+        for wanted in (8, 24):
+            assert eventually(lambda least=wanted: receipts() >= least, 120)
+            victim = at_work(first)[0]
+            victim.send_signal(signal.SIGKILL)
+            assert eventually(lambda dead=victim.pid: dead not in {one.pid for one in at_work(first)}, 60)
+        assert eventually(lambda: len(at_work(first)) == 2 and receipts() >= 32, 120)
+        orphans = at_work(first)
+    finally:
+        first.kill()
+        first.wait()
+        said = first.stdout.read()
+        first.stdout.close()
+    assert said.count("has ended (status -9); starting another") == 2
+    assert eventually(lambda: not any(map(is_worker, orphans)), 60)
+    last = serve(*options)
+    output, _ = last.communicate(timeout=300)
+    assert last.returncode == 0, output
+    assert eventually(lambda: all(device.done for device in devices))
+
+    with closing(Store(folder)) as store:
+        kept = [one for n in range(1, rounds + 1) for one in store.contributions.of_round(n)]
+        closed = store.closed()
+    stored = Counter((one.round, one.device, one.kind) for one in kept)
+    assert stored == {(n, f"pi-{kind}", kind): 1 for n in range(1, rounds + 1) for kind in KINDS}
+    assert {record.record.participants for record in closed} == {4}
+    told = [(one, device) for device in devices for one in device.receipts]
+    assert {one.status for one, _ in told} <= {"accepted", "duplicate"}
+    assert {(one.round, device.device) for one, device in told} <= {key[:2] for key in stored}
+
+
+@needs_mosquitto
+def test_each_contribution_goes_to_one_worker_and_rubbish_stops_none(
+    closed_broker, bench, make_task, update_of, eventually
+):
+    b = bench(make_task("class-means", min_devices=1))
+    b.join("pi-liar")
+    order = Order(
+        BrokerUrl.parse(closed_broker.url_of("aggregator")),
+        topics.shared("g", topics.CONTRIBUTIONS),
+        (b.folder,),
+        b.database,
+        LogSection(),
+    )
+    inbox, heard = queue.SimpleQueue(), []
+    link = Link(BrokerUrl.parse(closed_broker.url_of("pi-liar")), "liar", queue.SimpleQueue(), LinkOptions())
+    link.connect()
+    topic = topics.up("pi-liar", "contribution")
+    sound = messages.encode(b.contribution("class-means", update_of("class-means", 1)))
+    with Workers(2, order, inbox):
+        for number in range(60):
+            link.publish(topic, (b"rubbish", sound, bytes(number))[number % 3])
+
+        def all_heard():
+            with suppress(queue.Empty):
+                while True:
+                    heard.append(inbox.get_nowait())
+            return len(heard) >= 60
+
+        assert eventually(all_heard, 60)
+    link.close()
+    assert len(heard) == 60
+    assert Counter(one.refusal for one in heard) == {None: 40, "": 20}
+    assert {one.topic for one in heard} == {topic}
