@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from . import bundle as bundles
+from . import torch_networks as networks
 from .errors import ExportError, one_line
 from .manifest import (
     LEVELS,
@@ -201,7 +202,9 @@ def _checked_sizes(subject: Subject, spec: ExportSpec) -> Sizes:
     except HeadUnused:
         raise ExportError(f"the module never calls its head {subject.head}; name the one it calls") from None
     except Exception as error:
-        raise ExportError(f"the module fails on {tuple(subject.example.shape)}: {one_line(error)}") from error
+        raise ExportError(
+            f"the module fails on {tuple(subject.example.shape)}: {one_line(error)}{_built(spec)}"
+        ) from error
     logits, features = passed.logits, passed.features
     if not isinstance(logits, torch.Tensor):
         raise ExportError(f"the module returns a {type(logits).__name__}, expected the logits alone")
@@ -214,8 +217,19 @@ def _checked_sizes(subject: Subject, spec: ExportSpec) -> Sizes:
             f"what the module returns are not the logits of its head {subject.head}; name the right one"
         )
     if logits.shape[1] != len(spec.labels):
-        raise ExportError(f"head {subject.head} gives {logits.shape[1]} logits for {len(spec.labels)} labels")
+        raise ExportError(
+            f"head {subject.head} gives {logits.shape[1]} logits for {len(spec.labels)} labels{_built(spec)}"
+        )
     return sizes_of(passed)
+
+
+def _built(spec: ExportSpec) -> str:
+    """Of a network of ours, what it was built with: the rest of a sentence."""
+    if spec.source is None:
+        return ""
+    name, shape = spec.source.network, ",".join(map(str, spec.input.shape))
+    has = networks.described(name, spec.source.settings)
+    return f"; {name} has {has}: make that fit an input of {shape} and {len(spec.labels)} labels with --set"
 
 
 def _round_to_float16(module: nn.Module) -> None:

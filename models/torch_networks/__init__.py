@@ -58,6 +58,13 @@ def build(name: str, settings: Mapping[str, Setting]) -> "nn.Module":
         raise ExportError(f"{name} with {given or 'no settings'} fails: {one_line(error)}") from error
 
 
+def described(name: str, settings: Mapping[str, Setting]) -> str:
+    """What the network is built with, as "in_channels=3, size=32". Raises ExportError as `build`."""
+    taken = inspect.signature(_function(name)).parameters
+    values = {key: settings.get(key, taken[key].default) for key in taken if key not in FILES}
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
 def _function(name: str) -> Callable[..., Any]:
     if name not in NETWORKS:
         raise ExportError(f"no network {name!r}; known are {', '.join(NETWORKS)}")

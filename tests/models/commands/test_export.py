@@ -58,6 +58,28 @@ def test_wrong_words_are_one_line_errors(words, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("shape", "labels", "message"),
+    [
+        (
+            "3,8,8",
+            "a,b",
+            r"fails on \(4, 3, 8, 8\).*; cnn has in_channels=3, size=32, classes=10, width=1: make",
+        ),
+        ("1,32,32", "a,b", r"; cnn has in_channels=3, .* fit an input of 1,32,32 and 2 labels with --set"),
+        ("3,32,32", "a,b", r"head head gives 10 logits for 2 labels; cnn has .* classes=10"),
+    ],
+)
+def test_a_network_whose_settings_are_not_those_of_the_input_is_said_with_both(
+    tmp_path, capsys, shape, labels, message
+):
+    pytest.importorskip("torch")
+    words = ("cnn", "--input", shape, "--labels", labels, "--out", str(tmp_path / "out"))
+    with pytest.raises(ExportError, match=message):
+        export.run(parsed(*words))
+    assert not (tmp_path / "out").exists()
+
+
 def test_weights_of_a_file_are_loaded_and_others_refused(tmp_path):
     torch = pytest.importorskip("torch")
     words = (WRN, "--set", "in_channels=1", *PLACE)
