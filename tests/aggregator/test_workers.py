@@ -18,6 +18,7 @@ from aggregator.checker import Checked, Checker, checked
 from aggregator.config import LogSection
 from aggregator.errors import ConfigError, WorkerError
 from aggregator.exits import Exit, exit_code
+from aggregator.router import Router
 from aggregator.serving import Process
 from aggregator.store import Store
 from aggregator.task import KindSettings
@@ -149,6 +150,20 @@ def test_what_is_no_message_is_handed_on(looked_at):
     b = looked_at("few-shot", alone=True)
     for payload in (b"", b"\x00" * 99, b"\xff" * 300_000):
         assert checked(Received("t", payload), {"task": b.checker}) == Checked("t", payload, False, None)
+
+
+def test_what_was_looked_at_reaches_its_task_with_what_was_found(looked_at, update_of):
+    b = looked_at("class-means", alone=True)
+    inboxes = {b.task.name: queue.SimpleQueue(), "other": queue.SimpleQueue()}
+    message = messages.encode(b.contribution("class-means", update_of("class-means", 1)))
+    event = Checked(topics.up("pi-01", "contribution"), message, False, "it lies")
+    Router(inboxes).route(event)
+    assert inboxes[b.task.name].get_nowait() == event
+    assert inboxes["other"].empty()
+    b.service.handle(event)
+    b.service.tick()
+    [receipt] = b.receipts("pi-01")
+    assert (receipt.status, receipt.reason) == ("refused", "update from pi-01 refused: it lies")
 
 
 def test_words_of_a_worker_that_was_killed_in_the_middle_end_there(tmp_path):
