@@ -11,14 +11,15 @@ from pathlib import Path
 import msgspec
 from tabulate import tabulate
 
-from . import outside, wishes
 from . import task as tasks
+from . import wishes
 from .database import begun
-from .errors import AggregatorError, RollbackError, RunFolderError
+from .errors import AggregatorError, RunFolderError
 from .plain import number, percent, size
-from .registry import Registry, Version
+from .registry import Version
 from .rounds import Rounds
 from .store import Store
+from .versions import check_rollback, versions_in
 
 HELP = "list the models that a run has served, or go back to one of them"
 EXAMPLE = "device-runtime models runs/digits --rollback 7"
@@ -51,12 +52,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def versions_in(folder: Path) -> tuple[Version, ...]:
-    """Of a run, beside the aggregator that may be at work on it. Raises RunFolderError."""
-    with closing(Store(folder, reading=True)) as store:
-        return Registry(store, 0).versions()
-
-
 def table(versions: tuple[Version, ...]) -> str:
     """One line each, the latest last."""
     rows = [
@@ -78,12 +73,7 @@ def table(versions: tuple[Version, ...]) -> str:
 
 def _gone_back(folder: Path, to: int) -> str:
     """Done at once where no aggregator has the folder, and else asked of it."""
-    if (folder / outside.FILE).exists():
-        raise RollbackError(outside.ITS_ROUNDS)
-    known = {version.round: version for version in versions_in(folder)}
-    if to not in known or not known[to].kept:
-        kept = ", ".join(str(version.round) for version in known.values() if version.kept) or "none"
-        raise RollbackError(f"no model of round {to} is kept in {folder}; those that are: {kept}")
+    check_rollback(folder, to)
     try:
         store = Store(folder)
     except RunFolderError:

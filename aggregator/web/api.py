@@ -12,13 +12,17 @@ from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Res
 from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from aggregator import wishes
+from aggregator.errors import RollbackError, RunFolderError
+from aggregator.registry import Version as Made
 from aggregator.rounds import SERVED
+from aggregator.versions import check_rollback, versions_in
 from broker.messages import Status
 
 from .hosted import Hosted
 from .journal import Filter
 from .metrics import Metrics
-from .shapes import Devices, Entries, Rounds, TaskInfo
+from .shapes import Asked, Devices, Entries, Rounds, TaskInfo, Version, measured
 from .tokens import Token
 from .watch import ENOUGH, Wanted
 
@@ -51,6 +55,11 @@ class Guard:
             text = "a token is needed: Authorization: Bearer TOKEN, as in http.token_file"
             raise HTTPException(401, text, {"WWW-Authenticate": 'Bearer realm="device-runtime"'})
 
+    @property
+    def open(self) -> bool:
+        """Whether everybody has it: no token is asked for."""
+        return not self._token.needed
+
     def knows(self, credentials: HTTPAuthorizationCredentials | None) -> bool:
         return self._token.fits(credentials.credentials if credentials else None)
 
@@ -60,6 +69,7 @@ class Api:
 
     def __init__(self, hosted: list[Hosted], guard: Guard, metrics: Metrics) -> None:
         self._hosted = {one.task.name: one for one in hosted}
+        self._guard = guard
         self._metrics = metrics
         self._streams = 0
         self.closing = False
@@ -69,6 +79,19 @@ class Api:
         add("/api/v1/tasks", self.tasks, summary="All tasks, and where they are")
         add(of_task, self.task, summary="One task, and where it is")
         add(f"{of_task}/rounds", self.rounds, summary="Closed rounds, with sums by kind of update")
+        add(f"{of_task}/versions", self.versions, summary="The models that were served")
+        cannot: dict[int | str, dict[str, Any]] = {
+            403: {"description": "The service asks for no token: then nobody may change anything"},
+            409: {"description": "There is no such model, or it is not kept any more"},
+        }
+        add(
+            f"{of_task}/rollback",
+            self.rollback,
+            methods=["POST"],
+            status_code=202,
+            summary="Serve the model of an earlier round from now on, and go on from it",
+            responses=cannot,
+        )
         add(f"{of_task}/devices", self.devices, summary="The fleet: who, what, why, last seen")
         add(
             f"{of_task}/contributions",
@@ -96,6 +119,26 @@ class Api:
 
     def rounds(self, name: Name, after: Number = 0, limit: Limit = ENOUGH) -> Rounds:
         return self._of(name).watch.rounds(after, limit)
+
+    def versions(self, name: Name) -> list[Version]:
+        hosted = self._of(name)
+        try:
+            return [_version(one) for one in versions_in(hosted.folder)]
+        except RunFolderError as error:
+            raise HTTPException(503, str(error)) from None
+
+    def rollback(self, name: Name, round: Number) -> Asked:  # noqa: A002 - its name in the URL
+        hosted = self._of(name)
+        if self._guard.open:
+            raise HTTPException(403, "going back needs a token: set http.token_file")
+        try:
+            check_rollback(hosted.folder, round)
+            wishes.ask(hosted.folder, round)
+        except RollbackError as error:
+            raise HTTPException(409, str(error)) from None
+        except RunFolderError as error:
+            raise HTTPException(503, str(error)) from None
+        return Asked(round)
 
     def devices(
         self,
@@ -171,6 +214,20 @@ def _info(hosted: Hosted) -> TaskInfo:
     task = hosted.task
     settings = msgspec.json.decode(task.json(), type=dict[str, object])
     return TaskInfo(task.name, task.bundle, str(hosted.folder), settings, hosted.watch.live())
+
+
+def _version(made: Made) -> Version:
+    return Version(
+        round=made.round,
+        since=measured(made.published_s),
+        accuracy=measured(made.eval_acc),
+        loss=measured(made.eval_loss),
+        sha256=made.sha256,
+        size=made.size,
+        kept=made.kept,
+        served=made.served,
+        note=made.note,
+    )
 
 
 def _parts(file: BinaryIO) -> Iterator[bytes]:

@@ -142,6 +142,28 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Version:
+    """The model that a round served. `kept`: it is there, and can be gone back to; `served`: deployed now."""
+
+    round: int
+    since: float | None
+    accuracy: float | None
+    loss: float | None
+    sha256: str
+    size: int
+    kept: bool
+    served: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The aggregator has been asked to go back to the model of this round; `versions` tells when it has."""
+
+    round: int
+
+
+@dataclass(frozen=True)
 class TaskInfo:
     """A task of this service. `settings` are those of its task file, with the defaults."""
 

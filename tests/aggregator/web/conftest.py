@@ -38,10 +38,10 @@ class Running:
     url: str
     log: object
 
-    def get(self, path, token=TOKEN, **headers):
+    def get(self, path, token=TOKEN, method="GET", **headers):
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        request = urllib.request.Request(self.url + path, headers=headers)  # noqa: S310 - our own address
+        request = urllib.request.Request(self.url + path, headers=headers, method=method)  # noqa: S310 - ours
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
                 return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read())

@@ -19,6 +19,7 @@ SECRET_PATHS = (
     "/api/v1/tasks/digits/rounds",
     "/api/v1/tasks/digits/devices",
     "/api/v1/tasks/digits/contributions",
+    "/api/v1/tasks/digits/versions",
     "/api/v1/tasks/digits/model",
     "/api/v1/tasks/digits/events",
 )
@@ -170,6 +171,34 @@ def test_a_stopped_service_goes_on_with_its_log_of_contributions(serve, fleet, e
         asked = f"/api/v1/tasks/digits/contributions?status=accepted&round={number}"
         counted = eventually(lambda asked=asked: again.get(asked).json["entries"])
         assert [(one["device"], one["kind"]) for one in counted] == [("pi-full", "full")]
+
+
+def test_a_run_goes_back_to_an_earlier_model_when_asked_over_http(serve, fleet, eventually):
+    service, versions = serve(TASK), "/api/v1/tasks/digits/versions"
+    assert service.get(versions).json == []
+    fleet("full")
+    service.wait(lambda live: live["closed_rounds"] >= 3)
+    known = service.get(versions).json
+    assert [one["round"] for one in known[:3]] == [1, 2, 3]
+    assert [one["served"] for one in known].index(True) == len(known) - 1
+    assert (known[0]["kept"], known[0]["accuracy"], len(known[0]["sha256"])) == (True, None, 64)
+
+    asked = service.get("/api/v1/tasks/digits/rollback?round=1", method="POST")
+    assert (asked.status, asked.json) == (202, {"round": 1})
+    said = "went back to the model of round 1"
+    assert eventually(lambda: [one for one in service.get(versions).json if said in one["note"]])
+    unknown = service.get("/api/v1/tasks/digits/rollback?round=4000", method="POST")
+    assert (unknown.status, "no model of round 4000" in unknown.json["detail"]) == (409, True)
+    assert service.get("/api/v1/tasks/digits/rollback?round=1", method="POST", token=None).status == 401
+    assert service.get("/api/v1/tasks/digits/rollback?round=1").status == 405
+
+
+def test_where_no_token_is_asked_for_nobody_goes_back(serve, fleet):
+    service = serve(TASK, "open = true")
+    fleet("full")
+    service.wait(lambda live: live["closed_rounds"] >= 1)
+    refused = service.get("/api/v1/tasks/digits/rollback?round=1", method="POST", token=None)
+    assert (refused.status, "needs a token" in refused.json["detail"]) == (403, True)
 
 
 def test_open_to_this_machine_means_this_machine_by_its_own_name(serve):
