@@ -14,6 +14,7 @@ import msgspec
 
 from aggregator import outside
 from aggregator import task as tasks
+from aggregator.flood import MOST_DEVICES
 from aggregator.ports import Ports
 from aggregator.records import Records
 from aggregator.store import Store
@@ -59,7 +60,7 @@ class Ground:
         self.site: Site | None = None
         self._at = folder
         self._ports = replace(ports, observers=(self.roll, *ports.observers))
-        self._present: dict[tuple[str, str], Received] = {}
+        self._present: dict[str, dict[str, Received]] = {}
 
     def enter(self, offer: Offer, kinds: Sequence[AnyStrategy], bundle: Bundle) -> Site:
         """The site of this run above and these kinds: the one at hand, or another, for which that is closed.
@@ -117,8 +118,9 @@ class Ground:
         observers = (*self._ports.observers, Records(folder))
         site = Site(task, folder, replace(self._ports, observers=observers))
         self._at = folder
-        for event in list(self._present.values()):
-            site.handle(event)
+        for said in list(self._present.values()):
+            for event in said.values():
+                site.handle(event)
         return site
 
     def _take(self, event: Event) -> None:
@@ -128,16 +130,18 @@ class Ground:
             self.site.handle(event)
 
     def _note(self, event: Received) -> None:
-        """The last word of each device on whether it is there, and with what."""
+        """The last word of each device, of as many as a site knows, on whether it is there, and with what."""
         try:
             address = topics.parse(event.topic)
             if address.leaf == "state" and event.payload and not decode(event.payload, State).online:
-                self._present.pop((address.device, "hello"), None)
-                self._present.pop((address.device, "state"), None)
-            elif address.leaf in ("state", "hello") and event.payload:
-                self._present[address.device, address.leaf] = event
+                self._present.pop(address.device, None)
+            elif address.leaf in ("state", "hello") and event.payload and self._has_room(address.device):
+                self._present.setdefault(address.device, {})[address.leaf] = event
         except (TopicError, MessageError):
             return  # the site says what is wrong with it
+
+    def _has_room(self, device: str) -> bool:
+        return device in self._present or len(self._present) < MOST_DEVICES
 
     def _of_run(self, offer: Offer) -> Path:
         """Names come over the wire: they are no paths."""

@@ -77,6 +77,15 @@ def test_an_edge_is_ready_when_enough_of_its_devices_are_and_no_longer(levels):
     assert h.said_above("hello", Hello)[-1].num_examples == 0
 
 
+def test_strangers_without_end_are_not_remembered_for_the_next_site(levels, monkeypatch):
+    monkeypatch.setattr("edge.ground.MOST_DEVICES", 3)
+    h = levels("full", rules=SiteRules(min_devices=2))
+    h.go().join("a", "b")
+    h.join(*(f"stranger-{number}" for number in range(20)))
+    assert len(h.edge.ground._present) == 3
+    assert {"a", "b"} <= set(h.edge.ground._present)
+
+
 def test_the_site_offers_the_base_the_seed_and_the_kinds_of_the_round_above_with_less_time(levels):
     h = levels("full", "zeroth-order")
     h.go().join("a")
