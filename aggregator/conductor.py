@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from broker.messages import Offer, Receipt
+from strategies.kind import formed
 
 from . import cohort, machine, moves, wishes
 from .contributions import Stored, record_of
@@ -45,6 +46,7 @@ class Conductor:
             rounds, Desk(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed)
         )
         self._group = Group(rounds.store.contributions)
+        self._strategies = {kind.name: kind.strategy for kind in rounds.task.kinds}
         self._offering = Offering(rounds, self.out, ports.clock)
         self._clock = ports.clock
         self._tell = tell
@@ -264,7 +266,7 @@ class Conductor:
             why=self._why(command.update),
             blob=message.blob,
             body=message.body,
-            form=message.form,
+            form=formed(self._strategies[message.kind], message.form).form,
         )
         self._group.keep(command.update, stored, moved)
         self._group.then(lambda: self._tell(Contributed(record_of(stored, moved))))
