@@ -44,6 +44,10 @@ class Folding:
         member = formed(self._kinds[contribution.kind], contribution.form).member
         return member, self._carried.family[member] if member else self._model.weights
 
+    def counted(self, contribution: Contribution) -> float:
+        """As how many samples an update counts, by its kind."""
+        return self._kinds[contribution.kind].counted(contribution)
+
     def merged(self) -> tuple[Merged, str]:
         """What all of them make, and what was odd about it; all stays as it was where that is not finite, or
         a kind cannot go on with what it got.

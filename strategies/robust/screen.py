@@ -50,7 +50,7 @@ class Screen:
         """`scratch` is a folder on a disk, for as many bytes as all updates have; None: the system's."""
         self._folding, self._robust, self._scratch = folding, robust, scratch
         self._spools: dict[object, Spool] = {}
-        self._samples: dict[str, int] = {}
+        self._samples: dict[str, float] = {}
         self._notes: list[str] = []
 
     def __enter__(self) -> Screen:
@@ -77,7 +77,7 @@ class Screen:
         if not self._spools[key].add(update, weight, device):
             self._notes.append(f"{device} ({kind}) is not finite and is left out")
             return
-        self._samples[device] = max(self._samples.get(device, 0), contribution.num_examples)
+        self._samples[device] = max(self._samples.get(device, 0.0), self._folding.counted(contribution))
 
     def merged(self) -> tuple[Merged, str]:
         """As Folding's; with what the rule left out, or could not do. Raises OSError."""
@@ -109,14 +109,16 @@ class Screen:
 
     @property
     def _usual_samples(self) -> float:
-        """Of the round's median device: the most that it says in any of its updates."""
+        """Of the round's median device: the most that any of its updates counts as."""
         return float(np.median(list(self._samples.values())))
 
     def _weights(self, spool: Spool) -> list[float]:
         """Of each row, none above the group's median, nor above what the usual number of samples weighs."""
         most, usual = float(np.median([row.weight for row in spool.rows])), self._usual_samples
+        counted = [max(1.0, self._folding.counted(row.told)) for row in spool.rows]
         return [
-            min(row.weight, most, row.weight * usual / max(1, row.told.num_examples)) for row in spool.rows
+            min(row.weight, most, row.weight * usual / samples)
+            for row, samples in zip(spool.rows, counted, strict=True)
         ]
 
     def _replaced(self, spool: Spool, middle: Vector) -> Screened:

@@ -152,6 +152,26 @@ def test_a_device_alone_in_its_sort_weighs_as_one_of_the_round(round_model, tmp_
 
 
 @pytest.mark.parametrize("rule", HOLDING)
+def test_a_device_alone_that_says_what_its_samples_stand_for_weighs_as_one_of_the_round(
+    round_model, tmp_path, rule
+):
+    """10 samples, each of which stands for ten, beside three devices of 10 that move a bias by 1."""
+    kinds = {
+        "full": registry.make("full"),
+        "entropy-subset": registry.make("entropy-subset", {"weigh": "local"}),
+    }
+    still = {n: round_model.weights[n] for n in round_model.manifest.names("mid")}
+    alone = Contribution("entropy-subset", still, 10, 0.5, "10%")
+    sent = [(f"pi-{i}", near_base(round_model, i)) for i in range(3)]
+    with Screen(Folding(kinds, round_model), Robust(rule, clip=1e6), tmp_path) as screen:
+        for device, one in [*sent, ("z-alone", alone)]:
+            screen.add(one, kinds[one.kind].counted(one), device)
+        base = screen.merged()[0].base
+    moved = float(base["head.bias"][0] - round_model.weights["head.bias"][0])
+    assert moved == pytest.approx(0.75, abs=1e-4)
+
+
+@pytest.mark.parametrize("rule", HOLDING)
 def test_a_device_that_sends_several_kinds_does_not_make_the_usual_number_of_samples(
     round_model, tmp_path, rule
 ):
