@@ -155,8 +155,9 @@ class Process:
             raise MissingExtra(
                 f"http needs {error.name}: pip install 'device-runtime[service]', or leave [http] out"
             ) from None
+        database = database_for(self._server.database)
         hosted = [
-            Hosted(one.task, folder, link, one.pulse)
+            Hosted(one.task, folder, link, one.pulse, database=database)
             for one, folder in zip(self._lodgers, self._folders, strict=True)
         ]
         site = Site(self._server.http, hosted)

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from aggregator import wishes
-from aggregator.errors import RollbackError, RunFolderError
+from aggregator.errors import DatabaseError, RollbackError, RunFolderError
 from aggregator.registry import Version as Made
 from aggregator.rounds import SERVED
 from aggregator.versions import check_rollback, versions_in
@@ -123,8 +123,8 @@ class Api:
     def versions(self, name: Name) -> list[Version]:
         hosted = self._of(name)
         try:
-            return [_version(one) for one in versions_in(hosted.folder)]
-        except RunFolderError as error:
+            return [_version(one) for one in versions_in(hosted.folder, hosted.database)]
+        except (RunFolderError, DatabaseError) as error:
             raise HTTPException(503, str(error)) from None
 
     def rollback(self, name: Name, round: Number) -> Asked:  # noqa: A002 - its name in the URL
@@ -132,11 +132,11 @@ class Api:
         if self._guard.open:
             raise HTTPException(403, "going back needs a token: set http.token_file")
         try:
-            check_rollback(hosted.folder, round)
+            check_rollback(hosted.folder, round, hosted.database)
             wishes.ask(hosted.folder, round)
         except RollbackError as error:
             raise HTTPException(409, str(error)) from None
-        except RunFolderError as error:
+        except (RunFolderError, DatabaseError) as error:
             raise HTTPException(503, str(error)) from None
         return Asked(round)
 

@@ -31,13 +31,20 @@ class Wire(Protocol):
 
 
 class Hosted:
-    """A task, its run folder, and what watches it. `clock` gives seconds since 1970."""
+    """A task, its run folder, and what watches it. `clock`: seconds since 1970; `database` as in Ports."""
 
     def __init__(
-        self, task: Task, folder: Path, link: Wire, pulse: Pulse, clock: Callable[[], float] = time.time
+        self,
+        task: Task,
+        folder: Path,
+        link: Wire,
+        pulse: Pulse,
+        clock: Callable[[], float] = time.time,
+        database: str = "",
     ) -> None:
         self.task = task
         self.folder = folder
+        self.database = database
         self.link = link
         self.pulse = pulse
         self.clock = clock

@@ -1,0 +1,56 @@
+"""What REST reads of a run beside the aggregator, where that is in PostgreSQL."""
+
+from contextlib import closing
+
+import pytest
+
+pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
+
+from fastapi import HTTPException
+
+from aggregator import place
+from aggregator.ports import Pulse
+from aggregator.store import Store
+from aggregator.task import Task
+from aggregator.web.api import Api, Guard
+from aggregator.web.hosted import Hosted
+from aggregator.web.metrics import Metrics
+from aggregator.web.tokens import Token
+
+
+class Broker:
+    bytes_up = bytes_down = 0
+    connected = True
+
+
+@pytest.fixture
+def api(postgres, tmp_path, clock):
+    """Of a run whose folder names a user who must give a password, which the folder does not hold."""
+    with closing(Store(tmp_path, database=postgres.url)):
+        known = place.of(tmp_path)
+    server = f"host=127.0.0.1 port={postgres.port} user=locked dbname=fl"
+    place.keep(tmp_path, place.Place(server, known.schema))
+
+    def make(database):
+        hosted = Hosted(
+            Task(bundle="digits-wrn-10-1", name="digits"), tmp_path, Broker(), Pulse(clock), clock, database
+        )
+        return Api([hosted], Guard(Token("sixteen-or-more-letters")), Metrics())
+
+    return make
+
+
+def test_versions_are_read_as_the_service_s_own_settings_say(api, postgres):
+    with_settings = api(postgres.url)
+    assert with_settings.versions("digits") == []
+    with pytest.raises(HTTPException, match="no model of round 1 is kept") as none:
+        with_settings.rollback("digits", 1)
+    assert none.value.status_code == 409
+
+
+def test_a_database_that_does_not_answer_is_said(api):
+    without = api("")
+    for asked in (lambda: without.versions("digits"), lambda: without.rollback("digits", 1)):
+        with pytest.raises(HTTPException, match="PostgreSQL at 127.0.0.1:.* no password supplied") as lost:
+            asked()
+        assert lost.value.status_code == 503
