@@ -25,7 +25,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     `fleet` is a name in shared.toml or a fleet preset, `bundle` and those of the `family` names in
     shared.toml or shipped bundles. `kinds` are those that mixed rounds offer. `settings` by kind of update;
-    `data`, `task` as in a scenario. There are `times` as many rounds as `task` says, for who has shorter ones.
+    `data`, `task` as in a scenario. There are `times` as many rounds as `task` says, for who has shorter
+    ones.
     """
 
     devices: int | None = None

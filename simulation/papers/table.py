@@ -30,8 +30,8 @@ class Column(Part, frozen=True, kw_only=True):
     """A data set, how it is divided, and what is measured there (default: what the table measures).
 
     `modifier` is put after the system of every row, as in +dp. `until`: the row at whose end `acc_at_time`
-    and `acc_at_energy` look at all others; "": the earliest. `rows`: at a scale, only these; `cells`: what sets
-    a row apart there, in this column.
+    and `acc_at_energy` look at all others; "": the earliest. `rows`: at a scale, only these; `cells`: what
+    sets a row apart there, in this column.
     """
 
     id: str
