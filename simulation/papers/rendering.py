@@ -139,7 +139,7 @@ def _claims(outcome: Outcome, style: Style) -> str:
         return "Scale smoke shows that it works, and claims nothing."
     if not outcome.verdicts:
         return ""
-    titles = {column.id: column.title for column in outcome.table.columns}
+    titles = {column.id: _named(column, outcome) for column in outcome.table.columns}
     rows = [
         (each.claim.text, titles[each.column], _paper(each), *_ours(each), each.words)
         for each in outcome.verdicts
@@ -147,6 +147,13 @@ def _claims(outcome: Outcome, style: Style) -> str:
     heads = ("claim", "column", "paper", "ours", "seeds", "verdict")
     sides = ("left", "left", "right", "right", "right", "left")
     return f"{_bold('claims', style)}\n\n{_table(rows, heads, (style, sides))}"
+
+
+def _named(column: Column, outcome: Outcome) -> str:
+    """With what is measured, where other columns have its title."""
+    alike = [other for other in outcome.table.columns if other.title == column.title]
+    what = MEASURES[outcome.table.measure_of(column)].title
+    return column.title if len(alike) == 1 else f"{column.title}: {what}"
 
 
 def _paper(each: Verdict) -> str:

@@ -86,6 +86,10 @@ def test_a_terminal_shows_the_paper_beside_ours_the_claims_and_what_differs(outc
     assert "system ours" in lines  # of the column without numbers of the paper
     claimed = "few-shot over FedAvg Dirichlet(0.5) +2.00 +10.00 ± 14.14 1 of 2 holds, within the spread"
     assert claimed in lines  # 20 and 0
+    alike = [line for line in lines if line.startswith("few-shot over FedAvg Dirichlet(0.1)")]
+    assert [line.split(" +")[0] for line in alike] == [
+        "few-shot over FedAvg Dirichlet(0.1): best test accuracy"  # another column has that title
+    ]
     assert lines[-1] == "- Fewer rounds."
 
 
