@@ -61,7 +61,7 @@ class Checker:
         self._store.close()
 
     def refusal(self, message: Contribution) -> str | None:
-        """As in Checked. Raises nothing."""
+        """As in Checked. Raises DatabaseError: then nothing can be said any more."""
         if message.run != self._run or message.blob or not 1 <= message.round <= self.task.rounds:
             return None
         try:
@@ -72,14 +72,14 @@ class Checker:
             check.check_content(message, message.body, offered)
         except UpdateRefused as error:
             return str(error)
-        except (BlobError, RunFolderError, DatabaseError) as error:
+        except (BlobError, RunFolderError) as error:
             log.warning("an update for round %d is not checked here: %s", message.round, error)
             return None
         return ""
 
 
 def checked(event: Received, checkers: Mapping[str, Checker]) -> Checked:
-    """The same message, looked at by the checker of its task."""
+    """The same message, looked at by the checker of its task. Raises DatabaseError."""
     refusal = None
     try:
         message = decode(event.payload, Contribution)
@@ -87,6 +87,8 @@ def checked(event: Received, checkers: Mapping[str, Checker]) -> Checked:
             refusal = checkers[message.task].refusal(message)
     except BrokerError:
         pass  # no message at all: who takes it says so
+    except DatabaseError:
+        raise
     except Exception as error:  # whatever it is, the others must be served
         log.warning("message on %s is not checked here: %s: %s", event.topic, type(error).__name__, error)
     return Checked(event.topic, event.payload, event.retain, refusal)
