@@ -66,17 +66,17 @@ def _serve(order: Order, out: IO[bytes]) -> None:
         event = inbox.get()
         if isinstance(event, Disconnected):
             log.warning("broker: %s; trying again", event.reason)
-        if not isinstance(event, Received) or not _taken(event.topic, flood):
-            continue
-        looked = checked(event, checkers)
-        write(out, Looked(looked.topic, looked.payload, looked.refusal))
+        if isinstance(event, Received) and _taken(event.topic, flood):
+            looked = checked(event, checkers)
+            write(out, Looked(looked.topic, looked.payload, looked.refusal))
         if inbox.empty():
             out.flush()
 
 
 def _leave_at_the_end(link: Link) -> None:
     """What is in hand is given up: nobody was told that it is kept."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 4096):  # without its lock, which the interpreter takes as it ends
+        pass
     link.close()
     os._exit(0)
 

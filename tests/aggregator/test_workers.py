@@ -1,10 +1,13 @@
 """Workers: what they find is what the aggregator would have found; killed, they lose nothing."""
 
 import argparse
+import os
 import queue
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import closing, suppress
@@ -13,16 +16,16 @@ import numpy as np
 import psutil
 import pytest
 
-from aggregator import command
+from aggregator import command, worker
 from aggregator.checker import Checked, Checker, checked
 from aggregator.config import LogSection
-from aggregator.errors import ConfigError, WorkerError
+from aggregator.errors import ConfigError, DatabaseError, WorkerError
 from aggregator.exits import Exit, exit_code
 from aggregator.router import Router
 from aggregator.serving import Process
 from aggregator.store import Store
 from aggregator.task import KindSettings
-from aggregator.worker_frames import Looked, Order, Word, read, write
+from aggregator.worker_frames import Looked, Order, Ready, Word, read, write
 from aggregator.workers import Workers
 from broker import brokers, messages, mosquitto, topics
 from broker.link import Link, LinkOptions, Received
@@ -146,6 +149,21 @@ def test_a_base_that_cannot_be_read_leaves_the_check_to_the_aggregator(looked_at
     assert "is not checked here" in caplog.text
 
 
+def test_a_worker_whose_database_was_away_for_too_long_ends_and_another_begins_anew(
+    looked_at, update_of, monkeypatch
+):
+    """One that stayed would not check anything ever again."""
+    b = looked_at(KindSettings(name="few-shot", max_norm=20.0), alone=True)
+    message = messages.encode(b.contribution("few-shot", update_of("few-shot", 1)))
+
+    def away(number):
+        raise DatabaseError("PostgreSQL at db is away for 60 s")
+
+    monkeypatch.setattr(b.checker._store, "opened", away)
+    with pytest.raises(DatabaseError):
+        checked(Received("t", message), {b.task.name: b.checker})
+
+
 def test_what_is_no_message_is_handed_on(looked_at):
     b = looked_at("few-shot", alone=True)
     for payload in (b"", b"\x00" * 99, b"\xff" * 300_000):
@@ -176,6 +194,38 @@ def test_words_of_a_worker_that_was_killed_in_the_middle_end_there(tmp_path):
     with (tmp_path / "pipe").open("rb") as stream:
         assert read(stream, Word) == word
         assert read(stream, Word) is None
+
+
+def test_what_a_worker_has_looked_at_does_not_wait_for_a_message_that_is_worth_looking_at(monkeypatch):
+    """The next one to come is of nobody."""
+    inboxes, (reading, writing) = [], os.pipe()
+    good = Received(topics.up("pi-01", "contribution"), b"rubbish", False)
+
+    class Wire:
+        def __init__(self, _url, _name, inbox, _options):
+            inboxes.append(inbox)
+
+        def connect(self):
+            for event in (good, Received("no/topic/of/ours", b"", False)):
+                inboxes[0].put(event)
+
+    monkeypatch.setattr(worker, "Link", Wire)
+    monkeypatch.setattr(worker, "_leave_at_the_end", lambda link: None)
+    order = Order(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (), "", LogSection())
+
+    def work():
+        with suppress(BrokenPipeError), os.fdopen(writing, "wb") as out:
+            worker._serve(order, out)
+
+    working = threading.Thread(target=work, daemon=True)
+    working.start()
+    with os.fdopen(reading, "rb", buffering=0) as said:
+        assert read(said, Word) == Ready()
+        assert select.select([said], [], [], 60)[0]
+        assert read(said, Word) == Looked(good.topic, good.payload, None)
+    inboxes[0].put(good)  # nobody hears of it any more
+    working.join(60)
+    assert not working.is_alive()
 
 
 def test_an_embedded_broker_that_cannot_share_is_refused(make_task, tmp_path, monkeypatch):
@@ -221,6 +271,15 @@ def closed_broker(tmp_path):
     running.url_of = lambda user: running.url.replace("mqtt://", f"mqtt://{user}:secret@")
     yield running
     running.stop()
+
+
+@needs_mosquitto
+def test_a_worker_that_is_not_let_in_says_so_and_ends_in_order(closed_broker, capfd):
+    url = BrokerUrl.parse(closed_broker.url_of("aggregator").replace("secret", "wrong"))
+    order = Order(url, topics.shared("g", topics.CONTRIBUTIONS), (), "", LogSection())
+    with pytest.raises(WorkerError, match="worker 1 cannot work: .*wrong user name or password"):
+        Workers(1, order, queue.SimpleQueue()).__enter__()
+    assert "Fatal" not in capfd.readouterr().err
 
 
 def serve(*options):
