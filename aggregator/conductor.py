@@ -130,7 +130,7 @@ class Conductor:
             log.warning("went back to the model of round %d, as was asked for", to)
         except RollbackError as error:
             log.warning("cannot go back: %s", error)
-        wishes.done(self.rounds.store.folder)
+        wishes.done(self.rounds.store.folder, to)
 
     def farewell(self) -> Offer | None:
         """What to leave behind on the broker; None when the run is to be resumed."""

@@ -28,11 +28,16 @@ def taken(folder: Path) -> int | None:
     except OSError:
         return None
     except ValueError:
-        done(folder)
+        _remove(folder)
         return None
 
 
-def done(folder: Path) -> None:
-    """It is done, or cannot be."""
+def done(folder: Path, to: int) -> None:
+    """It is done, or cannot be; what has been asked for since then is still to be."""
+    if taken(folder) == to:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
     with suppress(OSError):
         (folder / FILE).unlink()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aggregator import merging, models_command, wishes
+from aggregator.conductor import Conductor
 from aggregator.errors import RollbackError, RunFolderError
 from aggregator.registry import Registry
 from device_runtime import cli
@@ -256,3 +257,18 @@ def test_a_registry_that_keeps_all_keeps_all(bench, make_task, update_of):
     b = play(bench, make_task("few-shot", rounds=14, keep_versions=0), update_of, 12)
     assert all(version.kept for version in versions(b))
     assert Registry(b.store, 0).served() == 12
+
+
+def test_what_is_asked_for_while_another_wish_is_heeded_is_heeded_next(bench, make_task, monkeypatch):
+    b, heeded = bench(make_task("class-means")), []
+
+    def go_back(conductor, to):
+        heeded.append(to)
+        if to == 1:
+            wishes.ask(b.folder, 2)
+
+    monkeypatch.setattr(Conductor, "go_back", go_back)
+    wishes.ask(b.folder, 1)
+    for _ in range(3):
+        b.service.tick()
+    assert heeded == [1, 2]
