@@ -31,11 +31,12 @@ Key = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Arrival:
-    """A contribution whose content is here, or never will be: then `refusal` says why."""
+    """A contribution whose content is here, `verified` just now, or never will be: `refusal` says why."""
 
     update: Update
     message: Contribution
     refusal: str = ""
+    verified: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Intake:
             del self._waiting[key]
             return Arrival(waiting.update, waiting.message, str(error))
         del self._waiting[key]
-        return Arrival(waiting.update, waiting.message)
+        return Arrival(waiting.update, waiting.message, verified=True)
 
     def _drop(self, key: Key, why: str) -> None:
         waiting = self._waiting.pop(key)

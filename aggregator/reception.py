@@ -96,7 +96,7 @@ class Reception:
         if not refusal and (update.round == number or self._may_count(update.round, number)):
             try:
                 offered = self._offered(update.round)
-                check.check_content(message, self._content(message), offered)
+                check.check_content(message, self._content(arrival), offered)
             except UpdateRefused as error:
                 refusal = str(error)
             except BlobError as error:  # our disk, not the device's fault: it will send again
@@ -112,8 +112,11 @@ class Reception:
         else:
             self._desk.feed(Believed(now, update, self._known(update)))
 
-    def _content(self, message: Contribution) -> bytes:
-        return self._rounds.store.updates.get(message.blob) if message.blob else message.body
+    def _content(self, arrival: Arrival) -> bytes:
+        blob, updates = arrival.message.blob, self._rounds.store.updates
+        if blob is None:
+            return arrival.message.body
+        return updates.read(blob) if arrival.verified else updates.get(blob)
 
     def _known(self, update: Update) -> bool:
         if not 1 <= update.round <= self._rounds.task.rounds:

@@ -152,15 +152,14 @@ class Service:
                 log.warning("broker: %s; trying again", event.reason)
 
     def _survive(self, event: link.Received) -> None:
-        where = printable(event.topic)
         try:
             self._hear(event)
         except (RunFolderError, DatabaseError):
             raise
-        except BrokerError as error:
-            log.warning("message on %s dropped: %s", where, printable(str(error)))
         except Exception as error:  # whatever it is, the others must be served
-            log.warning("message on %s dropped: %s: %s", where, type(error).__name__, printable(str(error)))
+            kind = "" if isinstance(error, BrokerError) else f"{type(error).__name__}: "
+            where, why = printable(event.topic), printable(str(error))
+            log.warning("message on %s dropped: %s%s", where, kind, why)
 
     def _hear(self, event: link.Received) -> None:
         address = topics.parse(event.topic)

@@ -79,17 +79,10 @@ class Blobs:
 
         Raises BlobError when it is not here or was damaged.
         """
-        sha = _sha(blob)
-        path = self.path(sha)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            raise BlobError(f"blob {sha.hex()[:12]} is not in {self.folder}: fetch it first") from None
-        except OSError as error:
-            raise blob_error("read", path, error) from error
+        sha, data = _sha(blob), self.read(blob)
         if hashlib.sha256(data).digest() != sha:
             with suppress(OSError):
-                path.unlink()
+                self.path(sha).unlink()
             raise BlobError(
                 f"blob {sha.hex()[:12]} in {self.folder} was damaged, and is removed: fetch it anew"
             )
@@ -98,6 +91,16 @@ class Blobs:
                 f"blob {sha.hex()[:12]} has {len(data)} bytes, not the {blob.size} it was named with"
             )
         return data
+
+    def read(self, blob: Blob | bytes) -> bytes:
+        """The bytes as they lie there, of a blob that was verified just now. Raises BlobError as `get`."""
+        path = self.path(_sha(blob))
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise BlobError(f"blob {path.name[:12]} is not in {self.folder}: fetch it first") from None
+        except OSError as error:
+            raise blob_error("read", path, error) from error
 
     def read_block(self, blob: Blob, index: int) -> bytes:
         """One block as it lies on disk; whoever puts them together checks the hash.

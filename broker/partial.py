@@ -46,6 +46,7 @@ class Partial:
         stem = folder / f"{blob.hex}-{blob.size}"
         self._data, self._map = stem.with_suffix(".data"), stem.with_suffix(".map")
         self._lock = threading.Lock()
+        self._digest, self._hashed = hashlib.sha256(), 0
         self._missing = set() if self._is_here() else self._open()
 
     def _is_here(self) -> bool:
@@ -68,6 +69,7 @@ class Partial:
                 self._data.unlink(missing_ok=True)
                 raise
             self._map.write_bytes(bytes(count))
+        self._digest, self._hashed = hashlib.sha256(), 0
         return set(range(count))
 
     def missing(self) -> tuple[int, ...]:
@@ -96,6 +98,9 @@ class Partial:
             write_at(self._data, index * BLOCK, data)
             write_at(self._map, index, b"\x01")
             self._missing.discard(index)
+            if index == self._hashed:
+                self._digest.update(data)
+                self._hashed += 1
             return True
 
     def finish(self) -> Path:
@@ -115,8 +120,10 @@ class Partial:
             return self._target
 
     def _verify(self) -> None:
-        digest = hashlib.sha256()
+        """What came in order was hashed as it came; the rest is read."""
         with self._data.open("r+b") as file:
+            digest = self._digest.copy()
+            file.seek(self._hashed * BLOCK)
             for data in iter(lambda: file.read(BLOCK), b""):
                 digest.update(data)
             os.fsync(file.fileno())

@@ -65,7 +65,10 @@ def decode(data: bytes) -> dict[str, NDArray[Any]]:
     Raises TensorError, and nothing else, for bytes that are not safetensors of numpy dtypes.
     """
     try:
-        return {name: np.array(value) for name, value in safetensors.numpy.load(data).items()}
+        return {
+            name: np.require(value, requirements=["A", "W"])  # copied only where it must be
+            for name, value in safetensors.numpy.load(data).items()
+        }
     except Exception as error:  # a malformed header surfaces as any of half a dozen types
         raise TensorError(f"{len(data)} bytes are not safetensors: {one_line(error)}") from error
 

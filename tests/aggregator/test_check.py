@@ -147,13 +147,6 @@ def test_a_kind_that_is_offered_later_is_not_accepted_now(manifest, update_of):
     assert "it accepts full" in refusal(check_message, sent, against)
 
 
-def test_content_that_is_not_the_named_blob_is_refused(manifest, update_of):
-    content, _ = update_of("few-shot")
-    blob = blob_of(b"something else")
-    sent, body = message("few-shot", content, blob=blob)
-    assert blob.hex[:12] in refusal(check_content, sent, body, offered(manifest, "few-shot"))
-
-
 @pytest.mark.parametrize("kind", ["full", "entropy-subset", "few-shot", "zeroth-order", "class-means"])
 def test_every_kinds_own_update_fits_in_the_bytes_that_are_allowed(manifest, update_of, kind):
     content, examples = update_of(kind)
