@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from . import place
-from .errors import RunFolderError
+from .errors import RunFolderError, RunInUse
 from .sqlite_file import FILE, SqliteFile
 from .tables import Statement
 
@@ -63,8 +63,8 @@ class Database:
         """`reading`: beside the process that owns the run, and nothing is written. `url` is of PostgreSQL;
         without one it is where the run was begun, or in the folder.
 
-        Raises RunFolderError when another process has the run open, or for another version; DatabaseError for
-        a server that does not answer or refuses us, MissingExtra where its driver is not installed.
+        Raises RunInUse when another process has the folder open, RunFolderError for another version;
+        DatabaseError for a server that does not answer or refuses us, MissingExtra without its driver.
         """
         self.folder, self._lock = folder, -1
         if reading:
@@ -120,13 +120,14 @@ def _opened(folder: Path, url: str, reading: bool) -> Backend:
 
 
 def _locked(folder: Path) -> int:
-    """A lock that ends with the process, however it ends."""
+    """A lock that ends with the process, however it ends. Raises RunInUse, OSError."""
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         os.close(handle)
-        raise RunFolderError(
-            f"another aggregator runs in {folder}: stop it, or use another --run-dir"
-        ) from None
+        if isinstance(error, BlockingIOError):
+            text = f"another aggregator runs in {folder}: stop it, or use another --run-dir"
+            raise RunInUse(text) from None
+        raise
     return handle

@@ -15,6 +15,10 @@ class RunFolderError(AggregatorError):
     """A run folder that belongs to another task, is in use, damaged, or cannot be written."""
 
 
+class RunInUse(RunFolderError):
+    """Another process has the run folder open."""
+
+
 class DatabaseError(AggregatorError):
     """A database server that does not answer, refuses us, or was lost for too long."""
 

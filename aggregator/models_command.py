@@ -14,7 +14,7 @@ from tabulate import tabulate
 from . import task as tasks
 from . import wishes
 from .database import begun
-from .errors import AggregatorError, RunFolderError
+from .errors import AggregatorError, RunFolderError, RunInUse
 from .plain import number, percent, size
 from .registry import Version
 from .rounds import Rounds
@@ -75,18 +75,22 @@ def _gone_back(folder: Path, to: int) -> str:
     """Done at once where no aggregator has the folder, and else asked of it."""
     check_rollback(folder, to)
     try:
-        store = Store(folder)
-    except RunFolderError:
+        _go_back(folder, to)
+    except RunInUse:
         wishes.ask(folder, to)
         return f"asked the aggregator that runs in {folder} to go back to the model of round {to}"
-    with closing(store):
+    return f"{folder} serves the model of round {to}; the next round goes on from it"
+
+
+def _go_back(folder: Path, to: int) -> None:
+    """Raises RunInUse where an aggregator has the folder."""
+    with closing(Store(folder)) as store:
         identity = store.identity()
     if identity is None:
         raise RunFolderError(f"{folder} belongs to no run yet")
     rounds = Rounds(tasks.decode(identity.task), folder)
     with closing(rounds.store):
         rounds.go_back(to)
-    return f"{folder} serves the model of round {to}; the next round goes on from it"
 
 
 def _time(seconds: float) -> str:

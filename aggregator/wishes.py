@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from broker.partial import replace_file
@@ -14,30 +17,40 @@ FILE = "rollback"
 
 
 def ask(folder: Path, to: int) -> None:
-    """Go back to the model of round `to`; durable on return. Raises RunFolderError."""
+    """Go back to the model of round `to`; durable on return. Of several who ask, the last is heeded.
+
+    Raises RunFolderError.
+    """
     try:
-        replace_file(folder / FILE, f"{to}\n".encode("ascii"))
+        with _alone(folder):
+            replace_file(folder / FILE, f"{to}\n".encode("ascii"))
     except OSError as error:
         raise RunFolderError(f"cannot write {folder / FILE}: {error.strerror or error}") from None
 
 
 def taken(folder: Path) -> int | None:
-    """What is asked for; None for nothing. A file that is no number is removed."""
+    """What is asked for; None for nothing, 0 for what is no number: no model is of that round."""
     try:
         return int((folder / FILE).read_text("ascii"))
     except OSError:
         return None
     except ValueError:
-        _remove(folder)
-        return None
+        return 0
 
 
 def done(folder: Path, to: int) -> None:
     """It is done, or cannot be; what has been asked for since then is still to be."""
-    if taken(folder) == to:
-        _remove(folder)
+    with suppress(OSError), _alone(folder):
+        if taken(folder) == to:
+            (folder / FILE).unlink()
 
 
-def _remove(folder: Path) -> None:
-    with suppress(OSError):
-        (folder / FILE).unlink()
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else changes what is asked for; whoever is killed meanwhile leaves it to the next."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,6 +1,9 @@
 """Versions of the served model: kept, listed, gone back to; and a kill at any moment."""
 
 import json
+import subprocess
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -214,6 +217,42 @@ def test_what_is_asked_for_in_the_run_folder_is_done_and_the_word_removed(bench,
         (b.folder / wishes.FILE).write_bytes(text)
         b.wait(0.1)
         assert not (b.folder / wishes.FILE).exists()
+    assert deployed(b) == of_round(b, 2)
+
+
+ASKER = """
+import sys
+from pathlib import Path
+from aggregator import wishes
+for to in range(1, 301):
+    wishes.ask(Path(sys.argv[1]), to)
+"""
+
+
+def test_several_who_ask_at_one_time_are_all_heard_and_the_last_is_heeded(tmp_path):
+    asking = [subprocess.Popen([sys.executable, "-c", ASKER, str(tmp_path)]) for _ in range(3)]
+    while any(one.poll() is None for one in asking):
+        assert wishes.taken(tmp_path) in (None, *range(1, 301))
+    assert [one.returncode for one in asking] == [0, 0, 0]
+    assert wishes.taken(tmp_path) == 300
+    assert [path.name for path in tmp_path.iterdir()] == [wishes.FILE]
+
+
+def test_what_is_asked_for_as_an_earlier_wish_is_taken_away_is_not_lost(tmp_path, monkeypatch):
+    asking = threading.Thread(target=wishes.ask, args=(tmp_path, 2))
+    real = wishes.taken
+
+    def slowly(folder):
+        found = real(folder)
+        asking.start()
+        asking.join(0.3)
+        return found
+
+    wishes.ask(tmp_path, 1)
+    monkeypatch.setattr(wishes, "taken", slowly)
+    wishes.done(tmp_path, 1)
+    asking.join()
+    assert real(tmp_path) == 2
 
 
 def test_the_command_lists_beside_a_running_aggregator_and_asks_it(bench, make_task, update_of, capsys):
@@ -241,6 +280,17 @@ def test_the_command_goes_back_by_itself_where_no_aggregator_runs(bench, make_ta
     assert "serves the model of round 2" in capsys.readouterr().out
     b.restart()
     assert deployed(b) == of_round(b, 2)
+
+
+def test_a_folder_that_cannot_be_written_is_no_running_aggregator(bench, make_task, update_of, capsys):
+    b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
+    b.service.close()
+    lock = b.folder / "lock"
+    lock.unlink()
+    lock.mkdir()
+    assert cli.main(["models", str(b.folder), "--rollback", "2"]) != 0
+    assert f"cannot use run folder {b.folder}" in capsys.readouterr().err
+    assert wishes.taken(b.folder) is None
 
 
 def test_the_command_refuses_what_is_not_there(tmp_path, bench, make_task, update_of, capsys):
