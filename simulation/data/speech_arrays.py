@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.log_mel import log_mel
 from simulation.errors import DataSetError
 from simulation.partition.natural import NOBODY
 
 from .arrays import Arrays, integers, names, read
 from .dataset import DataSet
 from .files import existing
-from .log_mel import log_mel
 from .spec import DataSpec
 
 NEEDED = ("x_train", "y_train", "x_test", "y_test")

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.log_mel import RATE, log_mel, one_clip
 from simulation.errors import DataSetError
 from simulation.partition.natural import NOBODY
 
 from .cache import kept, listing_key
 from .dataset import DataSet
 from .files import Skipped, existing, read
-from .log_mel import RATE, log_mel
 from .progress import told
 from .spec import DataSpec
 
@@ -153,9 +153,7 @@ def clip(path: Path) -> Clip:
 
 def one_second(samples: Clip) -> Clip:
     """Cut off, or filled up with zeros behind, at one second."""
-    second = np.zeros(RATE, np.int16)
-    second[: len(samples)] = samples[:RATE]
-    return second
+    return one_clip(samples, RATE)
 
 
 def _cuts(noise: list[Path], silence: _Silence) -> Clip:

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from models.log_mel import log_mel
 from simulation.data import DataSpec, divide, load
-from simulation.data.log_mel import log_mel
 from simulation.errors import DataSetError
 
 

@@ -4,9 +4,9 @@ import wave
 import numpy as np
 import pytest
 
+from models.log_mel import log_mel
 from simulation.data import DataSpec, load
 from simulation.data import speech_commands as module
-from simulation.data.log_mel import log_mel
 from simulation.errors import DataSetError
 
 OTHERS = ("bed", "cat")

@@ -7,9 +7,13 @@ samples of -1 to 1, rounded and clipped to 0..255: half decibels above -80 dB.
 
 At another rate frames last as long, powers are scaled as if they were of 16 kHz, and the filters end at 95%
 of half the rate: at 8 kHz 3800 Hz.
+
+What a bundle of speech was trained on, and what a device makes of its own recordings, is made here.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +28,20 @@ STEPS_PER_DB = 2.0
 Floats = NDArray[np.float64]
 
 
-def log_mel(clips: NDArray[np.int16], rate: int = RATE) -> NDArray[np.uint8]:
-    """clips (n, samples) of 16 bits -> (n, frames, 40): 61 frames for one second."""
+def samples_of(frames: int) -> int:
+    """The samples at 16 kHz that so many frames take: the first whole frame, then one hop for each other."""
+    return round(FRAME_S * RATE) + (frames - 1) * round(HOP_S * RATE)
+
+
+def one_clip(samples: NDArray[Any], length: int) -> NDArray[Any]:
+    """Cut off, or filled up with zeros behind, at `length`; of the same dtype, a new array."""
+    clip = np.zeros(length, samples.dtype)
+    clip[: len(samples)] = samples[:length]
+    return clip
+
+
+def log_mel(clips: NDArray[Any], rate: int = RATE) -> NDArray[np.uint8]:
+    """clips (n, samples), values of 16 bits in any real dtype -> (n, frames, 40): 61 frames a second."""
     frame, hop = round(FRAME_S * rate), round(HOP_S * rate)
     windows = np.lib.stride_tricks.sliding_window_view(clips, frame, axis=1)[:, ::hop]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(frame) / frame)

@@ -1,7 +1,12 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from simulation.data.log_mel import filters, log_mel
+from models.log_mel import filters, log_mel, one_clip, samples_of
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+WAVES, FEATURES = SHARED / "speech_commands12_8k_small.npz", SHARED / "speech_commands12_logmel_u8.npz"
 
 
 def tone(hertz, rate, amplitude=0.5):
@@ -12,6 +17,18 @@ def tone(hertz, rate, amplitude=0.5):
 def test_a_second_has_61_frames_of_40_bands():
     assert log_mel(np.zeros((3, 16000), np.int16)).shape == (3, 61, 40)
     assert log_mel(np.zeros((3, 8000), np.int16), 8000).shape == (3, 61, 40)
+
+
+def test_as_many_samples_as_frames_take_give_the_features_of_the_whole_second():
+    second = np.random.default_rng(0).integers(-9000, 9000, (1, 16000)).astype(np.int16)
+    assert samples_of(61) == 512 + 60 * 256
+    assert np.array_equal(log_mel(second[:, : samples_of(61)]), log_mel(second))
+    assert np.array_equal(log_mel(second.astype(np.float32)), log_mel(second))
+
+
+def test_a_clip_is_cut_off_or_filled_up_behind():
+    assert one_clip(np.array([1, 2, 3], np.int16), 5).tolist() == [1, 2, 3, 0, 0]
+    assert one_clip(np.array([1, 2, 3], np.int16), 2).tolist() == [1, 2]
 
 
 def test_silence_is_the_floor():
@@ -54,14 +71,15 @@ def test_another_rate_gives_the_same_level():
 
 
 @pytest.mark.slow
-def test_features_agree_with_those_of_the_real_data(shared):
+@pytest.mark.skipif(not (WAVES.exists() and FEATURES.exists()), reason="the real data is not here")
+def test_features_agree_with_those_of_the_real_data():
     """The same test clips are there as 8 kHz waveforms and as features of the 16 kHz originals.
 
     Brought to 16 kHz, the waveforms have all that bands 0 to 25, below 3.2 kHz, take.
     """
-    with np.load(shared("speech_commands12_8k_small.npz")) as waves:
+    with np.load(WAVES) as waves:
         clips, speaker, y = waves["x_test"], waves["speaker_test"], waves["y_test"]
-    with np.load(shared("speech_commands12_logmel_u8.npz")) as stored:
+    with np.load(FEATURES) as stored:
         known = stored["x_test"]
         same = (stored["speaker_test"] == speaker[:, None]) & (stored["y_test"] == y[:, None])
     doubled = np.fft.irfft(np.fft.rfft(clips), 16000) * 2  # twice the rate
