@@ -137,8 +137,9 @@ class Conductor:
         return self.rounds.farewell() if self.state.phase == "done" else None
 
     def reply(self, reply: moves.Reply) -> None:
-        """Send a receipt, and tell of it."""
+        """Send a receipt, and tell of it. One that cannot be sent is asked for again by its device."""
         update = reply.update
+        self.reception.release(update)
         self.out.send(
             update.device,
             "receipt",
@@ -153,7 +154,6 @@ class Conductor:
         if reply.status != "accepted":
             kind, reason = printable(update.kind), printable(reply.reason)
             self._tell(Refused(update.device, update.round, kind, reply.status, reason))
-        self.reception.release(update)
 
     def _drain(self) -> None:
         self._busy = True
