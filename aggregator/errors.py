@@ -24,7 +24,11 @@ class DatabaseError(AggregatorError):
 
 
 class WorkerError(AggregatorError):
-    """A worker that cannot begin to work, most often because the broker does not let it."""
+    """A worker that cannot begin to work. `code` is the exit status of its own error (`exits`)."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class RollbackError(AggregatorError):

@@ -18,11 +18,11 @@ class Exit(IntEnum):
     DONE = 0
     """The task is finished, or the service was told to stop (SIGTERM, SIGINT) and did."""
     MISTAKE = 1
-    """An error that nobody expected: a traceback stands on stderr. Please report it."""
+    """An error that nobody expected, here or in a worker: a traceback stands on stderr. Please report it."""
     SETTINGS = 2
     """Flags, server file, task file or bundle that cannot be meant; the message names the key."""
     BROKER = 3
-    """No broker answers, it refuses us or our workers, or our own could not be started."""
+    """No broker answers, it refuses us, or our own could not be started."""
     FOLDER = 4
     """The run folder is in use, another task's, damaged, or its disk does not do as it is told."""
     ADDRESS = 5
@@ -39,7 +39,6 @@ _OF: tuple[tuple[type[Exception], Exit], ...] = (
     (BrokerUnreachable, Exit.BROKER),
     (BrokerRefused, Exit.BROKER),
     (BrokerStartError, Exit.BROKER),
-    (WorkerError, Exit.BROKER),
     (BlobError, Exit.FOLDER),
     (RunFolderError, Exit.FOLDER),
     (DatabaseError, Exit.DATABASE),
@@ -49,7 +48,9 @@ _OF: tuple[tuple[type[Exception], Exit], ...] = (
 
 
 def exit_code(error: Exception) -> int:
-    """The number for an error that has a text for people."""
+    """The number for an error that has a text for people; a worker's is that of what it met."""
+    if isinstance(error, WorkerError):
+        return error.code
     if isinstance(error, ModuleNotFoundError):
         return Exit.MISSING
     return next((code for kind, code in _OF if isinstance(error, kind)), Exit.SETTINGS)

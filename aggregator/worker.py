@@ -27,6 +27,7 @@ from models.errors import ModelError
 from . import logs
 from .checker import Checker, checked
 from .errors import AggregatorError
+from .exits import exit_code
 from .flood import RATE, Flood
 from .worker_frames import Failed, Looked, Order, Ready, read, write
 
@@ -47,7 +48,7 @@ def main() -> None:
     try:
         _serve(order, out)
     except (AggregatorError, BrokerError, ModelError) as error:
-        _say(out, Failed(str(error)))
+        _say(out, Failed(str(error), exit_code(error)))
     except BrokenPipeError:
         os._exit(0)  # nobody is there to hear of it
 

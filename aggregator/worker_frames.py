@@ -32,9 +32,10 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """It cannot work, and ends."""
+    """It cannot work, and ends; `code` as in WorkerError."""
 
     why: str
+    code: int
 
 
 class Looked(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future, wait
 from contextlib import suppress
 
 import msgspec
@@ -18,6 +19,7 @@ from broker.patience import Patience
 
 from .checker import Checked
 from .errors import WorkerError
+from .exits import Exit
 from .worker_frames import Failed, Looked, Order, Ready, Word, read, write
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class Workers:
 class _Worker:
     def __init__(self, number: int, order: Order, inbox: queue.SimpleQueue[Event]) -> None:
         self._number, self._order, self._inbox = number, order, inbox
-        self._answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._begun: Future[None] = Future()
         self._stop = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -71,12 +73,9 @@ class _Worker:
 
     def wait(self) -> None:
         """Until it is at work. Raises WorkerError."""
-        try:
-            why = self._answer.get(timeout=START_S)
-        except queue.Empty:
-            why = f"it is not ready after {START_S:g} s"
-        if why:
-            raise WorkerError(f"worker {self._number} cannot work: {why}")
+        if not wait((self._begun,), START_S).done:
+            raise self._error(Failed(f"it is not ready after {START_S:g} s", Exit.MISTAKE))
+        self._begun.result()
 
     def leave(self) -> None:
         """Say that it is over; returns at once."""
@@ -100,29 +99,33 @@ class _Worker:
         patience = Patience(AGAIN_S)
         while not self._stop.is_set():
             since = time.monotonic()
-            why = self._life()
-            if self._stop.is_set():
+            failed = self._life()
+            if failed is None or self._stop.is_set():
                 break
             patience.lost(time.monotonic() - since)
-            log.warning("worker %d has ended (%s); starting another", self._number, why)
-            self._answer.put(why)
+            log.warning("worker %d has ended (%s); starting another", self._number, failed.why)
+            if not self._begun.done():
+                self._begun.set_exception(self._error(failed))
             self._stop.wait(patience.wait_s())
             patience.failed()
 
-    def _life(self) -> str:
-        """From its start to its end; why that came."""
+    def _error(self, failed: Failed) -> WorkerError:
+        return WorkerError(f"worker {self._number} cannot work: {failed.why}", failed.code)
+
+    def _life(self) -> Failed | None:
+        """From its start to its end; why that came. None where none was started, as all is over."""
         try:
             process = self._launched()
         except OSError as error:
-            return f"it does not start: {error}"
+            return Failed(f"it does not start: {error}", Exit.MISTAKE)
         if process is None:
-            return ""
-        why = self._hear(process)
+            return None
+        failed = self._hear(process)
         code = process.wait()
         if process.stdin:
             with suppress(OSError):
                 process.stdin.close()
-        return why or f"status {code}"
+        return failed or Failed(f"status {code}", Exit.MISTAKE)
 
     def _launched(self) -> subprocess.Popen[bytes] | None:
         """A new process with its order; None when all is over."""
@@ -140,10 +143,10 @@ class _Worker:
                     self._process.stdin.flush()
             return self._process
 
-    def _hear(self, process: subprocess.Popen[bytes]) -> str:
+    def _hear(self, process: subprocess.Popen[bytes]) -> Failed | None:
         """Until it ends; why, if it says so."""
         if not process.stdout:
-            return ""
+            return None
         try:
             with process.stdout as out:
                 while word := read(out, Word):  # type: ignore[arg-type]  # a union is no type
@@ -151,10 +154,11 @@ class _Worker:
                         case Looked():
                             self._inbox.put(Checked(word.topic, word.payload, False, word.refusal))
                         case Ready():
-                            self._answer.put("")
+                            if not self._begun.done():
+                                self._begun.set_result(None)
                         case Failed():
-                            return word.why
+                            return word
         except msgspec.MsgspecError as error:
             process.kill()
-            return f"what it says is no word: {error}"
-        return ""
+            return Failed(f"what it says is no word: {error}", Exit.MISTAKE)
+        return None

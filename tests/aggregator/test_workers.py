@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from contextlib import closing, suppress
 
@@ -32,6 +33,7 @@ from broker.link import Link, LinkOptions, Received
 from broker.messages import Metrics
 from broker.running import BrokerOptions
 from broker.url import BrokerUrl
+from device_runtime import cli
 
 SERVE = "import sys; from device_runtime.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
 DATABASES = ("sqlite", "postgres")
@@ -244,7 +246,7 @@ def test_workers_that_cannot_begin_are_the_end_in_words(tmp_path):
     order = Order(url, topics.shared("g", topics.CONTRIBUTIONS), (tmp_path,), "", LogSection())
     with pytest.raises(WorkerError, match=r"worker 1 cannot work: .*unable to open database") as failed:
         Workers(1, order, queue.SimpleQueue()).__enter__()
-    assert exit_code(failed.value) == Exit.BROKER
+    assert exit_code(failed.value) == Exit.FOLDER
 
 
 @pytest.mark.parametrize(
@@ -259,8 +261,37 @@ def test_workers_that_cannot_begin_are_the_end_in_words(tmp_path):
 def test_a_worker_that_is_none_is_ended_and_said(tmp_path, monkeypatch, does, why):
     monkeypatch.setattr("aggregator.workers._BOOT", f"import sys; {does}")
     order = Order(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (tmp_path,), "", LogSection())
-    with pytest.raises(WorkerError, match=f"worker 1 cannot work: .*{why}"):
+    with pytest.raises(WorkerError, match=f"worker 1 cannot work: .*{why}") as failed:
         Workers(1, order, queue.SimpleQueue()).__enter__()
+    assert exit_code(failed.value) == Exit.MISTAKE
+
+
+TALKER = """
+import sys
+from aggregator.worker_frames import Looked, Ready, write
+out = sys.stdout.buffer
+for word in (*[Ready()] * 20_000, Looked("t", b"", None)):
+    write(out, word)
+out.flush()
+sys.stdin.read()
+"""
+
+
+def test_however_often_a_worker_says_that_it_is_ready_nothing_of_it_is_kept(monkeypatch):
+    """It says so at each start."""
+    monkeypatch.setattr("aggregator.workers._BOOT", TALKER)
+    order, inbox = (
+        Order(BrokerUrl.parse("mqtt://127.0.0.1:1"), "t", (), "", LogSection()),
+        queue.SimpleQueue(),
+    )
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        with Workers(1, order, inbox):
+            assert inbox.get(timeout=60) == Checked("t", b"", False, None)
+            assert tracemalloc.get_traced_memory()[0] - before < 60_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.fixture
@@ -280,6 +311,23 @@ def test_a_worker_that_is_not_let_in_says_so_and_ends_in_order(closed_broker, ca
     with pytest.raises(WorkerError, match="worker 1 cannot work: .*wrong user name or password"):
         Workers(1, order, queue.SimpleQueue()).__enter__()
     assert "Fatal" not in capfd.readouterr().err
+
+
+@needs_mosquitto
+def test_a_worker_that_cannot_reach_the_database_ends_the_service_as_the_database_does(
+    closed_broker, postgres, tmp_path, capfd
+):
+    url = f"postgresql://locked:secret%3A1@127.0.0.1:{postgres.port}/fl"
+    options = f"--bundle digits-wrn-10-1 --broker {closed_broker.url_of('aggregator')} --workers 1"
+    postgres.sql("GRANT CREATE ON DATABASE fl TO locked; ALTER ROLE locked CONNECTION LIMIT 1")
+    try:
+        ended = cli.main(["serve", *options.split(), "--run-dir", str(tmp_path / "run"), "--database", url])
+    finally:
+        postgres.sql("ALTER ROLE locked CONNECTION LIMIT -1")
+        postgres.sql("DROP OWNED BY locked CASCADE", "fl")
+    said = capfd.readouterr().err
+    assert ended == Exit.DATABASE
+    assert "worker 1 cannot work: " in said and 'too many connections for role "locked"' in said
 
 
 def serve(*options):
