@@ -216,13 +216,17 @@ Status = Literal["accepted", "duplicate", "late", "refused"]
 
 
 class Receipt(Message, frozen=True, array_like=True, kw_only=True):
-    """`dn/receipt`: sent after the aggregator's commit to disk. Only this ends a transfer."""
+    """`dn/receipt`: sent after the aggregator's commit to disk. Only this ends a transfer.
+
+    With `retry_after_s` it does not: there is no room now, and it is to be sent again after so many seconds.
+    """
 
     boot: int
     seq: int
     round: int
     status: Status
     reason: str = ""
+    retry_after_s: Annotated[int, Meta(ge=0, le=86_400)] = 0
 
 
 class Get(Message, frozen=True, array_like=True, kw_only=True):

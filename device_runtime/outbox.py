@@ -63,7 +63,11 @@ class Outbox:
         self._last_seq = max(self._last_seq, message.seq)
 
     def answering(self, receipt: Receipt) -> Contribution | None:
-        """The contribution that this receipt answers; None when there is none such."""
+        """The contribution that this receipt ends; None when there is none such, or it is to come again."""
+        return None if receipt.retry_after_s else self.named(receipt)
+
+    def named(self, receipt: Receipt) -> Contribution | None:
+        """The contribution that this receipt is for; None when there is none such."""
         _, message = self._waiting.get(receipt.seq, (None, None))
         fits = message and (message.boot, message.round) == (receipt.boot, receipt.round)
         return message if fits else None

@@ -81,6 +81,7 @@ class Sending:
         """
         message = self.outbox.settle(receipt)
         if message is None:
+            self._put_off(receipt, now)
             return 0, 0.0
         sent = self._sent.pop(receipt.seq, None)
         level = logging.INFO if receipt.status in ("accepted", "duplicate") else logging.WARNING
@@ -89,6 +90,14 @@ class Sending:
             text += f", epsilon {spent / 1000:.2f} spent of these samples' privacy"
         log.log(level, "round %d: %s", receipt.round, text)
         return (message.blob.size if message.blob else 0), (now - sent.first_s if sent else 0.0)
+
+    def _put_off(self, receipt: Receipt, now: float) -> None:
+        """If the aggregator has no room for it now, it is sent again when that says."""
+        message, wait_s = self.outbox.named(receipt), receipt.retry_after_s
+        if message and wait_s:
+            sent = self._sent.get(message.seq, _Sent(now, now))
+            self._sent[message.seq] = replace(sent, last_s=now, wait_s=wait_s)
+            log.warning("round %d: %s again in %g s: %s", receipt.round, message.kind, wait_s, receipt.reason)
 
     def _send(self, message: Contribution, now: float) -> None:
         """One of an earlier life is sent in this one's name."""

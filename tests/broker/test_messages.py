@@ -87,7 +87,7 @@ def test_every_type_of_message_is_among_the_examples() -> None:
 
 
 def test_a_receipt_costs_a_few_bytes() -> None:
-    assert len(encode(Receipt(boot=1, seq=2, round=3, status="accepted"))) == 15
+    assert len(encode(Receipt(boot=1, seq=2, round=3, status="accepted"))) == 16
 
 
 @given(payload=st.binary(max_size=200), kind=st.sampled_from(TYPES))

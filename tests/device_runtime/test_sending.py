@@ -113,6 +113,24 @@ def test_after_a_lost_session_waits_are_short_again(sending, line):
     assert sent_at(sending, line, 40) == [0, 10, 30]
 
 
+def test_what_is_put_off_goes_again_when_the_aggregator_said_and_is_not_settled(sending, line, caplog):
+    message = keep(sending)
+    sending.due(0.0)
+    line.waiting.clear()
+    full = Receipt(boot=BOOT, seq=message.seq, round=1, status="refused", reason="full", retry_after_s=100)
+    assert sending.settle(full, 5.0) == (0, 0.0)
+    assert sending.outbox.answering(full) is None
+    assert caplog.messages == ["round 1: few-shot again in 100 s: full"]
+    sending.due(104.0)
+    assert line.rounds == [1]
+    sending.due(105.0)
+    assert line.rounds == [1, 1]
+    assert len(sending.outbox) == 1
+    sending.settle(receipt(message), 106.0)
+    assert len(sending.outbox) == 0
+    sending.settle(full, 107.0)  # of one that is settled
+
+
 def test_a_transfer_is_timed_from_its_first_announcement(sending, line):
     message = keep(sending)
     assert sent_at(sending, line, 12) == [0, 10]
