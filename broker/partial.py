@@ -1,8 +1,8 @@
 """A blob on its way: blocks in any order, until their hash is right.
 
-Two files: the bytes received so far, preallocated, and a map with one byte per block, 1 where the block has
-arrived. Blocks are not synced one by one: after a power cut the map may be ahead of the data, and then the
-hash tells.
+One file, preallocated: the bytes received so far, and behind them a map with one byte per block, 1 where the
+block has arrived. Blocks are not synced one by one: after a power cut the map may be ahead of the data, and
+then the hash tells.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 from .errors import BlobError, BlockError
@@ -36,18 +37,21 @@ def block_length(blob: Blob, index: int) -> int:
 class Partial:
     """A blob on its way. `add` in any order, any number of times; `finish` when nothing is `missing`.
 
-    The parts lie in `folder`, the whole goes to `target`. It survives the process: a new object on the same
-    folder goes on where the last one was. May be used from several threads.
+    It lies in `folder` until it goes to `target`. It survives the process: a new object on the same folder
+    goes on where the last one was. May be used from several threads.
     """
 
     def __init__(self, blob: Blob, folder: Path, target: Path) -> None:
         self.blob = blob
         self._target = target
-        stem = folder / f"{blob.hex}-{blob.size}"
-        self._data, self._map = stem.with_suffix(".data"), stem.with_suffix(".map")
+        self._path = folder / f"{blob.hex}-{blob.size}"
+        self._file: FileIO | None = None
         self._lock = threading.Lock()
         self._digest, self._hashed = hashlib.sha256(), 0
-        self._missing = set() if self._is_here() else self._open()
+        self._missing = set() if self._is_here() else self._begin()
+
+    def __del__(self) -> None:
+        self._close()
 
     def _is_here(self) -> bool:
         try:
@@ -55,22 +59,24 @@ class Partial:
         except OSError:
             return False
 
-    def _open(self) -> set[int]:
-        count = block_count(self.blob)
-        with disk("make room for", self._data):
-            if self._data.exists() and self._map.exists() and self._data.stat().st_size == self.blob.size:
-                seen = self._map.read_bytes()
-                if len(seen) == count:
-                    return {index for index in range(count) if seen[index] != 1}
-            self._map.unlink(missing_ok=True)
-            try:
-                reserve(self._data, self.blob.size)
-            except OSError:
-                self._data.unlink(missing_ok=True)
-                raise
-            self._map.write_bytes(bytes(count))
+    def _begin(self) -> set[int]:
+        """Go on with what lies there, or make room. Returns the blocks that are missing."""
+        size, count = self.blob.size, block_count(self.blob)
         self._digest, self._hashed = hashlib.sha256(), 0
-        return set(range(count))
+        with disk("make room for", self._path):
+            there = self._path.stat().st_size if self._path.exists() else -1
+            if there == size:  # it was being finished
+                return set()
+            if there != size + count:
+                try:
+                    reserve(self._path, size + count)
+                except OSError:
+                    self._path.unlink(missing_ok=True)
+                    raise
+            with self._path.open("rb") as file:
+                file.seek(size)
+                seen = file.read()
+        return {index for index in range(count) if seen[index] != 1}
 
     def missing(self) -> tuple[int, ...]:
         """Block numbers that have not arrived, in order."""
@@ -80,7 +86,7 @@ class Partial:
     def lost(self) -> bool:
         """Whether it was finished and the blob is gone since: then only a new object can fetch it again."""
         with self._lock:
-            return not self._missing and not self._is_here() and not self._data.exists()
+            return not self._missing and not self._is_here() and not self._path.exists()
 
     def add(self, index: int, data: bytes) -> bool:
         """Keep one block. Returns whether it was new; one that is already here is left as it is.
@@ -92,16 +98,27 @@ class Partial:
             raise BlockError(
                 f"block {index} of blob {self.blob.hex[:12]} has {length} bytes, not {len(data)}"
             )
-        with self._lock, disk("write", self._data):
+        with self._lock, disk("write", self._path):
             if index not in self._missing:
                 return False
-            write_at(self._data, index * BLOCK, data)
-            write_at(self._map, index, b"\x01")
+            file = self._file = self._file or FileIO(self._path, "r+")
+            write_at(file, index * BLOCK, data)
+            write_at(file, self.blob.size + index, b"\x01")
             self._missing.discard(index)
             if index == self._hashed:
                 self._digest.update(data)
                 self._hashed += 1
             return True
+
+    def rest(self) -> None:
+        """Hold no file until the next block comes."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def finish(self) -> Path:
         """Verify the whole and let it into the store, durably. Returns where it lies.
@@ -109,27 +126,28 @@ class Partial:
         Raises BlobError when blocks are missing, and when the hash is wrong: then all of it is discarded,
         and this object begins again with every block missing.
         """
-        with self._lock, disk("finish", self._data):
+        with self._lock, disk("finish", self._path):
             if self._missing:
                 raise BlobError(f"blob {self.blob.hex[:12]} still lacks {len(self._missing)} blocks")
+            self._close()
             if not self._is_here():
                 self._verify()
-                admit(self._data, self._target)
-            self._map.unlink(missing_ok=True)
-            self._data.unlink(missing_ok=True)
+                admit(self._path, self._target)
+            self._path.unlink(missing_ok=True)
             return self._target
 
     def _verify(self) -> None:
         """What came in order was hashed as it came; the rest is read."""
-        with self._data.open("r+b") as file:
+        with self._path.open("r+b") as file:
+            file.truncate(self.blob.size)
             digest = self._digest.copy()
             file.seek(self._hashed * BLOCK)
             for data in iter(lambda: file.read(BLOCK), b""):
                 digest.update(data)
             os.fsync(file.fileno())
         if digest.digest() != self.blob.sha:
-            self._data.unlink()
-            self._missing = self._open()
+            self._path.unlink()
+            self._missing = self._begin()
             raise BlobError(
                 f"what came as blob {self.blob.hex[:12]} has another hash: discarded, fetch it anew"
             )
@@ -171,16 +189,12 @@ def reserve(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def write_at(path: Path, offset: int, data: bytes) -> None:
+def write_at(file: FileIO, offset: int, data: bytes) -> None:
     """Overwrite a part of a file. Lets OSError through."""
-    handle = os.open(path, os.O_WRONLY)  # a file object for each block would cost as much as its writing
-    try:
-        left = memoryview(data)
-        while left:
-            written = os.pwrite(handle, left, offset)
-            left, offset = left[written:], offset + written
-    finally:
-        os.close(handle)
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(file.fileno(), left, offset)
+        left, offset = left[written:], offset + written
 
 
 def blob_error(verb: str, path: Path, error: OSError) -> BlobError:

@@ -119,6 +119,7 @@ class Pull:
 
     def _fell_silent(self) -> None:
         self.unanswered += 1
+        self._partial.rest()
         self._silent = True  # what comes next may answer the first request: it counts from that one
         self._outstanding.clear()
         self._wait_s = min(2 * self._wait_s, MAX_WAIT_S)

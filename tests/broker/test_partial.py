@@ -66,14 +66,55 @@ def test_what_arrived_survives_a_restart(tmp_path: Path) -> None:
     assert Blobs(tmp_path).get(name(data)) == data
 
 
-@pytest.mark.parametrize("damage", ["map lost", "map short", "data lost", "data short"])
-def test_half_a_partial_begins_again(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["lost", "short", "long"])
+def test_a_damaged_partial_begins_again(tmp_path: Path, damage: str) -> None:
     data = os.urandom(3 * BLOCK)
     Blobs(tmp_path).partial(name(data)).add(1, blocks_of(data)[1])
-    what, how = damage.split()
-    (path,) = (tmp_path / "partial").glob(f"*.{what}")
-    path.unlink() if how == "lost" else path.write_bytes(path.read_bytes()[:-1])
+    (path,) = (tmp_path / "partial").iterdir()
+    held = path.read_bytes()
+    path.unlink() if damage == "lost" else path.write_bytes(held[:-1] if damage == "short" else held + b"1")
     assert Blobs(tmp_path).partial(name(data)).missing() == (0, 1, 2)
+
+
+def test_blocks_that_came_out_of_order_or_before_a_restart_are_hashed_from_the_disk(tmp_path: Path) -> None:
+    data = os.urandom(4 * BLOCK)
+    first = Blobs(tmp_path).partial(name(data))
+    for index in (0, 2):
+        first.add(index, blocks_of(data)[index])
+    first.add(1, blocks_of(data)[1])
+    second = Blobs(tmp_path).partial(name(data))
+    assert second.missing() == (3,)
+    second.add(3, blocks_of(data)[3])
+    second.finish()
+    assert Blobs(tmp_path).get(name(data)) == data
+
+
+def test_a_crash_while_it_was_being_finished_costs_no_block(tmp_path: Path, monkeypatch) -> None:
+    data = os.urandom(2 * BLOCK)
+    partial = Blobs(tmp_path).partial(name(data))
+    for index, block in enumerate(blocks_of(data)):
+        partial.add(index, block)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("broker.partial.admit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        partial.finish()
+    again = Blobs(tmp_path).partial(name(data))
+    assert again.missing() == ()
+    again.finish()
+    assert Blobs(tmp_path).get(name(data)) == data
+
+
+def test_a_disk_that_fails_once_when_it_is_finished_does_not_spoil_the_hash(
+    tmp_path: Path, monkeypatch
+) -> None:
+    data = os.urandom(2 * BLOCK)
+    partial = Blobs(tmp_path).partial(name(data))
+    for index, block in enumerate(blocks_of(data)):
+        partial.add(index, block)
+    with monkeypatch.context() as patch, pytest.raises(BlobError, match="cannot finish"):
+        patch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        partial.finish()
+    partial.finish()
+    assert Blobs(tmp_path).get(name(data)) == data
 
 
 def test_a_wrong_hash_discards_everything_and_begins_again(store: Blobs) -> None:

@@ -134,9 +134,9 @@ def test_a_disk_that_is_full_for_a_while(site, eventually, monkeypatch, side):
             refused.append(path)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def writing(path, offset, data):
-        check(path)
-        write_at(path, offset, data)
+    def writing(file, offset, data):
+        check(file.name)
+        write_at(file, offset, data)
 
     def putting(self, data):
         with partial.disk("write", self.folder):
