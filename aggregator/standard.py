@@ -28,9 +28,10 @@ class Standard:
     ) -> None:
         self._of = (task, run, manifests)
         self._base = lru_cache(BASES_HELD * len(manifests))(weights)
+        self.offered = lru_cache(2 * BASES_HELD)(self._offered)
         self.needs_base = any(kind.max_norm is not None or kind.strategy.codec for kind in task.kinds)
 
-    def offered(self, number: int) -> Offered:
+    def _offered(self, number: int) -> Offered:
         """With the base of round `number`, 0 for none; it is read only where something is held against it."""
         needed = self.needs_base and number > 0
         return Offered(*self._of, lambda member: self._base(number, member) if needed else {})
