@@ -44,11 +44,15 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Power:
-    """Watts of the whole device. Energy from these figures is *modelled*, never measured."""
+    """Watts of the whole device. Energy from these figures is *modelled*, never measured.
+
+    `uncertainty`: the fraction by which such energy may be off.
+    """
 
     idle_w: float
     load_w: float
     source: str = "assumed"
+    uncertainty: float = 0.5
 
 
 @dataclass(frozen=True)

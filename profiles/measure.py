@@ -11,11 +11,12 @@ from statistics import median
 import psutil
 
 from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
+from .machine_memory import room
 
 log = logging.getLogger(__name__)
 
 UNMEASURED_LINK = Bandwidth(up=1e6, down=4e6, source="assumed until seen")
-UNKNOWN_POWER = Power(idle_w=2.0, load_w=8.0, source="assumed: no meter, no profile")
+UNKNOWN_POWER = Power(idle_w=2.0, load_w=8.0, source="assumed: no profile", uncertainty=1.0)
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,12 @@ def _time(trial: Trial, clock: Callable[[], float], end: float, repeats: int = 5
 
 def host_profile(speed: Speed, engine: str = "") -> DeviceProfile:
     """This machine as it is now. Power is assumed, and said to be, until there is a meter or a profile."""
-    memory = psutil.virtual_memory()
+    memory = room()
     resident = psutil.Process().memory_info().rss
     return DeviceProfile(
         name=platform.node() or "this machine",
         cores=psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
-        memory=Memory(memory.total, memory.available + resident, resident),
+        memory=Memory(memory.total, memory.usable + resident, resident),
         speed=speed,
         bandwidth=UNMEASURED_LINK,
         power=UNKNOWN_POWER,

@@ -1,0 +1,23 @@
+"""Meters of energy: one file for each source, a contract, and how one is chosen."""
+
+from .account import Account
+from .finding import AUTO, WISHES, Found, find
+from .meter import MODELLED, About, Energy, Meter, MeterError, NoMeter, Reading, spent
+from .modelled import modelled
+
+__all__ = [
+    "AUTO",
+    "MODELLED",
+    "WISHES",
+    "About",
+    "Account",
+    "Energy",
+    "Found",
+    "Meter",
+    "MeterError",
+    "NoMeter",
+    "Reading",
+    "find",
+    "modelled",
+    "spent",
+]

@@ -1,0 +1,114 @@
+"""A battery of this machine, as Linux shows it: /sys/class/power_supply/NAME/uevent.
+
+Source of the format: Documentation/ABI/testing/sysfs-class-power of the Linux kernel: millionths of W, Wh, A,
+Ah and V. Drivers differ in the sign of a current; the status says which way it flows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from .integral import Joules, Watts
+from .meter import About, MeterError, NoMeter
+from .polled import Polled
+
+FOLDER = "sys/class/power_supply"
+POWER = About("battery", "the whole device, from its battery", error=0.05, every_s=1.0)
+CHARGE = About(
+    "battery", "the whole device, from its battery's charge", error=0.10, step_j=36.0, every_s=10.0
+)
+"""By a counter, whose usual step is 10 mWh."""
+
+Supply = Mapping[str, str]
+_PREFIX = "POWER_SUPPLY_"
+
+
+def supply(text: str) -> Supply:
+    """The properties in a uevent file, without their prefix: {"STATUS": "Discharging", ...}."""
+    lines = (line.partition("=") for line in text.splitlines())
+    return {name.removeprefix(_PREFIX): value.strip() for name, _, value in lines if name.startswith(_PREFIX)}
+
+
+def is_battery(properties: Supply) -> bool:
+    """Of the machine: not a charger, nor the battery of a mouse."""
+    wanted = ("STATUS" in properties) and properties.get("TYPE", "Battery") == "Battery"
+    return wanted and properties.get("SCOPE") != "Device" and properties.get("PRESENT") != "0"
+
+
+def watts(batteries: Sequence[Supply]) -> float | None:
+    """What is drawn from them; None where they do not say, by power or by current and voltage.
+
+    Raises MeterError while the load is on the charger.
+    """
+    drawn = [_power(one) for one in _discharging(batteries)]
+    return None if None in drawn else sum(value for value in drawn if value is not None)
+
+
+def joules_left(batteries: Sequence[Supply]) -> float | None:
+    """What is in them: by energy, or by charge at the voltage of the design (that of now falls under load,
+    which is no energy used); None where they do not say.
+
+    Raises MeterError while the load is on the charger.
+    """
+    left = [_energy(one) for one in _discharging(batteries)]
+    return None if None in left else sum(value for value in left if value is not None)
+
+
+def found(root: Path, clock: Callable[[], float]) -> Polled:
+    """The meter of this machine. Raises NoMeter, MeterError."""
+    paths = [path for path in sorted((root / FOLDER).glob("*/uevent")) if is_battery(_read(path))]
+    if not paths:
+        raise NoMeter(f"no battery below /{FOLDER}")
+
+    def now() -> list[Supply]:
+        return [_read(path) for path in paths]
+
+    if watts(now()):
+        return Polled(POWER, lambda: _said(watts(now())), Watts(POWER.every_s), clock)
+    if joules_left(now()) is None:
+        raise MeterError(f"{paths[0].parent}: neither power nor charge is told")
+    return Polled(CHARGE, lambda: -_said(joules_left(now())), Joules(), clock)
+
+
+def _discharging(batteries: Sequence[Supply]) -> list[Supply]:
+    """Those that carry the load; a second battery may rest. Raises MeterError where none does."""
+    statuses = [one.get("STATUS", "Unknown") for one in batteries]
+    if "Discharging" not in statuses or "Charging" in statuses:
+        state = " and ".join(statuses).lower() or "gone"
+        raise MeterError(f"the battery is {state}: what the device uses comes from its charger")
+    return [one for one, status in zip(batteries, statuses, strict=True) if status == "Discharging"]
+
+
+def _power(one: Supply) -> float | None:
+    if (power := _number(one, "POWER_NOW")) is not None:
+        return abs(power) / 1e6
+    current, volts = _number(one, "CURRENT_NOW"), _number(one, "VOLTAGE_NOW")
+    return None if current is None or volts is None else abs(current) * volts / 1e12
+
+
+def _energy(one: Supply) -> float | None:
+    if (energy := _number(one, "ENERGY_NOW")) is not None:
+        return energy * 3600 / 1e6
+    charge, volts = _number(one, "CHARGE_NOW"), _number(one, "VOLTAGE_MIN_DESIGN")
+    return None if charge is None or volts is None else charge * volts * 3600 / 1e12
+
+
+def _number(one: Supply, name: str) -> float | None:
+    try:
+        return float(one[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def _said(value: float | None) -> float:
+    if value is None:
+        raise MeterError("the battery no longer tells its power")
+    return value
+
+
+def _read(path: Path) -> Supply:
+    try:
+        return supply(path.read_text(errors="replace"))
+    except OSError as error:
+        raise MeterError(f"{path}: {error.strerror or error}") from None

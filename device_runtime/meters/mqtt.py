@@ -1,0 +1,133 @@
+"""A smart plug or another meter that publishes by MQTT: Shelly, Tasmota, or a plain number."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+
+from broker.errors import UrlError
+from broker.url import BrokerUrl
+
+from .integral import Integral, Joules, Watts
+from .meter import About, MeterError, Reading
+from .quantity import UNITS, Quantity, in_message
+
+POWER = About("mqtt", "what the plug measures", error=0.03, every_s=10.0)
+ENERGY = About("mqtt", "what the plug measures", error=0.03, step_j=3.6, every_s=60.0)
+WAIT_S = 75.0
+"""How long the first message is waited for: plugs speak once a minute where nothing changes."""
+USAGE = "mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC[#PATH[,UNIT]], as mqtt://127.0.0.1/tele/plug/SENSOR#ENERGY.Power"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which broker, which topic, where the figure stands in a message, in which unit ("": see quantity)."""
+
+    url: BrokerUrl
+    topic: str
+    path: str = ""
+    unit: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Source:
+        """From `USAGE`. Without a password the network may be a plain one. Raises MeterError."""
+        head, _, fragment = text.partition("#")
+        path, _, unit = fragment.partition(",")
+        try:
+            parts = urlsplit(head)
+            base = f"{parts.scheme}://{parts.netloc}"
+            url = BrokerUrl.parse(base, insecure="@" not in parts.netloc)
+        except (UrlError, ValueError) as error:
+            raise MeterError(f"{error}; expected {USAGE}") from None
+        topic = parts.path.lstrip("/")
+        if not topic or "+" in topic or (unit and unit not in UNITS):
+            raise MeterError(f"expected {USAGE}, UNIT of {', '.join(UNITS)}")
+        return cls(url, topic, path, unit)
+
+
+class Published:
+    """See `meter.Meter`. Between two messages the last one holds."""
+
+    def __init__(self, source: Source, clock: Callable[[], float], wait_s: float = WAIT_S) -> None:
+        """Connects in the background; a reading waits `wait_s` seconds for the first message."""
+        self._source, self._clock, self._wait_s = source, clock, wait_s
+        self._heard = threading.Condition()
+        self._integral: Integral | None = None
+        self._last: Quantity | None = None
+        self._wrong = ""
+        self._resting = True
+        self._client = _client(source.url)
+        self._client.on_connect = lambda client, *_: client.subscribe(source.topic)
+        self._client.on_message = lambda _client, _data, message: self.hear(bytes(message.payload))
+        try:
+            self._client.connect_async(source.url.host, source.url.port)
+        except ValueError as error:
+            raise MeterError(f"{source.url}: {error}") from None
+        self._client.loop_start()
+
+    @property
+    def about(self) -> About:
+        return ENERGY if self._last is not None and self._last.energy else POWER
+
+    def hear(self, payload: bytes) -> None:
+        """A message came."""
+        with self._heard:
+            try:
+                said = in_message(payload, self._source.path, self._source.unit)
+                if self._last is not None and said.energy is not self._last.energy:
+                    raise MeterError(f"{self._source.topic} says now power, now energy")
+            except MeterError as error:
+                self._wrong = str(error)
+            else:
+                self._last = said
+                if not self._resting:
+                    self._add(said.value)
+            self._heard.notify_all()
+
+    def read(self) -> Reading:
+        with self._heard:
+            self._heard.wait_for(lambda: self._last is not None or self._wrong, self._wait_s)
+            if self._last is None:
+                why = self._wrong or f"no message in {self._wait_s:g} s"
+                raise MeterError(f"{self._source.url}, {self._source.topic}: {why}")
+            self._resting = False
+            return self._add(self._last.value)
+
+    def rest(self) -> None:
+        with self._heard:
+            self._resting = True
+            self._integral = self._integral and self._integral.broken()
+
+    def _add(self, value: float) -> Reading:
+        if self._integral is None:
+            self._integral = Joules() if self.about is ENERGY else Watts(POWER.every_s)
+        self._integral = self._integral.after(self._clock(), value)
+        return self._integral.reading
+
+
+def found(text: str, clock: Callable[[], float]) -> Published:
+    """The meter that publishes there, as `USAGE`; it has spoken. Raises MeterError."""
+    meter = Published(Source.of(text), clock)
+    meter.read()
+    meter.rest()
+    return meter
+
+
+def _client(url: BrokerUrl) -> paho.Client:
+    client = paho.Client(CallbackAPIVersion.VERSION2)
+    if url.user is not None:
+        client.username_pw_set(url.user, url.password)
+    if url.secure:
+        client.tls_set_context(url.tls.context())
+    return client
+
+
+def without_password(text: str) -> str:
+    """A wish as it may be shown."""
+    scheme, mark, rest = text.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else text

@@ -1,0 +1,90 @@
+"""Power and energy as people and smart plugs write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+
+import msgspec
+
+from .meter import MeterError
+
+UNITS: Mapping[str, tuple[bool, float]] = {
+    "W": (False, 1.0),
+    "mW": (False, 1e-3),
+    "kW": (False, 1e3),
+    "J": (True, 1.0),
+    "mJ": (True, 1e-3),
+    "kJ": (True, 1e3),
+    "mWh": (True, 3.6),
+    "Wh": (True, 3.6e3),
+    "kWh": (True, 3.6e6),
+}
+"""Unit -> whether it is energy, and how many watts or joules it is."""
+
+FIELDS = {
+    "apower": "W",  # Shelly, second generation: .../status/switch:0
+    "power": "W",
+    "ENERGY.Power": "W",  # Tasmota: tele/NAME/SENSOR
+    "StatusSNS.ENERGY.Power": "W",
+    "aenergy.total": "Wh",
+    "ENERGY.Total": "kWh",
+}
+"""Where smart plugs have it in their JSON, and in what unit; without a path the first that is there."""
+
+_TEXT = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Watts, or with `energy` joules of a counter."""
+
+    value: float
+    energy: bool = False
+
+
+def quantity(text: str, unit: str = "W") -> Quantity:
+    """From "12.3", "12.3 W", "815J", "0.52 kWh"; `unit` is that of a bare number. Raises MeterError."""
+    match = _TEXT.fullmatch(text)
+    unit = (match[2] if match else "") or unit
+    if match is None or unit not in UNITS or not isfinite(float(match[1])):
+        raise MeterError(
+            f"{text.strip()[:60]!r} is no power or energy: expected a number and {', '.join(UNITS)}"
+        )
+    energy, factor = UNITS[unit]
+    return Quantity(float(match[1]) * factor, energy)
+
+
+def in_message(payload: bytes, path: str = "", unit: str = "") -> Quantity:
+    """From a message: a number, with unit or without, or JSON with one at `path` ("meters.0.power").
+
+    Raises MeterError.
+    """
+    text = payload.decode("utf-8", "replace")
+    try:
+        value: object = msgspec.json.decode(payload)
+    except msgspec.DecodeError:
+        value = text
+    if not path and isinstance(value, dict):
+        path = next((field for field in FIELDS if _at(value, field) is not None), "")
+        if not path:
+            raise MeterError(f"{text[:80]!r} has none of {', '.join(FIELDS)}: say where the figure is: #PATH")
+    if path:
+        value = _at(value, path)
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise MeterError(f"{text[:80]!r} has no number at {path!r}")
+    return quantity(str(value), unit or FIELDS.get(path, "W"))
+
+
+def _at(value: object, path: str) -> object:
+    """What is at this path of keys and indices; None where nothing is."""
+    for key in path.split("."):
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None
+    return value

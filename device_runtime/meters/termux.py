@@ -1,0 +1,72 @@
+"""An Android phone's battery, by `termux-battery-status` (the packages Termux:API and termux-api).
+
+Android documents BATTERY_PROPERTY_CURRENT_NOW in microamperes, positive while charging; phones differ: some
+tell milliamperes, some the other sign (github.com/termux/termux-api/pull/293). The status says which way.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from .integral import Watts
+from .meter import About, MeterError, NoMeter
+from .polled import Polled
+from .programs import output
+
+ABOUT = About("termux", "the whole phone, from its battery", error=0.10, every_s=10.0)
+"""The program takes a second or two of the phone's time."""
+NO_VOLTAGE_ERROR = 0.20
+COMMAND = "termux-battery-status"
+NOMINAL_V = 3.85
+"""Of a lithium-ion cell, where the installed version does not tell its voltage."""
+LEAST_UA = 10_000
+"""No phone that computes draws less than 10 mA: a smaller number is in milliamperes."""
+
+Status = Mapping[str, object]
+
+
+def status(text: str) -> Status:
+    """What the program printed. Raises MeterError."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.MsgspecError:
+        shown = text.strip()[:80] or "nothing (is the app Termux:API installed?)"
+        raise MeterError(f"{COMMAND} says {shown!r}, expected JSON") from None
+
+
+def volts(told: Status) -> float | None:
+    """Of the battery: millivolts in newer versions, some phones volts; None where it is not told."""
+    value = told.get("voltage")
+    if not isinstance(value, int | float) or value <= 0:
+        return None
+    return value / 1e3 if value > 100 else float(value)
+
+
+def watts(told: Status) -> float:
+    """What is drawn from the battery. Raises MeterError while the phone is on a charger."""
+    way, current = told.get("status"), told.get("current")
+    if told.get("plugged", "UNPLUGGED") != "UNPLUGGED":
+        raise MeterError(f"{told.get('plugged')}: what the phone uses comes from its charger")
+    if way not in ("DISCHARGING", "NOT_CHARGING") or not isinstance(current, int | float):
+        raise MeterError(f"status {way!r} and current {current!r}, expected a battery that discharges")
+    amperes = abs(current) / (1e6 if abs(current) >= LEAST_UA else 1e3)
+    return amperes * (volts(told) or NOMINAL_V)
+
+
+def found(root: Path, clock: Callable[[], float]) -> Polled:
+    """The meter of this phone. Raises NoMeter, MeterError."""
+    if shutil.which(COMMAND) is None:
+        raise NoMeter(f"no {COMMAND}")
+
+    def look() -> float:
+        return watts(status(output((COMMAND,))))
+
+    first = status(output((COMMAND,)))
+    watts(first)
+    about = ABOUT if volts(first) else replace(ABOUT, error=NO_VOLTAGE_ERROR)
+    return Polled(about, look, Watts(about.every_s), clock)

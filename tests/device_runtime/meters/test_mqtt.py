@@ -1,0 +1,105 @@
+import pytest
+
+from broker import mosquitto
+from broker.mosquitto import Mosquitto
+from broker.url import BrokerUrl
+from device_runtime.meters import MeterError, find
+from device_runtime.meters.mqtt import Published, Source
+
+TASMOTA = '{"Time":"2023-05-19T20:52:56","ENERGY":{"Total":514.153,"Power":56,"Voltage":234}}'
+
+
+@pytest.fixture(scope="module")
+def broker():
+    if mosquitto.find() is None:
+        pytest.skip("mosquitto is not installed")
+    started = Mosquitto()
+    yield started
+    started.stop()
+
+
+def port(broker):
+    return BrokerUrl.parse(broker.url).port
+
+
+@pytest.fixture
+def publish(broker):
+    from paho.mqtt.publish import single
+
+    def send(topic, payload):
+        single(topic, payload, retain=True, hostname="127.0.0.1", port=port(broker))
+
+    return send
+
+
+def test_an_address_is_broker_topic_path_and_unit():
+    source = Source.of("mqtt://user:secret@127.0.0.1:1884/tele/plug/SENSOR#ENERGY.Today,kWh")
+    assert (source.url.port, source.url.user, source.url.password) == (1884, "user", "secret")
+    assert (source.topic, source.path, source.unit) == ("tele/plug/SENSOR", "ENERGY.Today", "kWh")
+
+
+def test_a_plug_s_broker_on_the_network_may_be_plain_where_no_password_goes_there():
+    assert Source.of("mqtt://plugs.home/a").topic == "a"
+    with pytest.raises(MeterError, match="in the clear") as refused:
+        Source.of("mqtt://user:secret@plugs.home/a")
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["mqtt:", "mqtt://127.0.0.1", "mqtt://127.0.0.1/a/+", "mqtt://127.0.0.1/a#p,furlong", "mqtt://h:x/a"],
+)
+def test_what_is_no_address_is_refused_with_one_that_is(text):
+    with pytest.raises(MeterError, match="expected mqtt://.*USER:PASSWORD"):
+        Source.of(text)
+
+
+def test_power_is_held_from_one_message_to_the_next(clock):
+    meter = Published(Source.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
+    meter.hear(b"4")
+    first = meter.read()
+    clock.now = 10.0
+    meter.hear(b"4")
+    clock.now = 15.0
+    assert meter.read().joules - first.joules == 60.0
+    meter.rest()
+    clock.now = 100.0
+    meter.hear(b"4")
+    assert meter.read().joules - first.joules == 60.0
+
+
+def test_a_counter_of_energy_adds_its_steps(clock):
+    meter = Published(Source.of("mqtt://127.0.0.1:1/t#aenergy.total"), clock, wait_s=0.0)
+    meter.hear(b'{"aenergy":{"total":5.0}}')
+    first = meter.read()
+    meter.hear(b'{"aenergy":{"total":5.5}}')
+    assert meter.read().joules - first.joules == 1800.0
+    assert meter.about.step_j > 0
+
+
+def test_without_a_message_there_is_no_reading_and_it_says_why(clock):
+    meter = Published(Source.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.01)
+    with pytest.raises(MeterError, match="mqtt://127.0.0.1:1, t: no message in 0.01 s"):
+        meter.read()
+    meter.hear(b'{"colour": "red"}')
+    with pytest.raises(MeterError, match="say where the figure is"):
+        meter.read()
+
+
+def test_a_message_that_is_no_figure_does_not_undo_the_last_one(clock):
+    meter = Published(Source.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
+    meter.hear(b"4")
+    first = meter.read()
+    clock.now = 1.0
+    meter.hear(b"offline")
+    assert meter.read().joules - first.joules == 4.0
+
+
+def test_a_real_broker_s_plug_is_found(broker, publish):
+    publish("tele/plug/SENSOR", TASMOTA)
+    found = find(f"mqtt://127.0.0.1:{port(broker)}/tele/plug/SENSOR")
+    assert found.source == "mqtt"
+    first = found.meter.read()
+    publish("tele/plug/SENSOR", TASMOTA)
+    assert found.meter.read().joules >= first.joules
+    found.meter.rest()

@@ -1,0 +1,69 @@
+import threading
+
+import pytest
+
+from device_runtime.meters.integral import Joules, Watts
+from device_runtime.meters.meter import About, MeterError
+from device_runtime.meters.polled import Polled
+
+
+def polled(look, clock, every_s=3600.0, integral=None):
+    return Polled(About("test", "all", 0.01, every_s=every_s), look, integral or Watts(1.0), clock)
+
+
+def test_two_readings_have_between_them_what_was_drawn(clock):
+    meter = polled(lambda: 4.0, clock)
+    first = meter.read()
+    clock.now = 1.5
+    assert meter.read().joules - first.joules == 6.0
+    meter.rest()
+
+
+def test_the_thread_looks_in_between_and_stops_at_rest(clock):
+    looked = threading.Semaphore(0)
+
+    def look():
+        clock.now += 1.0
+        looked.release()
+        return 2.0
+
+    meter = polled(look, clock, every_s=0.001)
+    meter.read()
+    for _ in range(5):
+        assert looked.acquire(timeout=60)
+    meter.rest()
+    rested = meter._integral.reading
+    assert rested.joules >= 2.0 * 3
+    for thread in [one for one in threading.enumerate() if one.name == "meter"]:
+        thread.join(timeout=60)
+    assert meter._integral.reading == rested
+
+
+def test_a_look_that_fails_fails_the_reading_that_it_is_for(clock):
+    def look():
+        raise MeterError("gone")
+
+    with pytest.raises(MeterError, match="gone"):
+        polled(look, clock).read()
+
+
+def test_looks_that_fail_in_between_leave_a_gap(clock):
+    answers = iter([5.0, 5.0])
+    meter = polled(lambda: next(answers), clock)
+    first = meter.read()
+    clock.now = 10.0
+    last = meter.read()
+    meter.rest()
+    assert last.joules - first.joules == 50.0
+    assert last.variance == (9 * 5.0) ** 2
+
+
+def test_what_passes_while_it_rests_is_not_added(clock):
+    counter = iter([100.0, 110.0, 900.0, 905.0])
+    meter = polled(lambda: next(counter), clock, integral=Joules())
+    meter.read()
+    assert meter.read().joules == 10.0
+    meter.rest()
+    meter.read()
+    assert meter.read().joules == 15.0
+    meter.rest()
