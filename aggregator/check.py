@@ -45,13 +45,11 @@ class Offered:
 
 def kind_of(message: Contribution, offered: Offered) -> KindSettings:
     """The offered kind that this is. Raises UpdateRefused."""
-    kinds = {kind.name: kind for kind in offered.task.offered(message.round)}
-    if message.kind not in kinds:
-        known = ", ".join(kinds) or "none"
-        raise UpdateRefused(
-            f"round {message.round} does not accept kind {message.kind!r}; it accepts {known}"
-        )
-    return kinds[message.kind]
+    for kind in offered.task.kinds:
+        if kind.name == message.kind and kind.in_round(message.round):
+            return kind
+    known = ", ".join(kind.name for kind in offered.task.offered(message.round)) or "none"
+    raise UpdateRefused(f"round {message.round} does not accept kind {message.kind!r}; it accepts {known}")
 
 
 def check_address(message: Contribution, offered: Offered) -> None:
