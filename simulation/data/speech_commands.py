@@ -6,7 +6,6 @@ training. No speaker is in two of the three.
 
 from __future__ import annotations
 
-import wave
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.data import wav
+from device_runtime.data.refusal import Refused
 from models.log_mel import RATE, log_mel, one_clip
 from simulation.errors import DataSetError
 from simulation.partition.natural import NOBODY
@@ -124,7 +125,7 @@ def _computed(chosen: list[Recording], noise: list[Path], silence: _Silence) -> 
     for recording in told(chosen, "test clips" if silence.test else "train clips"):
         try:
             x.append(log_mel(one_second(clip(recording.path))[None])[0])
-        except (wave.Error, EOFError, OSError, ValueError) as error:
+        except (Refused, OSError, ValueError) as error:
             skipped.add(f"{recording.path.parent.name}/{recording.path.name}", error)
             continue
         good.append(recording)
@@ -138,17 +139,12 @@ def _computed(chosen: list[Recording], noise: list[Path], silence: _Silence) -> 
 
 
 def clip(path: Path) -> Clip:
-    """16-bit mono samples at 16 kHz. Raises wave.Error, EOFError, OSError, ValueError."""
-    with wave.open(str(path), "rb") as file:
-        form = (file.getnchannels(), file.getsampwidth(), file.getframerate())
-        if form != (1, 2, RATE):
-            raise ValueError(
-                f"{form[0]} channels of {8 * form[1]} bits at {form[2]} Hz, expected 1, 16, {RATE}"
-            )
-        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.int16)
-    if not len(samples):
-        raise ValueError("no samples")
-    return samples
+    """16-bit mono samples at 16 kHz. Raises Refused, OSError, ValueError."""
+    sound = wav.decode(path.read_bytes())
+    form = (sound.channels, sound.bits, sound.rate)
+    if form != (1, 16, RATE):
+        raise ValueError(f"{form[0]} channels of {form[1]} bits at {form[2]} Hz, expected 1, 16, {RATE}")
+    return sound.samples().astype(np.int16)
 
 
 def one_second(samples: Clip) -> Clip:
@@ -173,7 +169,7 @@ def _cuts(noise: list[Path], silence: _Silence) -> Clip:
 def _part(path: Path, test: bool) -> Clip:
     try:
         samples = clip(path)
-    except (wave.Error, EOFError, OSError, ValueError) as error:
+    except (Refused, OSError, ValueError) as error:
         raise DataSetError(f"{path} is not the noise expected: {error}") from None
     border = round((1 - TEST_PART) * len(samples))
     return samples[border:] if test else samples[:border]

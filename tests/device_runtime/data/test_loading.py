@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from device_runtime import data
+from device_runtime.data import npz
 from device_runtime.errors import DataError
 
 
@@ -30,22 +31,17 @@ def test_a_damaged_file_is_skipped_and_said(tmp_path, bundle, caplog):
     assert "b.npz" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda folder: folder / "nowhere", "no data at .*nowhere: give a folder"),
-        (lambda folder: folder, "no samples in .*: it holds no .npz file"),
-    ],
-)
-def test_no_samples_is_an_error_that_says_what_to_give(tmp_path, bundle, make, message):
-    with pytest.raises(DataError, match=message):
-        data.load(make(tmp_path), bundle.manifest)
+def test_no_data_is_an_error_that_says_what_to_give(tmp_path, bundle):
+    with pytest.raises(DataError, match=r"no data at .*nowhere: give a folder of class folders, a \.npz"):
+        data.load(tmp_path / "nowhere", bundle.manifest)
+    with pytest.raises(DataError, match=r"no samples in .*: nothing is there"):
+        data.load(tmp_path, bundle.manifest)
 
 
 @pytest.mark.parametrize("junk", [b"", b"not a zip", b"PK\x05\x06" + bytes(18), b"\x93NUMPY\x01\x00"])
 def test_nothing_readable_is_an_error(tmp_path, bundle, junk):
     (tmp_path / "only.npz").write_bytes(junk)
-    with pytest.raises(DataError, match="no readable samples in .*only.npz"):
+    with pytest.raises(DataError, match=r"no samples in .*: (not a \.npz file|has no array 'x').*only\.npz"):
         data.load(tmp_path, bundle.manifest)
 
 
@@ -56,10 +52,13 @@ def test_nothing_readable_is_an_error(tmp_path, bundle, junk):
         (images(2), np.array([3, -1]), "label -1 is not of the task"),
         (images(2), np.array([0.5, 1.0]), "y is float64"),
         (images(2), np.array([1, 2, 3]), "expected one integer for each of the"),
-        (np.zeros((2, 3, 32, 32)), np.array([1, 2]), r"input is \(2, 3, 32, 32\), expected \(n, 1, 8, 8\)"),
-        (np.full((2, 1, 8, 8), np.nan), np.array([1, 2]), "128 values of x are not finite"),
-        (images(0), np.zeros(0, int), "its arrays are empty"),
-        (np.array([[object()]] * 2), np.array([1, 2]), "no readable samples"),
+        (np.zeros((2, 3, 32, 32)), np.array([1, 2]), r"\(2, 3, 32, 32\), expected \(1, 8, 8\)"),
+        (np.zeros((1, 8, 8)), np.array([1, 2]), "expected one integer for each"),
+        (np.zeros((8, 8)), np.arange(8), r"another shape .*\(8, 8\), expected \(n, 1, 8, 8\)"),
+        (np.full((2, 1, 8, 8), np.nan), np.array([1, 2]), "128 values of x"),
+        (images(0), np.zeros(0, int), "nothing is there"),
+        (np.array([[object()]] * 2), np.array([1, 2]), "not a .npz file.*allow_pickle"),
+        (np.full((2, 8, 8), "pixel"), np.array([1, 2]), "x is no array of numbers.*<U5"),
     ],
 )
 def test_samples_that_are_not_of_the_task_are_refused(tmp_path, bundle, x, y, message):
@@ -70,10 +69,19 @@ def test_samples_that_are_not_of_the_task_are_refused(tmp_path, bundle, x, y, me
         data.load(tmp_path / "d.npz", bundle.manifest)
 
 
-def test_samples_that_are_not_numbers_are_refused(tmp_path, bundle):
-    np.savez(tmp_path / "a.npz", x=np.full((2, 8, 8), "pixel"), y=np.array([1, 2]))
-    with pytest.raises(DataError, match="x is <U5, expected numbers"):
+def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, bundle, monkeypatch):
+    np.savez_compressed(tmp_path / "d.npz", x=np.zeros((9000, 1, 8, 8)), y=np.zeros(9000, int))
+    assert (tmp_path / "d.npz").stat().st_size < 20_000  # of 4.6 MB
+    monkeypatch.setattr(npz, "LARGEST_BYTES", 1 << 20)
+    with pytest.raises(DataError, match="unpacks to too much"):
         data.load(tmp_path, bundle.manifest)
+
+
+def test_class_numbers_may_have_names_and_labels_may_be_names(tmp_path, bundle):
+    np.savez(tmp_path / "a.npz", x=images(2), y=np.array([1, 0]), class_names=np.array(["seven", "3"]))
+    np.savez(tmp_path / "b.npz", x=images(2), y=np.array(["4", "Seven"]))
+    (tmp_path / "labels.toml").write_text('[labels]\nseven = "7"\n')
+    assert data.load(tmp_path, bundle.manifest).y.tolist() == [3, 7, 4, 7]
 
 
 def test_raw_samples_are_as_they_are_stored_and_damaged_files_are_left_out(tmp_path):

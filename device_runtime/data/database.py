@@ -1,0 +1,114 @@
+"""SQLite, read-only: what a query gives, a row for each sample: columns of numbers, or one blob, and a label.
+
+A blob is a file of ours (PNG, WAVE, .npy, ..), or the values of the input: bytes, or little-endian float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.manifest import InputSpec
+
+from .columns import labels_column
+from .place import Place
+from .refusal import Refused, Skip
+from .single import unnamed
+from .table import values_of
+from .unit import Batch, Source, Unit, Wanted, one_stored, stamp_of
+
+if TYPE_CHECKING:
+    import sqlite3
+
+WAIT_S = 5.0
+"""For whoever has the database locked."""
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Of the database and of its write-ahead log. Raises OSError."""
+    size, changed = stamp_of(path)
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists():
+        more, later = stamp_of(log)
+        return size + more, max(changed, later)
+    return size, changed
+
+
+def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch | Skip]:
+    with _rows(unit.path, wanted.place.query) as (names, rows):
+        label = _label(names, wanted.place)
+        for number, row in enumerate(rows, 1):
+            cells = [cell for column, cell in enumerate(row) if column != label]
+            try:
+                x, form = _sample(cells, wanted.input)
+            except Refused as error:
+                yield Skip.of(error, f"row {number}")
+                continue
+            yield Batch(x, [_text(row[label])] * len(x), form)
+
+
+def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
+    with _rows(unit.path, place.query) as (names, rows):
+        label = _label(names, place)
+        for row in rows:
+            cells = [cell for column, cell in enumerate(row) if column != label]
+            yield one_stored(b"\x1f".join(c if isinstance(c, bytes) else repr(c).encode() for c in cells))
+
+
+def _sample(cells: Sequence[Any], given: InputSpec) -> tuple[NDArray[Any], str]:
+    if len(cells) == 1 and isinstance(cells[0], bytes):
+        return _blob(cells[0], given)
+    return values_of(cells, given)[None], f"row of {len(cells)} columns"
+
+
+def _blob(data: bytes, given: InputSpec) -> tuple[NDArray[Any], str]:
+    count = prod(given.shape)
+    for kind in (np.uint8, "<f4"):
+        if given.vocabulary is None and len(data) == count * np.dtype(kind).itemsize:
+            return np.frombuffer(data, kind).reshape(1, *given.shape), f"blob of {np.dtype(kind)}"
+    held = unnamed(data)
+    if held is None:
+        raise Refused("a blob that is not read", f"{len(data)} bytes, the input has {count} values")
+    return held.raw(given), f"blob: {held.form}"
+
+
+def _label(names: Sequence[str], place: Place) -> int:
+    if len(names) < 2:
+        raise Refused("the query gives no label", f"its only column is {names[0]}")
+    return labels_column(names, len(names), place.label_column)
+
+
+def _text(label: object) -> str:
+    """A label as a name. Raises nothing: what is no label is not of the task."""
+    return label.decode("utf-8", "replace") if isinstance(label, bytes) else str(label)
+
+
+@contextmanager
+def _rows(path: Path, query: str) -> Iterator[tuple[Sequence[str], sqlite3.Cursor]]:
+    """Names of the columns, and the rows. Raises Refused."""
+    import sqlite3
+
+    try:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", timeout=WAIT_S, uri=True)
+        ) as database:
+            database.execute("PRAGMA query_only = 1")
+            database.text_factory = lambda text: text.decode("utf-8", "replace")
+            rows = database.execute(query)
+            if rows.description is None:
+                raise Refused("the query gives nothing", query[:80])
+            yield [column[0] for column in rows.description], rows
+    except sqlite3.Warning as error:
+        raise Refused("the query is not one statement", error) from None
+    except sqlite3.Error as error:
+        raise Refused("the database cannot be read", f"{error}: {query[:80]}") from None
+
+
+DATABASE = Source(_read, _stored)

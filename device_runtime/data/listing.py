@@ -1,0 +1,117 @@
+"""What there is to read in a place, without reading it (but for tables that list files)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import database, labels, table
+from .database import DATABASE
+from .npz import NPZ
+from .place import DATABASES, Place
+from .refusal import Refused, Skip
+from .single import DECODERS, SINGLE
+from .table import TABLE
+from .unit import Source, Unit, stamp_of
+
+WHOLE = {".npz": NPZ, **dict.fromkeys(table.ENDINGS, TABLE)}
+"""Files of many samples with their labels; a new kind is one line here."""
+
+
+@dataclass
+class Listing:
+    """`strays`: what lies there and is not read, and why."""
+
+    units: dict[str, Unit] = field(default_factory=dict)
+    strays: list[Skip] = field(default_factory=list)
+
+    def add(self, unit: Unit | Skip) -> None:
+        """The first of a name counts: what a table lists is not looked for in folders."""
+        if isinstance(unit, Skip):
+            self.strays.append(unit)
+        else:
+            self.units.setdefault(unit.name, unit)
+
+
+def listing(place: Place) -> Listing:
+    """All units below a place; what goes as we look is not among them."""
+    found = Listing()
+    if place.query:
+        _database(place, found)
+    elif not place.path.is_dir():
+        _file(place.path, place, found)
+    else:
+        entries = sorted(path for path in place.path.iterdir() if not path.name.startswith("."))
+        for path in entries:
+            if not path.is_dir() and path.name != labels.FILE:
+                _file(path, place, found)
+        for path in entries:
+            if path.is_dir():
+                _class(path, place, found)
+    return found
+
+
+def _database(place: Place, found: Listing) -> None:
+    try:
+        found.add(Unit(place.path.name, place.path, database.stamp(place.path), DATABASE))
+    except OSError as error:
+        found.add(Skip("cannot be read", f"{place.path.name}: {error.strerror}"))
+
+
+def _file(path: Path, place: Place, found: Listing) -> None:
+    ending = path.suffix.lower()
+    if ending in table.ENDINGS:
+        _table(path, place, found)
+    elif ending in WHOLE:
+        found.add(_unit(path, place, WHOLE[ending]))
+    elif ending in DECODERS:
+        found.add(Skip("a file without a label: it lies in no class folder", path.name))
+    elif ending in DATABASES:
+        found.add(Skip("a database is read by a query: sqlite:FILE?QUERY", path.name))
+    else:
+        found.add(_unread(path, path.name))
+
+
+def _table(path: Path, place: Place, found: Listing) -> None:
+    try:
+        form = table.layout(path, place.label_column)
+        if form.file is None:
+            found.add(_unit(path, place, TABLE))
+            return
+        for one in table.listed(path, form):
+            found.add(one if isinstance(one, Skip) else _unit(one[0], place, SINGLE, one[1]))
+    except Refused as error:
+        found.add(Skip.of(error, path.name))
+
+
+def _class(folder: Path, place: Place, found: Listing) -> None:
+    """Files below a class folder, however deep. What a table lists has been found already."""
+    for path in sorted(_files(folder)):
+        if path.suffix.lower() in DECODERS:
+            found.add(_unit(path, place, SINGLE, folder.name))
+        else:
+            found.add(_unread(path, _name(path, place)))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not hidden and path.is_file():
+            yield path
+
+
+def _unread(path: Path, name: str) -> Skip:
+    return Skip(f"a kind of file that is not read ({path.suffix.lower() or 'no ending'})", name)
+
+
+def _unit(path: Path, place: Place, source: Source, label: str | None = None) -> Unit | Skip:
+    name = _name(path, place)
+    try:
+        return Unit(name, path, stamp_of(path), source, label)
+    except OSError as error:
+        return Skip("cannot be read", f"{name}: {error.strerror}")
+
+
+def _name(path: Path, place: Place) -> str:
+    return path.relative_to(place.path if place.path.is_dir() else place.path.parent).as_posix()

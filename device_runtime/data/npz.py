@@ -1,0 +1,81 @@
+"""`.npz` files with x (n, *input) and y (n,): class numbers, or names; class_names may name the numbers."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arrays import Stored
+from .place import Place
+from .refusal import Refused
+from .unit import Batch, Source, Unit, Wanted
+
+LARGEST_BYTES = 4 << 30
+"""All arrays of a file that are read, unpacked."""
+NAMES = "class_names"
+
+
+def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
+    arrays = _arrays(unit.path, ("x", "y", NAMES))
+    x, y = arrays["x"], arrays["y"]
+    if x.ndim == 0 or y.shape != x.shape[:1] or y.dtype.kind not in "iuU":
+        raise Refused(
+            f"y is {y.dtype} {y.shape}, expected one integer for each of the {x.shape[:1]} samples, or a name"
+        )
+    labels: Any = y
+    if y.dtype.kind == "U":
+        labels = y.tolist()
+    elif NAMES in arrays:
+        labels = _named(y, arrays[NAMES])
+    form = f"{x.dtype} {x.shape[1:]}"
+    shaped = Stored(x).raw(wanted.input)
+    if len(shaped) != len(y):
+        raise Refused(
+            "another shape than the task's input",
+            f"{x.shape}, expected {('n', *wanted.input.shape)}".replace("'", ""),
+        )
+    yield Batch(shaped, labels, form)
+
+
+def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
+    yield _arrays(unit.path, ("x",))["x"]
+
+
+def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(names):
+        raise Refused("a class number without a name", f"{int(y.min())} to {int(y.max())} of {len(names)}")
+    listed = [str(name) for name in names.tolist()]
+    return [listed[number] for number in y.tolist()]
+
+
+def _arrays(path: Path, wanted: tuple[str, ...]) -> Mapping[str, NDArray[Any]]:
+    """Those of the wanted that are there; x and y must be. Raises Refused."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            there = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
+        if missing := {"x", "y"} - there.keys():
+            raise Refused(f"has no array {sorted(missing)[0]!r}", f"it has {', '.join(sorted(there)[:5])}")
+        size = sum(there[name] for name in wanted if name in there)
+        if size > LARGEST_BYTES:
+            raise Refused(
+                "unpacks to too much", f"{size / 1e9:.1f} GB, {LARGEST_BYTES >> 30} GB are the most"
+            )
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in wanted if name in there}
+    except Refused:
+        raise
+    except MemoryError as error:
+        raise Refused("unpacks to more than there is memory", error) from None
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, KeyError, SyntaxError) as error:
+        raise Refused("not a .npz file", str(error)[:200]) from None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise Refused("not a .npz file", str(error)[:200]) from None
+
+
+NPZ = Source(_read, _stored)

@@ -1,0 +1,53 @@
+"""Where a device's samples are, as `--data` names it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_runtime.errors import DataError
+
+SQLITE = "sqlite:"
+DATABASES = (".db", ".sqlite", ".sqlite3")
+SHAPES = "a folder of class folders, a .npz or .csv file, a folder of those, or sqlite:FILE?QUERY"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or a folder. `query` is for a SQLite file; `labels` is a label map (see `labels.LabelMap`).
+
+    `label_column`: name or number (from 0) of the column of a table that has the labels; empty: by its name,
+    else the last.
+    """
+
+    path: Path
+    query: str = ""
+    labels: Path | None = None
+    label_column: str = ""
+
+    @classmethod
+    def of(cls, given: Place | Path | str) -> Place:
+        """`sqlite:FILE?SELECT ..`, or a path. Raises DataError for a database without a query."""
+        if isinstance(given, Place):
+            return given
+        text = str(given)
+        if text.startswith(SQLITE):
+            file, _, query = text[len(SQLITE) :].partition("?")
+            if not file or not query.strip():
+                raise DataError(f"{text}: expected sqlite:FILE?QUERY, a query that gives columns and a label")
+            return cls(Path(file), query.strip())
+        path = Path(given)
+        if path.suffix.lower() in DATABASES:
+            raise DataError(
+                f"{path} is a database: give sqlite:{path}?QUERY, a query that gives columns and a label"
+            )
+        return cls(path)
+
+    def check(self) -> Place:
+        """The same, if there is anything: known before the task is. Raises DataError."""
+        if not self.path.exists():
+            raise DataError(f"no data at {self.path}: give {SHAPES}")
+        return self
+
+    def __str__(self) -> str:
+        return str(self.path)

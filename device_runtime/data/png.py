@@ -1,0 +1,158 @@
+"""PNG (ISO/IEC 15948) in numpy: grey, RGB, palette, alpha; 1 to 16 bits; not interlaced."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .picture import Picture, check_size
+from .refusal import Refused
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type: grey, RGB, palette, grey and RGB with alpha
+PALETTE = 3
+DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+
+Bytes = NDArray[np.uint8]
+
+
+class _Header(NamedTuple):
+    width: int
+    height: int
+    depth: int
+    colour: int
+    compression: int
+    filtering: int
+    interlace: int
+
+
+def decode(data: bytes) -> Picture:
+    """Without its alpha. Raises Refused for what is damaged, interlaced or too large."""
+    chunks = _chunks(data)
+    kind, body = next(chunks, ("", b""))
+    if kind != "IHDR" or len(body) != 13:
+        raise Refused("a damaged picture", "PNG without a header")
+    header = _Header(*struct.unpack(">IIBBBBB", body))
+    _check(header)
+    palette, packed = b"", []
+    for kind, body in chunks:
+        if kind == "PLTE":
+            palette = body
+        elif kind == "IDAT":
+            packed.append(body)
+        elif kind == "IEND":
+            break
+    else:
+        raise Refused("a file that ends too early", "PNG")
+    lines = _lines(b"".join(packed), header)
+    return Picture(_pixels(lines, header, palette))
+
+
+def _chunks(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each, up to where the file ends. Raises Refused for a wrong checksum."""
+    place = len(SIGNATURE)
+    while place + 12 <= len(data):
+        (length,) = struct.unpack_from(">I", data, place)
+        end = place + 8 + length
+        if end + 4 > len(data):
+            return
+        if zlib.crc32(data[place + 4 : end]) != struct.unpack_from(">I", data, end)[0]:
+            raise Refused("a damaged picture", "PNG with a wrong checksum")
+        yield data[place + 4 : place + 8].decode("latin-1"), data[place + 8 : end]
+        place = end + 4
+
+
+def _check(header: _Header) -> None:
+    check_size(header.width, header.height)
+    if header.colour not in CHANNELS or header.depth not in DEPTHS[header.colour]:
+        raise Refused("a damaged picture", f"PNG of colour type {header.colour}, {header.depth} bits")
+    if header.interlace:
+        raise Refused("an interlaced PNG is not read", "save it without interlacing")
+
+
+def _lines(packed: bytes, header: _Header) -> Bytes:
+    """(height, bytes of a line), unpacked, with the filters undone. Raises Refused."""
+    bits = header.depth * CHANNELS[header.colour]
+    wide = (header.width * bits + 7) // 8
+    size = header.height * (wide + 1)
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(packed, size + 1)
+    except zlib.error as error:
+        raise Refused("a damaged picture", f"PNG: {error}") from None
+    if len(data) < size:
+        raise Refused("a file that ends too early", f"PNG with {len(data)} of {size} bytes")
+    if len(data) > size:
+        raise Refused("a damaged picture", f"PNG with more than its {size} bytes")
+    filtered = np.frombuffer(data, np.uint8).reshape(header.height, wide + 1)
+    if filtered[:, 0].max() > 4:
+        raise Refused("a damaged picture", f"PNG with filter {filtered[:, 0].max()}")
+    return _unfiltered(filtered[:, 0], filtered[:, 1:], max(1, bits // 8))
+
+
+def _unfiltered(filters: Bytes, lines: Bytes, pixel: int) -> Bytes:
+    """Sums of each byte and its prediction from the left, above and above left, a diagonal at a time.
+
+    Below a line and left of a column of zeros, the pixels of a diagonal are equally far apart in memory, and
+    depend on those of the two diagonals before alone.
+    """
+    height, columns = len(lines), lines.shape[1] // pixel
+    if not filters.any():
+        return lines
+    padded = np.zeros((height + 1, columns + 1, pixel), np.uint8)
+    padded[1:, 1:] = lines.reshape(height, columns, pixel)
+    flat = padded.reshape(-1, pixel)
+    for diagonal in range(height + columns - 1):
+        first, last = max(0, diagonal - columns + 1), min(diagonal, height - 1)
+        at = (first + 1) * (columns + 1) + diagonal - first + 1 + columns * np.arange(last - first + 1)
+        left, above, corner = (flat[at - back].astype(np.int16) for back in (1, columns + 1, columns + 2))
+        kinds = filters[first : last + 1, None]
+        flat[at] += _predicted(kinds, left, above, corner).astype(np.uint8)
+    return padded[1:, 1:].reshape(height, -1)
+
+
+def _predicted(
+    kinds: Bytes, left: NDArray[np.int16], above: NDArray[np.int16], corner: NDArray[np.int16]
+) -> NDArray[np.int16]:
+    """By filter 0 to 4: nothing, left, above, their mean, Paeth's choice of the three."""
+    from_left, from_above = np.abs(above - corner), np.abs(left - corner)
+    from_corner = np.abs(left + above - 2 * corner)
+    nearest = np.where(
+        (from_left <= from_above) & (from_left <= from_corner),
+        left,
+        np.where(from_above <= from_corner, above, corner),
+    )
+    guesses = (np.int16(0), left, above, (left + above) >> 1, nearest)
+    made: NDArray[np.int16] = np.choose(kinds, guesses)
+    return made
+
+
+def _pixels(lines: Bytes, header: _Header, palette: bytes) -> NDArray[Any]:
+    """(height, width, 1 or 3), uint8 or uint16."""
+    height, width, channels = header.height, header.width, CHANNELS[header.colour]
+    if header.depth == 16:
+        values: NDArray[Any] = np.ascontiguousarray(lines).view(">u2").astype(np.uint16)
+    elif header.depth == 8:
+        values = lines
+    else:
+        values = _small(lines, header.depth)[:, : width * channels]
+        if header.colour != PALETTE:
+            values = values * np.uint8(255 // ((1 << header.depth) - 1))
+    values = values.reshape(height, width, channels)
+    if header.colour == PALETTE:
+        colours = np.frombuffer(palette[: len(palette) // 3 * 3], np.uint8).reshape(-1, 3)
+        if values.max() >= len(colours):
+            raise Refused("a damaged picture", f"PNG with colour {values.max()} of {len(colours)}")
+        values = colours[values[:, :, 0]]
+    return values[:, :, : 3 if values.shape[2] >= 3 else 1]
+
+
+def _small(lines: Bytes, depth: int) -> Bytes:
+    """Values of 1, 2 or 4 bits, the highest first."""
+    bits = np.unpackbits(lines, axis=1).reshape(len(lines), -1, depth)
+    return (bits @ (1 << np.arange(depth)[::-1])).astype(np.uint8)

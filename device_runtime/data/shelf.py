@@ -1,0 +1,205 @@
+"""The samples of a place as a task wants them: each file is read once, and again only when it has changed."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.errors import TensorError
+from models.manifest import Manifest
+from strategies.kind import LocalData
+
+from . import database
+from .held_out import is_held_out
+from .labels import LabelMap
+from .listing import listing
+from .place import Place
+from .refusal import Refused, Skip, Skipped, together
+from .rows import Rows
+from .unit import Batch, Unit, Wanted, stamp_of
+
+log = logging.getLogger(__name__)
+
+BLOCK = 256
+"""Samples that are prepared at once."""
+
+
+@dataclass(frozen=True)
+class Keep:
+    """`held_out`: the share of samples that are not trained on, chosen by their content and `seed`.
+
+    `room_bytes`: what all prepared samples may take; None sets no limit.
+    """
+
+    held_out: float = 0.0
+    seed: int = 0
+    room_bytes: int | None = None
+
+
+@dataclass
+class _Known:
+    """What came of a unit: rows for training and held out, what was skipped, how samples were stored."""
+
+    stamp: tuple[int, int]
+    counts: tuple[int, int] = (0, 0)
+    skipped: list[Skip] = field(default_factory=list)
+    forms: Counter[str] = field(default_factory=Counter)
+
+
+class Shelf:
+    """`refresh` reads what is new or changed; `training` and `held` are all there is now."""
+
+    def __init__(self, place: Place, manifest: Manifest, keep: Keep | None = None) -> None:
+        """Nothing is read yet. Raises DataError for a label map that does not fit."""
+        self.place, self.manifest = place, manifest
+        self._keep = keep or Keep()
+        self._labels = LabelMap.of(place, manifest.labels)
+        self._wanted = Wanted(manifest.input, place)
+        given = manifest.input
+        self._rows = Rows(given.shape, given.dtype), Rows(given.shape, given.dtype)
+        self._known: dict[str, _Known] = {}  # in the order of their rows
+        self._strays: list[Skip] = []
+
+    @property
+    def training(self) -> LocalData:
+        """What is trained on; views that are of use until the next `refresh`."""
+        return self._rows[0].data
+
+    @property
+    def held(self) -> LocalData:
+        """What is held out; views, as `training`."""
+        return self._rows[1].data
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What is left out, by reason."""
+        return together([*self._strays, *(skip for known in self._known.values() for skip in known.skipped)])
+
+    @property
+    def forms(self) -> Counter[str]:
+        """How many samples are stored how."""
+        return sum((known.forms for known in self._known.values()), Counter())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all samples, prepared."""
+        return sum(len(rows) * rows.row_bytes for rows in self._rows)
+
+    def refresh(self) -> bool:
+        """Reads files that are new or have changed, and forgets those that went. Whether anything did."""
+        found = listing(self.place)
+        self._strays = found.strays
+        gone = [
+            name
+            for name, known in self._known.items()
+            if name not in found.units or found.units[name].stamp != known.stamp
+        ]
+        for name in gone:
+            self._forget(name)
+        new = [unit for name, unit in found.units.items() if name not in self._known]
+        before = self.memory_bytes
+        for unit in new:
+            self._take(unit)
+        return bool(gone) or self.memory_bytes != before
+
+    def _take(self, unit: Unit) -> None:
+        """All samples of a unit, or none: one that is changed as it is read is read the next time."""
+        starts = tuple(len(rows) for rows in self._rows)
+        known = _Known(unit.stamp)
+        try:
+            for part in unit.source.read(unit, self._wanted):
+                if isinstance(part, Skip):
+                    known.skipped.append(part)
+                else:
+                    self._put(part, unit, known)
+            if _stamp(unit) != unit.stamp:
+                raise _Unsettled("changed while it was read: it is read the next time")
+        except Refused as error:
+            for rows, start in zip(self._rows, starts, strict=True):
+                rows.cut(start)
+            if isinstance(error, _Unsettled):
+                self._strays.append(Skip.of(error, unit.name))
+                return
+            known = _Known(unit.stamp, skipped=[Skip.of(error, unit.name)])
+        known.counts = (len(self._rows[0]) - starts[0], len(self._rows[1]) - starts[1])
+        self._known[unit.name] = known
+
+    def _put(self, batch: Batch, unit: Unit, known: _Known) -> None:
+        """Samples of the task's classes, prepared, in blocks. Raises Refused."""
+        y = self._numbers(batch, unit, known)
+        for start in range(0, len(y), BLOCK):
+            part = slice(start, start + BLOCK)
+            there = y[part] >= 0
+            x = batch.x[part] if there.all() else batch.x[part][there]
+            self._room_for(len(x))
+            prepared = self._prepared(x)
+            held = is_held_out(prepared, self._keep.held_out, self._keep.seed)
+            for rows, chosen in zip(self._rows, (~held, held), strict=True):
+                if chosen.all():
+                    rows.append(prepared, y[part][there])
+                elif chosen.any():
+                    rows.append(prepared[chosen], y[part][there][chosen])
+        known.forms[batch.form] += int((y >= 0).sum())
+
+    def _numbers(self, batch: Batch, unit: Unit, known: _Known) -> NDArray[np.int64]:
+        """Class numbers (n,); -1 for a sample that is left out. Raises Refused."""
+        if isinstance(batch.labels, np.ndarray):
+            return self._checked(batch.labels)
+        names = [unit.label or ""] * len(batch.x) if batch.labels is None else batch.labels
+        y = np.full(len(names), -1, np.int64)
+        for i, name in enumerate(names):
+            try:
+                y[i] = self._labels.number(name)
+            except Refused as error:
+                known.skipped.append(Skip.of(error, unit.name))
+        return y
+
+    def _checked(self, y: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Raises Refused for numbers that are not of the task: such a file is of another one."""
+        count = len(self.manifest.labels)
+        wrong = np.unique(y[(y < 0) | (y >= count)])
+        if wrong.size:
+            listed = ", ".join(str(value) for value in wrong[:5])
+            raise Refused(f"label {listed} is not of the task, whose labels are 0 to {count - 1}")
+        return y.astype(np.int64)
+
+    def _prepared(self, raw: NDArray[Any]) -> NDArray[Any]:
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                x = self.manifest.input.prepare(raw)
+        except TensorError as error:
+            raise Refused("not what the task's input takes", error) from None
+        if not np.isfinite(x).all():
+            raise Refused("values are not finite", f"{int((~np.isfinite(x)).sum())} values of x")
+        return x
+
+    def _room_for(self, count: int) -> None:
+        room = self._keep.room_bytes
+        if room is not None and self.memory_bytes + count * self._rows[0].row_bytes > room:
+            raise Refused("no memory for more samples", f"they may take {room / 1e6:.0f} MB")
+
+    def _forget(self, name: str) -> None:
+        begin = [0, 0]
+        for other, known in self._known.items():
+            if other == name:
+                break
+            begin = [begin[0] + known.counts[0], begin[1] + known.counts[1]]
+        for rows, start, count in zip(self._rows, begin, self._known.pop(name).counts, strict=True):
+            rows.drop(start, count)
+
+
+class _Unsettled(Refused):
+    """What is written to as it is read."""
+
+
+def _stamp(unit: Unit) -> tuple[int, int] | None:
+    """What it is now; None where it is gone."""
+    try:
+        return database.stamp(unit.path) if unit.source is database.DATABASE else stamp_of(unit.path)
+    except OSError:
+        return None

@@ -1,0 +1,161 @@
+"""`.csv` and `.tsv`: a row for each sample, of numbers and a label; or of a file's name and its label."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.manifest import InputSpec
+
+from .columns import FILES, LABELS, labels_column
+from .place import Place
+from .refusal import Refused, Skip
+from .single import DECODERS, ending_of
+from .unit import Batch, Source, Unit, Wanted, one_stored
+
+ENDINGS = (".csv", ".tsv")
+ROWS = 256
+"""Of one batch."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`label`: the column of labels. `file`: that of file names, None where the others are features."""
+
+    header: bool
+    width: int
+    label: int
+    file: int | None
+    separator: str
+
+
+def layout(path: Path, wanted: str) -> Layout:
+    """From the first two rows; `wanted` is the column of labels. Raises Refused."""
+    separator = "\t" if path.suffix.lower() == ".tsv" else _separator(path)
+    with _rows(path, separator) as rows:
+        first, second = next(rows, []), next(rows, [])
+    if not first:
+        raise Refused("an empty table")
+    folded = [cell.strip().casefold() for cell in first]
+    named = any(cell in LABELS or cell in FILES for cell in folded) or wanted.strip().casefold() in folded
+    header = named or (bool(second) and _numbers(first) < _numbers(second))
+    width, sample = len(first), (second if header else first)
+    label = labels_column(first if header else None, width, wanted)
+    file = next((i for i, cell in enumerate(sample) if i != label and ending_of(cell) in DECODERS), None)
+    return Layout(header, width, label, file, separator)
+
+
+def listed(path: Path, form: Layout) -> Iterator[tuple[Path, str] | Skip]:
+    """Files that a table names, below its folder, and their labels. Raises Refused."""
+    if form.file is None:
+        return
+    for number, row in _samples(path, form):
+        where = f"{path.name} row {number}"
+        if len(row) != form.width:
+            yield Skip("a row of another length", f"{where}: {len(row)} cells, expected {form.width}")
+            continue
+        name = PurePosixPath(row[form.file].strip().replace("\\", "/"))
+        if name.is_absolute() or ".." in name.parts or "\0" in str(name):
+            yield Skip("a file name that leads out of the folder", f"{where}: {name}")
+            continue
+        yield path.parent / name, row[form.label]
+
+
+def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch | Skip]:
+    form = layout(unit.path, wanted.place.label_column)
+    features: list[NDArray[Any]] = []
+    labels: list[str] = []
+    said = f"table of {form.width - 1} columns"
+    for number, row in _samples(unit.path, form):
+        try:
+            values = _features(row, form, wanted.input)
+        except Refused as error:
+            yield Skip.of(error, f"{unit.name} row {number}")
+            continue
+        features.append(values)
+        labels.append(row[form.label])
+        if len(features) == ROWS:
+            yield Batch(np.stack(features), labels, said)
+            features, labels = [], []
+    if features:
+        yield Batch(np.stack(features), labels, said)
+
+
+def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
+    form = layout(unit.path, place.label_column)
+    for _, row in _samples(unit.path, form):
+        cells = [cell for column, cell in enumerate(row) if column != form.label]
+        yield one_stored("\x1f".join(cells).encode())
+
+
+def values_of(cells: Sequence[Any], given: InputSpec) -> NDArray[Any]:
+    """One row's features (*shape), float32 or token ids. Raises Refused."""
+    if len(cells) != prod(given.shape):
+        raise Refused(
+            "another number of features than the task's input", f"{len(cells)}, expected {given.shape}"
+        )
+    try:
+        kind = np.float32 if given.vocabulary is None else np.int64
+        values = np.array([float(cell) for cell in cells] if kind is np.float32 else [int(c) for c in cells])
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Refused("a feature that is no number", str(error)[:80]) from None
+    if not np.isfinite(values).all():
+        raise Refused("values are not finite")
+    with np.errstate(over="ignore"):
+        return values.astype(kind).reshape(given.shape)
+
+
+def _features(row: Sequence[str], form: Layout, given: InputSpec) -> NDArray[Any]:
+    if len(row) != form.width:
+        raise Refused("a row of another length", f"{len(row)} cells, expected {form.width}")
+    return values_of([cell for column, cell in enumerate(row) if column != form.label], given)
+
+
+def _samples(path: Path, form: Layout) -> Iterator[tuple[int, list[str]]]:
+    """Rows that are not empty, numbered from 1, the header included in the count."""
+    with _rows(path, form.separator) as rows:
+        for number, row in enumerate(rows, 1):
+            if row and not (form.header and number == 1):
+                yield number, row
+
+
+@contextmanager
+def _rows(path: Path, separator: str) -> Iterator[Iterator[list[str]]]:
+    """Raises Refused for what is no table of text in UTF-8."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield csv.reader(file, delimiter=separator)
+    except (OSError, csv.Error, UnicodeDecodeError) as error:
+        raise Refused("not a table of UTF-8 text", error) from None
+
+
+def _separator(path: Path) -> str:
+    """The one of comma, semicolon and tab that is most frequent at the beginning."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline(1 << 16)
+    except OSError as error:
+        raise Refused("cannot be read", error.strerror) from None
+    return max(",;\t", key=lambda mark: line.count(mark.encode()))
+
+
+def _numbers(row: Sequence[str]) -> int:
+    found = 0
+    for cell in row:
+        try:
+            float(cell)
+            found += 1
+        except ValueError:
+            pass
+    return found
+
+
+TABLE = Source(_read, _stored)

@@ -1,0 +1,85 @@
+"""What is read, and read again when it changes, as one; and what reading it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.manifest import InputSpec
+
+from .place import Place
+from .refusal import Refused, Skip
+
+ONE_SAMPLE_BYTES = 64 << 20
+"""A file of one sample is at most this large."""
+
+
+class Batch(NamedTuple):
+    """Some samples: x (n, *input) raw, before `InputSpec.prepare`; their labels as names, or as class numbers
+    int (n,), or None where the unit has one for all. `form` says how they were stored.
+    """
+
+    x: NDArray[Any]
+    labels: Sequence[str] | NDArray[np.integer[Any]] | None
+    form: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a task wants of the samples, and how the place stores them."""
+
+    input: InputSpec
+    place: Place
+
+
+@dataclass(frozen=True)
+class Source:
+    """One way to store samples: `read` may leave out single ones, and raises Refused for the whole unit.
+
+    `stored` gives them as they are stored, one array (n, ..) or several, whatever the task; raises Refused.
+    """
+
+    read: Callable[[Unit, Wanted], Iterator[Batch | Skip]]
+    stored: Callable[[Unit, Place], Iterator[NDArray[Any]]]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """`name` is unique in its place, `stamp` its size in bytes and the time of its last change in ns.
+
+    `label` is that of all its samples, where their folder or a list says it.
+    """
+
+    name: str
+    path: Path
+    stamp: tuple[int, int]
+    source: Source
+    label: str | None = None
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Raises OSError."""
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns
+
+
+def whole(path: Path) -> bytes:
+    """The bytes of a file of one sample. Raises Refused."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(ONE_SAMPLE_BYTES + 1)
+    except OSError as error:
+        raise Refused("cannot be read", error.strerror) from None
+    if len(data) > ONE_SAMPLE_BYTES:
+        raise Refused("too large for one sample", f"more than {ONE_SAMPLE_BYTES >> 20} MB")
+    return data
+
+
+def one_stored(data: bytes) -> NDArray[np.uint8]:
+    """The bytes of one sample, as `Source.stored` gives them."""
+    return np.frombuffer(data, np.uint8)[None]
