@@ -416,7 +416,7 @@ def test_a_disk_that_cannot_be_read_costs_no_device_its_contribution(
         raise BlobError("input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(b.store.updates, "get", broken)
+        patch.setattr(b.store.updates, "read", broken)
         assert b.contribute("pi-01", message) == []
     assert b.contribute("pi-01", message)[0].status == "accepted"
 
