@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -58,12 +59,17 @@ def samples(path, seed):
 class House:
     """The folder of a broker, Mosquitto on it, and the folders of devices."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, web=()):
+        """`web`: who is enrolled to connect over WebSockets."""
+        self.folder, self.web = folder, web
         self.site = folder / "enrolment"
         user = ["--run-as", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
-        port = find_port(BrokerOptions())
-        made = command("broker", "init", self.site, "--name", "127.0.0.1", "--port", port, *user)
+        ports = set()
+        while len(ports) < 2:
+            ports.add(find_port(BrokerOptions()))
+        port, web_port = ports
+        listeners = ["--port", port, *(["--websockets", web_port] if web else [])]
+        made = command("broker", "init", self.site, "--name", "127.0.0.1", *listeners, *user)
         assert made.returncode == 0, made.stderr
         self.start = next(line.strip() for line in made.stdout.splitlines() if "-c " in line).split()
 
@@ -75,7 +81,8 @@ class House:
 
     def enrol(self, name):
         """As an operator does: the line that is printed, pasted on the device."""
-        added = command("device", "add", name, "--dir", self.site)
+        web = ["--websockets"] if name in self.web else []
+        added = command("device", "add", name, "--dir", self.site, *web)
         program, *line = added.stdout.split()
         assert (program, added.returncode) == ("device-runtime", 0), added.stderr
         joined = command(*line, "--state", self.folder / name)
@@ -159,6 +166,33 @@ def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_
         assert found["clock"]["state"] == "ok"
         assert command("doctor", "--state", tmp_path / "pi-3").returncode == 1
         broker.send_signal(signal.SIGTERM)
+
+
+def test_devices_over_web_sockets_and_one_over_tcp_go_on_where_mosquitto_was_killed(tmp_path):
+    names, rounds = ("pi-1", "pi-2", "pi-3"), 5
+    house = House(tmp_path, web=names[:2])
+    with ExitStack() as stack:
+        with house.mosquitto() as broker:
+            eventually(lambda: house.running() or broker.poll() is not None)
+            if "Websockets support not available" in house.said("mosquitto"):
+                pytest.skip("this mosquitto was built without WebSockets")
+            for name in names:
+                house.enrol(name)
+            devices = [stack.enter_context(house.join(name, "--until-done")) for name in names]
+            service = stack.enter_context(house.serve(rounds, "--min-contributions", len(names)))
+            eventually(lambda: len(house.contributions()) >= len(names))
+            broker.kill()
+        stack.enter_context(house.mosquitto())
+        assert service.wait(PATIENCE_S) == 0, house.said("serve")
+        assert [device.wait(PATIENCE_S) for device in devices] == [0] * len(names)
+        urls = {name: Enrolment.load(tmp_path / name).url for name in names}
+        assert [url.partition("://")[0] for url in urls.values()] == ["wss", "wss", "mqtts"]
+        assert all(f"connected to {url} again" in house.said(name) for name, url in urls.items())
+        examined = command("doctor", "--state", tmp_path / "pi-1", "--format", "json")
+        found = {one["what"]: one["state"] for one in json.loads(examined.stdout)}
+        assert {found[what] for what in ("broker", "tls", "credentials", "access list", "offer")} == {"ok"}
+    counted = Counter((one["round"], one["device"]) for one in house.contributions())
+    assert counted == Counter((number, name) for number in range(1, rounds + 1) for name in names)
 
 
 def test_an_aggregator_with_another_key_gets_no_update(tmp_path):
