@@ -55,11 +55,13 @@ class State(Message, frozen=True, array_like=True, kw_only=True):
     says itself as it goes.
 
     `boot` is drawn anew whenever the device's process starts, so that the will of an earlier life is known.
+    `paused`: it is there, but its owner's rules let it do no work; the next hello ends that.
     """
 
     boot: Boot
     online: bool
     leaving: bool = False
+    paused: bool = False
 
 
 class Hello(Message, frozen=True, array_like=True, kw_only=True):

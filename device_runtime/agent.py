@@ -14,12 +14,15 @@ from broker.topics import TopicError
 
 from .duty import Duty
 from .errors import Stopped
+from .hours import LOOK_S, Hours
 from .inbox import Inbox
 from .offers import Open, opened
 from .one_task import MakeTask
 from .speaking import Voice, Wire
 from .task import DeviceTask, Settings
 from .trust import Trust
+from .watching import rest
+from .work import HeldUp
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +35,8 @@ ANOTHER_S = 10.0
 class Agent:
     """One device in one task. Make the link with its `inbox`, `will()`, `greeting()` and `subscriptions()`.
 
-    `run` is the loop; `begin` and `step` are its parts, for whoever has a loop of their own.
+    `run` is the loop; `begin` and `step` are its parts, for whoever has a loop of their own. `hours` are when
+    it may work: at any time, if nobody says anything else.
     """
 
     def __init__(
@@ -46,7 +50,10 @@ class Agent:
         self.inbox = Inbox(clock)
         self.done = False
         self._voice = Voice(settings.name, boot)
-        self._duty = Duty(settings, clock, self._voice, make)
+        self.hours = Hours(clock)
+        self._duty = Duty(settings, self.hours, self._voice, make)
+        self._duty.between = self._between
+        self._share = 0.0
         self._trust = Trust(settings.aggregator)
         self._clock = clock
         self._over: tuple[Open, float] | None = None
@@ -105,19 +112,27 @@ class Agent:
         Waits up to `timeout` seconds for it. Raises DataError, ModelError, OutOfMemory for what this device
         cannot mend by waiting.
         """
-        event = self.inbox.next(timeout)
+        heard = self._hear_next(timeout)
         try:
-            if event:
-                self._handle(*event)
             if self.inbox.empty():  # work on the newest offer, not on one that is overtaken
                 self._believe()
                 self._duty.due(self._go_on)
-        except (MessageError, TopicError) as error:
-            log.warning("ignored: %s", error)
         except BlobError as error:
             self._duty.warn(str(error))
         except Stopped as error:
             log.info("%s", error)
+        return heard
+
+    def _hear_next(self, timeout: float) -> bool:
+        """Take one event; whether there was one. What cannot be meant ends nothing."""
+        event = self.inbox.next(timeout)
+        try:
+            if event:
+                self._handle(*event)
+        except (MessageError, TopicError) as error:
+            log.warning("ignored: %s", error)
+        except BlobError as error:
+            self._duty.warn(str(error))
         return event is not None
 
     def _handle(self, event: Event, came: float) -> None:
@@ -224,6 +239,42 @@ class Agent:
             self._duty.hello()
 
     def _go_on(self, done: float) -> None:
-        """Called while training, `done` from 0 to 1. Raises Stopped when the device is to stop."""
+        """Called while training, `done` from 0 to 1. Raises as `_between` does."""
+        self._share = done
+        self._between()
+
+    def _between(self) -> None:
+        """Called between steps of the work: it stands still while it may not be done.
+
+        Raises Stopped when the device is to stop, or its round is over; HeldUp when that closed in the
+        meantime; OutOfMemory when memory runs out.
+        """
         if self._stop.is_set():
-            raise Stopped(f"stopped with {done:.0%} of an update done: it is not sent")
+            raise Stopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
+        current = self._duty.open
+        if self.hours.open() or current is None:
+            return
+        rest()
+        with self.hours.held():
+            while not self.hours.open():
+                self._duty.stand_by()
+                self._hear_next(LOOK_S)
+                self._still_wanted(current)
+        self._duty.resume()
+
+    def _still_wanted(self, current: Open) -> None:
+        """Whether work that stands still is to go on one day. Raises as `_between` does."""
+        if self._stop.is_set():
+            raise Stopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
+        newest = self._duty.open
+        if newest is None or (newest.offer.run, newest.offer.round) != (
+            current.offer.run,
+            current.offer.round,
+        ):
+            raise Stopped(
+                f"round {current.offer.round} given up, {self._share:.0%} done: {self.hours.reason}"
+            )
+        if self.hours.clock() >= newest.closes:
+            raise HeldUp(f"{self._share:.0%} done when the round closed; {self.hours.reason}")
+        if self._duty.task is not None:
+            self._duty.task.watcher.heed()

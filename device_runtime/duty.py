@@ -20,6 +20,7 @@ from .downloads import Downloads
 from .errors import StaleBase, UnusableBase
 from .greeting import Greeting
 from .holdings import Holdings
+from .hours import Hours
 from .leftovers import Leftovers, Of
 from .link_speed import LinkSpeed
 from .offers import Open
@@ -27,7 +28,9 @@ from .one_task import MakeTask, OneTask
 from .outbox import Outbox
 from .sending import Sending
 from .speaking import Voice
+from .standing import Standing
 from .task import DeviceTask, Given, Settings
+from .watchdog import guarded
 from .work import Decision, Listener, Outcome
 
 log = logging.getLogger(__name__)
@@ -39,15 +42,15 @@ LEFT_OUT = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
 class Duty:
     """The round in hand (`open`), the task it is of (`task`, once its bundle is here), what was sent."""
 
-    def __init__(
-        self, settings: Settings, clock: Callable[[], float], voice: Voice, make: MakeTask = DeviceTask
-    ) -> None:
+    def __init__(self, settings: Settings, hours: Hours, voice: Voice, make: MakeTask = DeviceTask) -> None:
         self.open: Open | None = None
         self.task: OneTask | None = None
         self.outbox = Outbox(settings.folder / "outbox")
         self.sending = Sending(self.outbox, voice)
         self.greeting = Greeting(lambda: voice.under_way("hello"))
-        self._settings, self._clock, self._voice, self._make = settings, clock, voice, make
+        self.between: Callable[[], None] = lambda: None
+        self._settings, self._hours, self._voice, self._make = settings, hours, voice, make
+        self._clock, self._standing = hours.clock, Standing(hours, voice)
         self._holdings = Holdings(settings.folder)
         self._leftovers = Leftovers(settings.folder / "left")
         self._downloads = Downloads(self._holdings.blobs, voice.ask, self._arrived)
@@ -64,6 +67,10 @@ class Duty:
         for a disk that fails, and what `progress` raises.
         """
         now = self._clock()
+        if not self._hours.open():
+            self.stand_by()
+            return
+        self.resume()
         self.sending.due(now)
         if self.greeting.due(now):
             self.hello()
@@ -76,11 +83,29 @@ class Duty:
                 log.warning("round %d left out: %s", self.open.offer.round, error)
                 self.open = None
 
+    def stand_by(self) -> None:
+        """While no work may be done: say so, be there, send what waits unless the link is to be spared."""
+        now, offer = self._clock(), self.open.offer if self.open else None
+        self._standing.pause(offer if offer and not self._has_answered(offer) else None)
+        if not self._hours.verdict.quiet:
+            self.sending.due(now)
+        if self.greeting.due(now):
+            self.hello()
+
+    def resume(self) -> None:
+        """Work may be done again; a round that has closed in the meantime is not begun."""
+        if not self._standing.resume():
+            return
+        if self.open is not None and self.open.closes <= self._clock():
+            self.open = None
+        self.hello()
+
     def hello(self) -> None:
         """Who is here, and with what."""
         boot = self._voice.boot
         self.greeting.said(self._clock())
         self._voice.hello(self.task.hello(boot) if self.task else reports.bare_hello(boot))
+        self._standing.greeted()
 
     def restart(self) -> None:
         """The link was down."""
@@ -96,8 +121,9 @@ class Duty:
         self._downloads.received(sha, index, data, self._clock())
 
     def answer(self, get: Get) -> None:
-        """Blocks are asked for."""
-        self._voice.blocks(self._holdings.blobs, get)
+        """Blocks are asked for; where the link is to be spared they have to be asked for again."""
+        if not self._hours.verdict.quiet:
+            self._voice.blocks(self._holdings.blobs, get)
 
     def settle(self, receipt: Receipt) -> None:
         """A contribution has its receipt. Raises BlobError: it is then asked for again."""
@@ -138,10 +164,11 @@ class Duty:
         offer = current.offer
         task, given = self._task_of(offer), self._given_by(current)
         if offer.round > 0 and not self._has_answered(offer):
-            listener = Listener(progress, lambda decision: self._decided(offer, decision))
+            listener = Listener(progress, lambda decision: self._decided(offer, decision), self._hours.lost)
             if before := task.unsent(offer):
                 self._report(task, *before)
-            outcome = task.perform(given, current.closes, listener)
+            with guarded(task.watcher, self.between):
+                outcome = task.perform(given, current.closes, listener)
             if outcome is None:
                 return
             self._report(task, given, outcome)
@@ -162,7 +189,7 @@ class Duty:
         if self.task is None or self._bundles != blobs:
             self.task = None  # its memory is free before the next one's is taken
             models = {member: self._holdings.bundle(blob) for member, blob in blobs.items()}
-            self.task = self._make(self._settings, models, self._clock, self._link_speed)
+            self.task = self._make(self._settings, models, self._hours.worked, self._link_speed)
             self._bundles = blobs
             self.hello()
         return self.task
@@ -173,7 +200,7 @@ class Duty:
 
     def _decided(self, offer: Offer, decision: Decision) -> None:
         """Tell what is tried now, so that the word travels while the device computes."""
-        self._voice.plan(reports.plan_message(offer, decision), decision.room_bytes)
+        self._standing.plan(reports.plan_message(offer, decision), decision.room_bytes)
 
     def _report(self, task: OneTask, given: Given, outcome: Outcome) -> None:
         """Keep and send what was trained: first what its kind and codec remember of it, then the update.

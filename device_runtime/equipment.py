@@ -32,6 +32,7 @@ class Equipment:
     progress: Callable[[float], None] = lambda _: None
     memory: Callable[[str], Tensors] = lambda _: NOTHING
     aside: Tensors = field(default_factory=lambda: NOTHING)
+    lost: Callable[[], float] = lambda: 0.0
 
     @property
     def peak_bytes(self) -> int:
@@ -49,7 +50,7 @@ class Equipment:
     def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
         strategy = chosen.strategy
         model, memory = self.models[strategy.member], self.memory(strategy.name)
-        run = Run(seed, self.name, self.clock, deadline, self.progress, memory, self.aside)
+        run = Run(seed, self.name, self.clock, deadline, self.progress, memory, self.aside, lost=self.lost)
         self.guard.before(strategy, len(self.data))
         trained = strategy.train(model, self.data, run)
         check(trained.tensors, strategy.expected(model.manifest))

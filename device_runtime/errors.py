@@ -25,3 +25,7 @@ class UnusableBase(DeviceError):
 
 class Stopped(DeviceError):
     """The device was told to stop while it trained: what it was at is given up."""
+
+
+class PolicyError(DeviceError):
+    """A rule of a device's owner that cannot be meant, or a device file that cannot be read."""

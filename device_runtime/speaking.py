@@ -48,6 +48,10 @@ class Voice:
         """
         return Will(self._topic("state"), encode(State(boot=self.boot, online=online, leaving=leaving)))
 
+    def paused(self, yes: bool) -> None:
+        """That no work may be done here for now, or that it may again."""
+        self._publish("state", State(boot=self.boot, online=True, paused=yes), retain=True)
+
     def under_way(self, leaf: str = "") -> int:
         """Messages that have not yet reached the broker for sure."""
         return self.link.under_way(self._topic(leaf) if leaf else "")
@@ -86,8 +90,8 @@ class Voice:
             if not self.link.under_way(topic):
                 self.link.publish(topic, data)
 
-    def _publish(self, leaf: str, message: Message) -> None:
-        self.link.publish(self._topic(leaf), encode(message))
+    def _publish(self, leaf: str, message: Message, retain: bool = False) -> None:
+        self.link.publish(self._topic(leaf), encode(message), retain)
 
     def _topic(self, leaf: str) -> str:
         return topics.up(self._name, leaf)

@@ -176,11 +176,14 @@ class DeviceTask(OneTask):
             progress=listener.progress,
             memory=lambda kind: self._memories.get(offer.run, kind, offer.round),
             aside=given.aside,
+            lost=listener.lost,
         )
         outcome = perform(
             equipment,
             self.profile,
-            Assignment(registry.known(offer.kinds), offer.seed, deadline, listener.decided, elsewhere),
+            Assignment(
+                registry.known(offer.kinds), offer.seed, deadline, listener.decided, elsewhere, listener.lost
+            ),
         )
         model.unload()
         self.profile = replace(self.profile, corrections=corrected(self.profile, outcome))

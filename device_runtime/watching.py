@@ -16,6 +16,7 @@ from models.freed_memory import give_back
 from models.manifest import Graph
 from profiles import Bandwidth, DeviceProfile, Memory, shipped
 from profiles.cost import SESSION_BYTES
+from profiles.machine_memory import room
 
 from .errors import OutOfMemory
 
@@ -69,15 +70,32 @@ class Watcher:
         self._batch = batch
         self._time = time or Time()
         self._owed_s = 0.0
+        self._alarm = ""
         self._process = psutil.Process()
+        self.hooked()
+
+    def hooked(
+        self, between: Callable[[], None] = lambda: None, began: Callable[[], None] = lambda: None
+    ) -> None:
+        """`between` is called after each run of an engine, and may raise; `began` when work begins."""
+        self._between, self._began = between, began
+
+    def alarm(self, text: str) -> None:
+        """Memory runs out: work ends at its next step. May be called from another thread."""
+        self._alarm = text
+
+    def heed(self) -> None:
+        """Raises OutOfMemory where there was an alarm; once for each."""
+        text, self._alarm = self._alarm, ""
+        if text:
+            raise OutOfMemory(text)
 
     def will_load(self, name: str, graph: Graph) -> None:
         """Raises OutOfMemory when the session and one batch through it would not fit."""
-        needed = self._needed(graph)
-        if needed > self.limit_bytes:
+        needed, most = self._needed(graph), self._most()
+        if needed > most:
             raise OutOfMemory(
-                f"{name} needs {needed / 1e6:.0f} MB in all, "
-                f"this device may use {self.limit_bytes / 1e6:.0f} MB"
+                f"{name} needs {needed / 1e6:.0f} MB in all, this device may use {most / 1e6:.0f} MB"
             )
 
     def ran(self, name: str, graph: Graph, samples: int, seconds: float) -> None:
@@ -85,11 +103,13 @@ class Watcher:
 
         Raises OutOfMemory when the process has outgrown its limit: the work is given up, not the device.
         """
-        held = self._resident()
+        held = self.resident()
         if held > self.limit_bytes:
             raise OutOfMemory(
                 f"{name} took the process to {held / 1e6:.0f} MB, over its {self.limit_bytes / 1e6:.0f} MB"
             )
+        self.heed()
+        self._between()
         if self.pretence is not None:
             wanted = samples * graph.flops / self.pretence.profile.speed.flops_per_s
             self.wait(wanted - seconds)
@@ -103,9 +123,10 @@ class Watcher:
             self._owed_s -= self._time.clock() - began
 
     def start(self) -> None:
-        """A new piece of work: forget the debt and the peak."""
-        self._owed_s = 0.0
-        self.peak_bytes = self._resident()
+        """A new piece of work: forget the debt, the alarm and the peak."""
+        self._owed_s, self._alarm = 0.0, ""
+        self.peak_bytes = self.resident()
+        self._began()
 
     def transfer(self, up: int = 0, down: int = 0) -> float:
         """Seconds that these bytes take on the pretended link, slept; 0 for a device that is itself."""
@@ -118,9 +139,16 @@ class Watcher:
 
     def _needed(self, graph: Graph) -> int:
         """Bytes of the whole process with a session of this graph, and one batch in it."""
-        return self._resident() + SESSION_BYTES + graph.memory_bytes(graph.rows(self._batch))
+        return self.resident() + SESSION_BYTES + graph.memory_bytes(graph.rows(self._batch))
 
-    def _resident(self) -> int:
+    def _most(self) -> int:
+        """Bytes that the process may hold now: others may have taken some since the limit was set."""
+        if self.pretence is not None:
+            return self.limit_bytes
+        return min(self.limit_bytes, self.resident() + room().usable)
+
+    def resident(self) -> int:
+        """Bytes that the process holds; the most is kept as the peak."""
         held = int(self._process.memory_info().rss)
         self.peak_bytes = max(self.peak_bytes, held)
         return held
@@ -148,7 +176,7 @@ class VirtualWatcher(Watcher):
         self.peak_bytes = max(self.peak_bytes, min(needed, self.limit_bytes))
         return needed
 
-    def _resident(self) -> int:
+    def resident(self) -> int:
         return self._profile.memory.resident_bytes
 
 
@@ -174,7 +202,7 @@ def limit_bytes(pretence: Pretence | None, memory_bytes: int | None) -> int:
         return memory_bytes
     if pretence is not None:
         return pretence.profile.memory.limit_bytes
-    return int(psutil.virtual_memory().available) + int(psutil.Process().memory_info().rss)
+    return room().usable + int(psutil.Process().memory_info().rss)
 
 
 def rest() -> None:

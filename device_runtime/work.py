@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import isfinite, nan
 from typing import Protocol
 
 from models.errors import ModelError
@@ -21,6 +21,13 @@ log = logging.getLogger(__name__)
 
 FADE = 0.1
 """The part of what made a kind seem slower that is forgotten in each round in which it is not tried."""
+
+
+class HeldUp(OutOfTime):
+    """The round closed while the work stood still. How long it takes was not seen."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, nan)
 
 
 @dataclass(frozen=True)
@@ -39,17 +46,22 @@ class Decision:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who is told of the work: `progress` as Run.progress is, `decided` before anything is tried."""
+    """Who is told of the work: `progress` as Run.progress is, `decided` before anything is tried.
+
+    `lost` says how long the work has stood still, as in Run.
+    """
 
     progress: Callable[[float], None]
     decided: Callable[[Decision], None]
+    lost: Callable[[], float] = lambda: 0.0
 
 
 @dataclass(frozen=True)
 class Assignment:
     """What the offer asks. `deadline` is on the device's own clock, in seconds, uploads included.
 
-    `elsewhere`: what it would take with models that were not fetched, to say why they were not.
+    `elsewhere`: what it would take with models that were not fetched, to say why they were not. `lost` is the
+    Listener's.
     """
 
     kinds: tuple[AnyStrategy, ...]
@@ -57,6 +69,7 @@ class Assignment:
     deadline: float
     decided: Callable[[Decision], None] = lambda _: None
     elsewhere: Loads = field(default_factory=lambda: NOWHERE)
+    lost: Callable[[], float] = lambda: 0.0
 
 
 class Worker(Protocol):
@@ -68,7 +81,7 @@ class Worker(Protocol):
 
     @property
     def clock(self) -> Callable[[], float]:
-        """In seconds."""
+        """In seconds; it may stand still while the work does, see Assignment.lost."""
 
     @property
     def peak_bytes(self) -> int:
@@ -133,7 +146,7 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
     worker.begin()
     while True:
         attempt = worker.clock()
-        left_s = assignment.deadline - attempt
+        left_s = assignment.deadline - assignment.lost() - attempt
         plan = choose(profile, kinds, worker.loads, left_s, worker.barred, assignment.elsewhere)
         chosen = plan.chosen
         assignment.decided(Decision(plan, gave_up, _room_bytes(chosen, profile, left_s)))
@@ -172,7 +185,7 @@ def _upload_begins(chosen: Candidate, profile: DeviceProfile, assignment: Assign
 
 def _timing(chosen: Candidate, seconds: float) -> tuple[Timing, ...]:
     predicted = chosen.cost.compute_s if chosen.cost else 0.0
-    return (Timing(chosen.kind, predicted, seconds),) if predicted > 0 else ()
+    return (Timing(chosen.kind, predicted, seconds),) if predicted > 0 and isfinite(seconds) else ()
 
 
 def cheaper(kinds: Sequence[AnyStrategy], failed: Candidate) -> tuple[AnyStrategy, ...]:

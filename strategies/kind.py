@@ -55,7 +55,8 @@ class Run:
 
     `memory` is what this kind kept on this device when it last trained in this run; `aside` what the
     aggregator sent for it beside the base. `noise` gives the randomness of private training, which nobody
-    may repeat: the operating system's, but in a simulation.
+    may repeat: the operating system's, but in a simulation. `clock` stands still while the work does; `lost` is
+    how long it has, of what there was until the deadline.
     """
 
     seed: int
@@ -66,6 +67,7 @@ class Run:
     memory: Tensors = field(default_factory=lambda: NOTHING)
     aside: Tensors = field(default_factory=lambda: NOTHING)
     noise: Callable[[], np.random.Generator] = np.random.default_rng
+    lost: Callable[[], float] = field(default=lambda: 0.0)
 
     def rng(self) -> np.random.Generator:
         """The device's own randomness: the same for the same round seed and device name."""
@@ -83,7 +85,7 @@ class Run:
         elapsed = self.clock() - began
         projected = elapsed / done / (1.0 if done >= 0.1 else 3.0)
         whole = max(elapsed, projected)
-        over = began + whole - self.deadline
+        over = began + whole + self.lost() - self.deadline
         if done < 1 and over > 0:
             raise OutOfTime(f"{done:.0%} done, would end {over:.1f} s after the deadline", whole / of)
 

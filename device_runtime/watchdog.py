@@ -1,0 +1,72 @@
+"""Looking at memory while work is done, on a thread of its own: a prediction may be wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from profiles.machine_memory import Room, room
+
+from . import readouts
+from .watching import Watcher
+
+LOOK_S = 0.1
+"""Seconds between looks."""
+STALLED = 20.0
+"""Percent of the last ten seconds, in which all stood still for want of memory, that are too many."""
+PRESSURE = Path("/proc/pressure/memory")
+
+
+class Watchdog:
+    """Tells a watcher when memory runs out; what is being done then ends at its next step."""
+
+    def __init__(self, watcher: Watcher, look: Callable[[], Room] = room, pressure: Path = PRESSURE) -> None:
+        self._watcher, self._room, self._pressure = watcher, look, pressure
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Once."""
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Also one that was never started."""
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def shortage(self) -> str:
+        """What is wrong now; empty when nothing is."""
+        held, limit = self._watcher.resident(), self._watcher.limit_bytes
+        if held > limit:
+            return f"the process holds {held / 1e6:.0f} MB, over its {limit / 1e6:.0f} MB"
+        left = self._room()
+        if left.free < left.reserve:
+            return f"{left.free / 1e6:.0f} MB of memory are left here, of {left.total / 1e6:.0f}"
+        try:
+            stalled = readouts.stalled(self._pressure.read_text())
+        except OSError:  # a kernel without it
+            return ""
+        return (
+            f"memory is short here: all stood still for {stalled:.0f}% of 10 s" if stalled >= STALLED else ""
+        )
+
+    def _watch(self) -> None:
+        while not self._done.wait(LOOK_S):
+            if wrong := self.shortage():
+                self._watcher.alarm(wrong)
+
+
+@contextmanager
+def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
+    """Work inside is watched from its beginning; `between` is called after each run of an engine."""
+    dog = Watchdog(watcher)
+    watcher.hooked(between, dog.start)
+    try:
+        yield
+    finally:
+        dog.stop()
+        watcher.hooked()
