@@ -210,7 +210,16 @@ def begun(state: State, now: float) -> State:
     if state.rules.devices_per_round is None:
         return state.but(waiting=state.ready)
     behind = _still_behind(state, now).update(dict.fromkeys(state.waiting, now))
-    return state.but(waiting=HashTrieSet(), behind=behind, places=state.rules.devices_per_round, due=True)
+    state = state.but(waiting=HashTrieSet(), behind=behind, asked=_still_asked(state, behind))
+    return state.but(places=state.rules.devices_per_round, due=True)
+
+
+def _still_asked(state: State, behind: HashTrieMap[str, float]) -> HashTrieMap[str, int]:
+    """Who was asked for a round that still matters, or is thought at work on one."""
+    asked, earliest = state.asked, state.rules.earliest(state.round)
+    for device in [device for device, number in asked.items() if number < earliest and device not in behind]:
+        asked = asked.discard(device)
+    return asked
 
 
 def _still_behind(state: State, now: float) -> HashTrieMap[str, float]:

@@ -115,6 +115,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, help="of the task (default: 0)")
     add("--run-dir", type=Path, help="where the run is kept; an existing one goes on (default: runs/NAME)")
     add("--workers", type=int, metavar="N", help="processes that check small contributions (default: none)")
+    add(
+        "--max-devices",
+        type=int,
+        metavar="N",
+        help="known at a time, and counted in a round (default: 100000)",
+    )
     add("--database", metavar="URL", help="postgresql://user@host/db (default: SQLite in the run folder)")
     add("--config", type=Path, metavar="SERVER.toml", help="broker, database, http, log; flags stand over it")
     add("--broker", metavar="URL", help="mqtt:// or mqtts://; auto starts one here (default)")
@@ -156,6 +162,7 @@ def server_of(args: argparse.Namespace) -> Server:
             "tasks": [str(file) for file in args.task] or None,
             "run_dir": args.run_dir,
             "workers": args.workers,
+            "max_devices": args.max_devices,
         },
         "broker": {
             "url": args.broker,

@@ -20,7 +20,7 @@ from .outbound import Outbound
 from .ports import Ports
 from .reception import Desk, Reception
 from .rounds import Rounds
-from .state import State
+from .state import Rules, State
 from .text import printable
 from .traffic import Traffic
 
@@ -41,7 +41,8 @@ class Conductor:
         self.traffic = Traffic(ports.mqtt5)
         self.out = Outbound(ports.link, self.traffic, ports.seal)
         self.plans: dict[str, tuple[str, str]] = {}
-        self.state = State(rounds.rules)
+        self._most = ports.max_devices
+        self.state = State(self._rules)
         self.reception = Reception(
             rounds, Desk(ports.clock, lambda device, get: self.out.send(device, "get", get), self.feed)
         )
@@ -53,6 +54,12 @@ class Conductor:
         self._events: deque[moves.Event] = deque()
         self._busy = False
         self._came: set[str] = set()
+        self._forgotten: set[str] = set()
+        self._full = 0
+
+    @property
+    def _rules(self) -> Rules:
+        return replace(self.rounds.rules, max_contributions=self._most)
 
     def start(self) -> None:
         """Begin, or go on where the folder says."""
@@ -61,7 +68,7 @@ class Conductor:
             self.traffic.begin(self.rounds.store.contributions.traffic(saved.round))
         if self.rounds.registry.pending():
             self.rounds.redeploy()
-        state, commands = machine.resume(self.rounds.rules, saved, self._clock())
+        state, commands = machine.resume(self._rules, saved, self._clock())
         self._do(state, commands)
         self._drain()
         self._offering.started(self.state)
@@ -90,6 +97,7 @@ class Conductor:
         self.plans.pop(device, None)
         self.traffic.forget(device)
         self.feed(moves.Forgotten(self._clock(), device))
+        self._forgotten.add(device)
         self.attend(device)
 
     def _remember(self) -> None:
@@ -97,12 +105,14 @@ class Conductor:
             return
         known = {device: self.state.devices.get(device) for device in self._came}
         here = {device: one.boot for device, one in known.items() if one and one.online and one.ready}
+        forgotten = [device for device in self._forgotten if device not in self.state.asked]
         try:
-            self.rounds.store.attend(here, self._came - here.keys())
+            self.rounds.store.attend(here, self._came - here.keys(), forgotten)
         except RunFolderError as error:
             log.warning("who is here is not on disk: %s", error)
         else:
             self._came.clear()
+            self._forgotten.clear()
 
     def offer(self) -> None:
         """Publish where things are: a broker may have forgotten it."""
@@ -149,11 +159,23 @@ class Conductor:
                 round=update.round,
                 status=reply.status,
                 reason=_addressed(reply),
+                retry_after_s=reply.retry_s,
             ),
         )
+        if reply.retry_s:
+            self._say_full()
         if reply.status != "accepted":
             kind, reason = printable(update.kind), printable(reply.reason)
             self._tell(Refused(update.device, update.round, kind, reply.status, reason))
+
+    def _say_full(self) -> None:
+        """Once in a round."""
+        if self._full != self.state.round:
+            self._full = self.state.round
+            what_to_do = "raise max_devices, or enrol devices"
+            log.warning(
+                "round %d takes %d contributions, others are put off: %s", self._full, self._most, what_to_do
+            )
 
     def _drain(self) -> None:
         self._busy = True
@@ -248,7 +270,7 @@ class Conductor:
         """The answer goes before whatever else waits: the next draw must know of this one."""
         devices = cohort.draw(self.state, command, self.rounds.task.seed)
         if devices:
-            self.rounds.store.ask(command.round, devices)
+            self.rounds.store.ask(command.round, devices, self.state.rules.earliest(command.round))
             self._offering.each(self.state, devices)
         self._events.appendleft(moves.Invited(self._clock(), command.round, devices))
 

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from broker.url import TLS, is_loopback
 
+from .crowd import MOST_DEVICES
 from .errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -132,12 +133,13 @@ class LogSection(Section, frozen=True):
 class Server(Section, frozen=True):
     """All of a server file. `tasks` are task files. `run_dir` is where the run is kept (None: runs/NAME); of
     several tasks, each in a folder of its name there (None: runs). `workers` are processes that take small
-    contributions and check them.
+    contributions and check them. `max_devices` as in Ports.
     """
 
     tasks: tuple[Path, ...] = ()
     run_dir: Path | None = None
     workers: Annotated[int, Meta(ge=0, le=64)] = 0
+    max_devices: Annotated[int, Meta(ge=1)] = MOST_DEVICES
     broker: BrokerSection = BrokerSection()
     http: HttpSection | None = None
     database: DatabaseSection = DatabaseSection()

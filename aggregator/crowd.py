@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 
 log = logging.getLogger(__name__)
 
+MOST_DEVICES = 100_000
+"""That are known at a time, and contributions that a round takes, where the settings say nothing."""
 LOOKED_AT = 100
 """Devices that are looked at for one that is away, when another comes."""
 

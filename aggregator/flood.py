@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from .crowd import MOST_DEVICES
+
 BURST = 1000.0
 RATE = 100.0
 """Messages a second: a device with all kinds of update sends a few a round."""
-MOST_DEVICES = 200_000
-"""Devices that are remembered; of more the one that was silent longest is forgotten, and begins anew."""
 SAID_EVERY_S = 60.0
 """Seconds between two lines of the log about one device."""
 
 
 class Flood:
-    """`now` is in seconds of any one clock."""
+    """`now` is in seconds of any one clock. Of more than `most` devices the one that was silent longest is
+    forgotten, and begins anew.
+    """
 
     def __init__(self, burst: float = BURST, rate: float = RATE, most: int = MOST_DEVICES) -> None:
         self._burst, self._rate, self._most = burst, rate, most

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 MAX_PULLS = 8
 """Contributions being fetched at one time."""
+MOST_WAITING = 10_000
+"""Contributions that may wait to be fetched; of what comes beyond, devices send the message again."""
 MAX_SILENCES = 6
 """Unanswered requests after which a pull is given up until the device sends its message again."""
 MAX_DAMAGES = 2
@@ -55,15 +57,29 @@ class Intake:
         self._updates = updates
         self._ask = ask
         self._waiting: dict[Key, _Waiting] = {}
+        self._said_full = False
 
     def want(self, update: Update, message: Contribution, blob: Blob) -> None:
-        """Fetch this one; sent again, only the sending that a receipt will name is new."""
+        """Fetch this one; sent again, only the sending that a receipt will name is new.
+
+        Where too many wait, it is dropped.
+        """
         key = (update.device, update.round, update.kind)
         known = self._waiting.get(key)
+        if known is None and self._is_full(update.device):
+            return
         if known and known.blob == blob:
             self._waiting[key] = replace(known, update=update, message=message)
         else:
             self._waiting[key] = _Waiting(update, message, blob)
+
+    def _is_full(self, device: str) -> bool:
+        """Said of the first that is dropped, until there is room again."""
+        full = len(self._waiting) >= MOST_WAITING
+        if full and not self._said_full:
+            log.warning("update from %s dropped: %d wait to be fetched already", device, len(self._waiting))
+        self._said_full = full
+        return full
 
     def received(self, device: str, sha: bytes, block: tuple[int, bytes], now: float) -> None:
         """A block (number, bytes) of a device's upload, and what is asked for next.

@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 
 from broker.events import Connected, Event, Will
 
+from .crowd import MOST_DEVICES
 from .ports import Pulse
 from .router import Router
 from .service import Service
@@ -86,23 +87,28 @@ def inbox_of(lodgers: Sequence[Lodger]) -> queue.SimpleQueue[Event]:
     return lodgers[0].inbox if len(lodgers) == 1 else queue.SimpleQueue()
 
 
-def serve(lodgers: Sequence[Lodger], inbox: queue.SimpleQueue[Event], publish: Publish) -> None:
+def serve(
+    lodgers: Sequence[Lodger], inbox: queue.SimpleQueue[Event], publish: Publish, most: int = MOST_DEVICES
+) -> None:
     """Hand on what comes into `inbox_of` them until all are done or stopped; `publish` meanwhile, also to a
-    broker that may have forgotten it, that those are done which are.
+    broker that may have forgotten it, that those are done which are. `most` devices are known at a time.
 
     Raises what the first of them raised that did.
     """
     for lodger in lodgers:
         lodger.begin()
     if len(lodgers) > 1:
-        _route({lodger.task.name: lodger for lodger in lodgers}, inbox, publish)
+        by_name = {lodger.task.name: lodger for lodger in lodgers}
+        inboxes = {name: lodger.inbox for name, lodger in by_name.items()}
+        router = Router(inboxes, lambda name: not by_name[name].running, most)
+        _route(router, by_name, inbox, publish)
     for lodger in lodgers:
         lodger.end()
 
 
-def _route(lodgers: Mapping[str, Lodger], inbox: queue.SimpleQueue[Event], publish: Publish) -> None:
-    inboxes = {name: lodger.inbox for name, lodger in lodgers.items()}
-    router = Router(inboxes, lambda name: not lodgers[name].running)
+def _route(
+    router: Router, lodgers: Mapping[str, Lodger], inbox: queue.SimpleQueue[Event], publish: Publish
+) -> None:
     said: set[str] = set()
     while any(lodger.running for lodger in lodgers.values()):
         with suppress(queue.Empty):

@@ -12,7 +12,7 @@ fetched in vain, and `Believed` when its content has been fetched and checked.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 
 from rpds import HashTrieMap, HashTrieSet
 
@@ -45,7 +45,7 @@ from .moves import (
     Worked,
     WorkPhase,
 )
-from .state import RETRY_S, SETTLE_S, Rules, Saved, State
+from .state import MAX_RETRY_S, RETRY_S, SETTLE_S, Rules, Saved, State
 
 Result = tuple[State, tuple[Command, ...]]
 _TIMELESS = (Announced, Unkept, Worked)
@@ -148,6 +148,13 @@ def _judge_late(state: State, update: Update) -> tuple[Status, str]:
     return "accepted", f"round {update.round} is closed, counted in round {state.round}"
 
 
+def _full(state: State, update: Update, now: float) -> Result:
+    """It could count, and there is no more room: nobody waits for it, and it may come again."""
+    reason = f"round {state.round} has {state.contributions} contributions, as many as it takes"
+    retry_s = ceil(min(max(state.closes_s - now, RETRY_S), MAX_RETRY_S))
+    return attendance.answered(state, update), (Reply(update, "refused", reason, retry_s),)
+
+
 def _unasked(update: Update) -> str:
     return f"{update.device} was not asked for round {update.round}"
 
@@ -155,9 +162,11 @@ def _unasked(update: Update) -> str:
 def _announced(state: State, event: Announced) -> Result:
     update = event.update
     status, reason = _judge(state, update, event.known)
-    if status == "accepted":
-        return state, (Fetch(update),)
-    return _replied(state, update, (status, reason))
+    if status != "accepted":
+        return _replied(state, update, (status, reason))
+    if state.full:
+        return _full(state, update, event.now)
+    return state, (Fetch(update),)
 
 
 def _believed(state: State, event: Believed) -> Result:
@@ -165,6 +174,8 @@ def _believed(state: State, event: Believed) -> Result:
     status, reason = _judge(state, update, event.known)
     if status != "accepted":
         return _replied(state, update, (status, reason))
+    if state.full:
+        return _full(state, update, event.now)
     state = attendance.answered(state, update).but(contributions=state.contributions + 1)
     if update.round == state.round:
         state = attendance.needed(state, update, event.now)

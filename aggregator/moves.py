@@ -203,11 +203,12 @@ class Keep:
 
 @dataclass(frozen=True)
 class Reply:
-    """Send a receipt."""
+    """Send a receipt; with `retry_s` it says to come again after so many seconds."""
 
     update: Update
     status: Status
     reason: str = ""
+    retry_s: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Protocol
 from broker.link import Event
 from broker.messages import Offer, encode
 
+from .crowd import MOST_DEVICES
 from .observer import Observer
 from .wills import GRACE_S
 
@@ -54,8 +55,8 @@ class Ports:
     """The outside of a service. `inbox` gets what `link` receives from topics.FROM_DEVICES.
 
     `clock` gives seconds and never goes back; `mqtt5` only tells how large packets are; `will_grace_s`
-    as in Wills. `database` is the URL of the PostgreSQL where the run is kept; without one it is in its
-    folder, or where it was begun.
+    as in Wills. `max_devices` are known at a time, and one round takes as many contributions. `database` is
+    the URL of the PostgreSQL where the run is kept; without one it is in its folder, or where it was begun.
     """
 
     link: Wire
@@ -65,4 +66,5 @@ class Ports:
     mqtt5: bool = False
     seal: Seal = unsigned
     will_grace_s: float = GRACE_S
+    max_devices: int = MOST_DEVICES
     database: str = ""

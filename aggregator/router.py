@@ -12,8 +12,7 @@ from broker.errors import BrokerError
 from broker.events import Event, Received
 from broker.messages import Contribution, Hello, Plan, State, decode, encode
 
-from .crowd import Crowd
-from .flood import MOST_DEVICES
+from .crowd import MOST_DEVICES, Crowd
 from .text import printable
 
 log = logging.getLogger(__name__)

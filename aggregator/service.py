@@ -20,7 +20,7 @@ from .checker import Checked
 from .conductor import Conductor
 from .crowd import Crowd
 from .errors import DatabaseError, RunFolderError, UpdateRefused
-from .flood import MOST_DEVICES, RATE, Flood
+from .flood import RATE, Flood
 from .observer import DeviceSeen, Happening, PlanMade, Started
 from .outside import GivenRound
 from .ports import Ports
@@ -59,7 +59,7 @@ class Service:
         self._done_s: float | None = None
         self._wills = Wills(ports.will_grace_s)
         self._flood = Flood()
-        self._crowd = Crowd(self._is_away, self._forget, MOST_DEVICES)
+        self._crowd = Crowd(self._is_away, self._forget, ports.max_devices)
 
     @property
     def state(self) -> State:
@@ -128,7 +128,7 @@ class Service:
         rounds = self._rounds
         self._tell(Started(rounds.task, rounds.run, rounds.resumed, rounds.store.closed()))
         self._run.start()
-        self._crowd.remember(self.state.devices)
+        self._crowd.remember((*self.state.asked, *self.state.devices))
 
     def tick(self) -> None:
         """Look at the clock, and give what was handled since its receipts; call it several times a second."""

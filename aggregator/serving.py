@@ -53,10 +53,14 @@ class Process:
     """The service with these settings. `quiet`: only the tables at the end."""
 
     def __init__(self, server: Server, tasks: Sequence[Task], quiet: bool = False) -> None:
-        """Raises ConfigError for two tasks of one name, and for several where one alone has its run."""
+        """Raises ConfigError for two tasks of one name, for several where one alone has its run, and for one
+        that wants more devices than there may be.
+        """
         names = [task.name for task in tasks]
         if len(set(names)) < len(names):
             raise ConfigError(f"tasks are called {', '.join(names)}: each needs a name of its own")
+        for task in tasks:
+            _check_room(task, server.max_devices)
         self._server = server
         self._quiet = quiet
         self._structured = server.log.format is not None
@@ -103,7 +107,7 @@ class Process:
             link.connect()
             stack.enter_context(Workers(self._server.workers, self._order(url), inbox))
             with Watchdog(lambda: lodger.silence_s(self._lodgers)):
-                lodger.serve(self._lodgers, inbox, link.publish)
+                lodger.serve(self._lodgers, inbox, link.publish, self._server.max_devices)
                 self._leave(link)
         for one in self._lodgers:
             if not one.done:
@@ -118,7 +122,16 @@ class Process:
             watchers: tuple[Observer, ...] = site.observers(one.task.name) if site else ()
             observers = (Records(folder), view, *watchers)
             seal = enrolled.sealing(self._server.broker.enrolment, folder)
-            ports = Ports(link, one.inbox, observers, one.pulse, url.mqtt5, seal, database=database)
+            ports = Ports(
+                link,
+                one.inbox,
+                observers,
+                one.pulse,
+                url.mqtt5,
+                seal,
+                max_devices=self._server.max_devices,
+                database=database,
+            )
             one.open(partial(Service, one.task, folder, ports))
             keep_port(folder, url)
 
@@ -184,6 +197,14 @@ class Process:
     def _label(self, task: str) -> str:
         """What stands before a line that is of one task of several."""
         return f"{task}: " if len(self._lodgers) > 1 else ""
+
+
+def _check_room(task: Task, most: int) -> None:
+    """Raises ConfigError where a task would wait for ever."""
+    for name in ("min_devices", "min_contributions", "buffer_size", "devices_per_round"):
+        wanted = getattr(task, name)
+        if wanted is not None and wanted > most:
+            raise ConfigError(f"max_devices is {most}, and task {task.name} wants {name} = {wanted}")
 
 
 def broker_for(section: BrokerSection, folder: Path) -> tuple[RunningBroker | None, BrokerUrl]:

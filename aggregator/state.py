@@ -15,6 +15,7 @@ from typing import Any, Literal
 from rpds import HashTrieMap, HashTrieSet
 
 from . import pace
+from .crowd import MOST_DEVICES
 from .pace import Durations, Pace
 from .progress import NO_PROGRESS, Progress
 from .task import Late, Task
@@ -24,6 +25,8 @@ SETTLE_S = 1.0
 """Seconds after a restart in which a round does not close early: who is online must first be heard of."""
 RETRY_S = 1.0
 """Seconds after which a buffered run looks again for devices to ask, where it found too few."""
+MAX_RETRY_S = 3600.0
+"""Seconds after which a device that found a round full comes again, at most; at least RETRY_S."""
 UNTIMED_S = 30 * 86400.0
 """Seconds of a round that has no deadline: it closes when all have answered."""
 SILENT = 2
@@ -32,7 +35,8 @@ SILENT = 2
 
 @dataclass(frozen=True)
 class Rules:
-    """When a round opens and closes; as in Task. `bound`: kinds that never count in a later round.
+    """When a round opens and closes; as in Task. `bound`: kinds that never count in a later round. No round
+    takes more than `max_contributions`.
 
     `given`: each round is given from outside (moves.Give), and has the seconds that it was given with.
     """
@@ -40,6 +44,7 @@ class Rules:
     rounds: int
     round_deadline_s: float
     min_contributions: int = 1
+    max_contributions: int = MOST_DEVICES
     min_devices: int = 1
     late: Late = "discard"
     bound: frozenset[str] = frozenset()
@@ -76,6 +81,10 @@ class Rules:
     def deadline_s(self, number: int) -> float:
         """Seconds that round `number` has; the first rounds may have as many as they need."""
         return UNTIMED_S if number <= self.untimed_rounds else self.round_deadline_s
+
+    def earliest(self, number: int) -> int:
+        """The first round that still matters in round `number`: what comes for an earlier one is too late."""
+        return number - (self.max_staleness if self.counts_late else 0)
 
     @property
     def counts_late(self) -> bool:
@@ -122,7 +131,9 @@ class State:
     waiting: HashTrieSet[str] = field(default_factory=HashTrieSet)
     """Whom the round waits for: those that are ready, and asked, and have neither answered nor sat out."""
     asked: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
-    """With cohorts: the latest round that each device was asked for. Without: empty, everyone is asked."""
+    """With cohorts: the latest round that each device was asked for, while that matters. Without: empty,
+    everyone is asked.
+    """
     behind: HashTrieMap[str, float] = field(default_factory=HashTrieMap)
     """With cohorts: devices at work on a round before this one, and since when nobody waits for them."""
     places: int = 0
@@ -149,6 +160,11 @@ class State:
     def online(self) -> frozenset[str]:
         """A look at every device."""
         return frozenset(name for name, presence in self.devices.items() if presence.online)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more can count in this round."""
+        return self.contributions >= self.rules.max_contributions
 
     def deadline_s(self, number: int) -> float:
         """Seconds that round `number` has, which is open or the next: learnt where deadlines are."""

@@ -134,15 +134,21 @@ class Store:
         present = {row["device"]: row["boot"] for row in self._db.rows("SELECT device, boot FROM present")}
         return Saved(number, phase, len(counted), answered, asked, present=present)
 
-    def attend(self, here: Mapping[str, int], gone: Iterable[str]) -> None:
-        """Devices that a round may wait for, each with the life (boot) that it speaks from; and no longer."""
+    def attend(self, here: Mapping[str, int], gone: Iterable[str], forgotten: Iterable[str]) -> None:
+        """Devices that a round may wait for, each with the life (boot) that it speaks from; and no longer.
+        Of those that are forgotten it is not known either for which round they were asked.
+        """
         with self._db.commit() as db:
             db.executemany(_ATTEND, list(here.items()))
             db.executemany("DELETE FROM present WHERE device = ?", [(device,) for device in gone])
+            db.executemany("DELETE FROM asked WHERE device = ?", [(device,) for device in forgotten])
 
-    def ask(self, number: int, devices: Iterable[str]) -> None:
-        """Devices of a cohort are asked for a round; only the latest round of each is kept."""
+    def ask(self, number: int, devices: Iterable[str], earliest: int) -> None:
+        """Devices of a cohort are asked for a round; only the latest round of each is kept, and none before
+        `earliest`.
+        """
         with self._db.commit() as db:
+            db.execute("DELETE FROM asked WHERE round < ?", (earliest,))
             db.executemany(_ASK, [(device, number) for device in devices])
 
     def open_round(self, number: int, base: Base, carried: CarriedBlobs) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from aggregator import outside
 from aggregator import task as tasks
-from aggregator.flood import MOST_DEVICES
+from aggregator.crowd import MOST_DEVICES
 from aggregator.ports import Ports
 from aggregator.records import Records
 from aggregator.store import Store

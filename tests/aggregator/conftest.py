@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from aggregator.crowd import MOST_DEVICES
 from aggregator.ports import Ports
 from aggregator.service import Service
 from aggregator.task import KindSettings, Task
@@ -91,6 +92,7 @@ class Bench:
     told: list = field(default_factory=list)
     given: bool = False
     database: str = ""
+    max_devices: int = MOST_DEVICES
 
     def __post_init__(self):
         self.link = FakeLink()
@@ -100,6 +102,7 @@ class Bench:
             queue.SimpleQueue(),
             (self.told.append,),
             clock=lambda: self.now,
+            max_devices=self.max_devices,
             database=self.database,
         )
         self.service = Service(self.task, self.folder, ports, self.given)
@@ -197,9 +200,9 @@ class Bench:
 def bench(tmp_path, database):
     benches = []
 
-    def make(task, given=False):
+    def make(task, **settings):
         folder = tmp_path / f"bench-{len(benches)}" / "run"
-        benches.append(Bench(task, folder, given=given, database=database))
+        benches.append(Bench(task, folder, database=database, **settings))
         return benches[-1]
 
     yield make

@@ -276,3 +276,23 @@ def test_whatever_happens_a_round_waits_for_those_it_should(events, lots, size, 
     shell = Shell(rules, lots)
     for what in events:
         shell.do(what)
+
+
+def test_who_was_asked_is_known_while_it_matters_and_no_longer():
+    rules = replace(RULES, devices_per_round=1, late="count", max_staleness=3)
+    state = asking("a", rules=rules)
+    for number, (device, following) in enumerate(zip("abcde", "bcdef", strict=True), 1):
+        state, _ = play(state, believed(device, number, number), *worked(number))
+        assert min(state.asked.values()) == max(1, state.round - rules.max_staleness)
+        state, _ = play(state, Invited(number, number + 1, (following,)))
+    assert sorted(state.asked) == ["c", "d", "e", "f"]
+
+
+def test_who_is_at_work_on_an_old_round_is_known_to_be():
+    """What it says of that round is understood."""
+    state = asking("a", "b")
+    state, _ = play(state, believed("a"), Tick(10.0), *worked(10.0))
+    assert dict(state.asked) == {"b": 1}
+    assert dict(state.behind) == {"b": 10.0}
+    state, _ = play(state, Planned(11.0, "b", 1, ""))
+    assert dict(state.behind) == {}

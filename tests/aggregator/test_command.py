@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from math import ceil
@@ -16,7 +17,7 @@ import pytest
 
 from aggregator import command, serving
 from aggregator.config import BrokerSection
-from aggregator.errors import RunFolderError, TaskError
+from aggregator.errors import ConfigError, RunFolderError, TaskError
 from aggregator.exits import Exit
 from aggregator.state import SETTLE_S
 from aggregator.store import Store
@@ -264,6 +265,37 @@ def test_a_run_goes_on_at_the_broker_address_that_its_devices_know(tmp_path):
         assert process.returncode == (-number if number == signal.SIGKILL else 0)
     assert first_lines[0].startswith("broker: ")
     assert len(set(first_lines)) == 1
+
+
+@pytest.mark.parametrize("more", ["min_devices", "min_contributions", "buffer_size", "devices_per_round"])
+def test_a_task_that_wants_more_devices_than_there_may_be_is_refused(tmp_path, more):
+    flag = "--" + more.replace("_", "-")
+    options = f"--bundle digits-wrn-10-1 --run-dir {tmp_path / 'run'} --max-devices 3 {flag} 4".split()
+    with pytest.raises(ConfigError, match=f"max_devices is 3, and task task wants {more} = 4"):
+        command.run(parsed(*options))
+
+
+def test_no_more_devices_are_known_than_the_settings_say(broker, scripted, update_of, tmp_path):
+    options = f"--bundle digits-wrn-10-1 --rounds 1 --kinds few-shot --max-devices 1 --broker {broker.url}"
+    process = serve(*options.split(), "--run-dir", tmp_path / "run")
+    assert process.stdout.readline().startswith("task ")
+    begun, refused = threading.Event(), threading.Event()
+
+    def contribute(offer):
+        begun.set()
+        refused.wait(60)
+        return "few-shot", *update_of("few-shot")
+
+    scripted("pi-1", broker.url, contribute)
+    assert begun.wait(60)
+    scripted("pi-2", broker.url, contribute)
+    assert (
+        "others than the 1 devices that are known are dropped, the last from pi-2"
+        in process.stdout.readline()
+    )
+    refused.set()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
 
 
 def test_where_the_old_address_is_taken_the_broker_starts_at_another(tmp_path):

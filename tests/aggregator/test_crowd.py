@@ -6,7 +6,11 @@ import pytest
 
 from aggregator.crowd import Crowd
 from aggregator.observer import Contributed
-from broker.messages import Plan, State
+from broker import topics
+from broker.link import Received
+from broker.messages import Hello, Plan, State, encode
+
+DATABASES = ("sqlite", "postgres")
 
 
 class Hall:
@@ -43,10 +47,9 @@ def test_who_is_known_from_before_is_known():
 
 
 @pytest.fixture
-def small(bench, make_task, monkeypatch):
+def small(bench, make_task):
     """A service that knows three devices at most."""
-    monkeypatch.setattr("aggregator.service.MOST_DEVICES", 3)
-    return bench(make_task("few-shot", rounds=2, min_devices=2))
+    return bench(make_task("few-shot", rounds=2, min_devices=2), max_devices=3)
 
 
 def known(b):
@@ -96,3 +99,83 @@ def test_a_restarted_service_knows_who_was_here(small):
     small.restart()
     small.join("pi-4")
     assert "pi-4" not in small.service.state.devices
+
+
+def visit(b, name, update_of=None, number=1):
+    """One that comes, sends what it has, and leaves; the receipts that came of it."""
+    b.join(name)
+    message = b.contribution("few-shot", update_of("few-shot"), number) if update_of else None
+    receipts = b.contribute(name, message) if message else []
+    b.say(name, "state", State(boot=1, online=False, leaving=True))
+    return receipts
+
+
+@pytest.mark.parametrize("late", ["count", "discard"])
+def test_a_round_takes_so_many_valid_updates_of_strangers_and_tells_the_others_when_to_come_again(
+    bench, make_task, update_of, caplog, late
+):
+    b = bench(make_task("few-shot", rounds=3, min_devices=2, late=late), max_devices=4)
+    b.join("pi-1", "pi-2")
+    answers = [visit(b, f"stranger-{number}", update_of)[0] for number in range(30)]
+    assert [one.status for one in answers] == ["accepted"] * 4 + ["refused"] * 26
+    assert {(one.reason.split(": ")[1], one.retry_after_s) for one in answers[4:]} == {
+        ("round 1 has 4 contributions, as many as it takes", 10)
+    }
+    assert caplog.text.count("round 1 takes 4 contributions, others are put off: raise max_devices") == 1
+    b.wait(3.5)
+    [receipt] = b.contribute("pi-1", b.contribution("few-shot", update_of("few-shot")))
+    assert (receipt.status, receipt.retry_after_s) == ("refused", 7)
+    b.wait(6.5)
+    assert b.service.state.round == 2
+    assert len(list(b.store.contributions.of_round(1))) == 4
+    assert len(b.store.contributions.traffic(1)) <= 8
+    b.join("pi-1")
+    [receipt] = b.contribute("pi-1", b.contribution("few-shot", update_of("few-shot")))
+    assert receipt.status == {"count": "accepted", "discard": "late"}[late]
+
+
+def asked(b):
+    return set(b.store.saved().asked)
+
+
+def test_strangers_that_are_asked_and_leave_fill_no_table(bench, make_task):
+    """Of a buffered run each that leaves makes room for another to be asked."""
+    b = bench(make_task("few-shot", devices_per_round=2, buffer_size=2, min_devices=1), max_devices=5)
+    for number in range(40):
+        visit(b, f"stranger-{number}")
+        b.wait(1.5)
+    assert b.service.state.round == 1
+    assert set(b.service.state.asked) == asked(b) == {f"stranger-{number}" for number in range(35, 40)}
+    b.restart()
+    for number in range(40, 60):
+        visit(b, f"stranger-{number}")
+        b.wait(1.5)
+    assert set(b.service.state.asked) == asked(b) == {f"stranger-{number}" for number in range(55, 60)}
+
+
+def test_who_was_asked_for_rounds_that_do_not_matter_any_more_is_not_on_the_disk(bench, make_task, update_of):
+    b = bench(
+        make_task("few-shot", devices_per_round=1, min_devices=9, rounds=9, late="count", max_staleness=2)
+    )
+    b.join(*(f"pi-{number}" for number in range(9)))
+    cohorts = []
+    for number in range(1, 9):
+        [name] = (device for device, latest in b.service.state.asked.items() if latest == number)
+        cohorts.append(name)
+        message = b.contribution("few-shot", update_of("few-shot"), number)
+        assert b.contribute(name, message)[0].status == "accepted"
+    [name] = (device for device, latest in b.service.state.asked.items() if latest == 9)
+    assert asked(b) == {*cohorts[-2:], name}
+
+
+def test_one_that_is_forgotten_and_asked_again_at_once_is_known_to_be_asked(bench, make_task):
+    b = bench(make_task("few-shot", devices_per_round=3))
+    b.join("pi-1")
+    b.service._run.forget("pi-1")
+    hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx")
+    b.service.handle(Received(topics.up("pi-1", "hello"), encode(hello), False))
+    b.service.tick()
+    assert asked(b) == {"pi-1"}
+    b.service._run.forget("pi-1")
+    b.service.tick()
+    assert asked(b) == set()

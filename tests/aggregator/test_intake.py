@@ -46,3 +46,22 @@ def test_blocks_of_another_device_or_blob_bring_nothing(intake, asked):
     intake.received("phone", bytes(32), (0, CONTENT[:BLOCK]), 0.0)
     assert len(asked) == WINDOW
     assert intake.tick(0.0) == []
+
+
+def test_only_so_many_wait_and_those_that_do_are_fetched(intake, asked, monkeypatch, caplog):
+    monkeypatch.setattr("aggregator.intake.MOST_WAITING", 3)
+    others = [Update(f"stranger-{number}", 1, "full", 1, 1) for number in range(5)]
+    for update in others:
+        intake.want(update, "its message", BLOB)
+    intake.want(UPDATE, "sent again", BLOB)
+    intake.tick(0.0)
+    assert {device for device, _ in asked} == {"phone", "stranger-0", "stranger-1"}
+    assert [record.getMessage() for record in caplog.records] == [
+        "update from stranger-2 dropped: 3 wait to be fetched already"
+    ]
+    for index in range(20):
+        intake.received("phone", BLOB.sha, (index, CONTENT[index * BLOCK : (index + 1) * BLOCK]), 0.0)
+    arrived = {arrival.update.device: arrival.message for arrival in intake.tick(0.0)}
+    assert arrived == {"phone": "sent again", "stranger-0": "its message", "stranger-1": "its message"}
+    intake.want(others[4], "its message", BLOB)
+    assert [arrival.update for arrival in intake.tick(0.0)] == [others[4]]

@@ -318,3 +318,37 @@ def test_what_comes_late_fills_the_buffer_as_well():
     state = replace(collecting("a", "b", "c", rules=BUFFERED), round=2)
     _, commands = play(state, believed("a", number=1), believed("b", number=2))
     assert commands[-1] == Work("merge", 2)
+
+
+def test_a_round_that_is_full_puts_others_off_until_it_closes_and_waits_for_nobody_it_cannot_take():
+    rules = replace(RULES, max_contributions=2)
+    state, commands = play(collecting("a", "b", "c", "d", rules=rules), believed("a"), believed("b"))
+    assert statuses(commands) == ["accepted", "accepted"]
+    state, commands = play(state, Announced(4.2, update("c"), False), Announced(4.2, update("a"), True))
+    full = "round 1 has 2 contributions, as many as it takes"
+    assert commands == [
+        Reply(update("c"), "refused", full, retry_s=6),
+        Reply(update("a"), "duplicate"),
+    ]
+    state, commands = play(state, believed("d", now=5.0))  # its content came while there was room
+    assert commands == [Reply(update("d"), "refused", full, retry_s=5), Work("merge", 1)]
+
+
+def test_what_comes_late_is_put_off_too_and_counts_when_it_comes_again():
+    rules = replace(RULES, rounds=4, late="count", max_contributions=1)
+    state = play(collecting("a", "b", rules=rules), believed("a"), Tick(10.0), *worked(10.0))[0]
+    state, _ = play(state, believed("a", now=11.0, number=2))
+    state, commands = play(state, Announced(12.0, update("b"), False))
+    assert [(one.status, one.retry_s) for one in commands] == [("refused", 8)]
+    state, _ = play(state, Tick(20.0), *worked(20.0))
+    assert (state.round, state.contributions) == (3, 0)
+    assert play(state, believed("b", now=21.0))[1][:2] == [
+        Keep(update("b"), 3),
+        Reply(update("b"), "accepted", "round 1 is closed, counted in round 3"),
+    ]
+
+
+def test_nobody_is_put_off_for_longer_than_an_hour():
+    rules = replace(RULES, untimed_rounds=1, max_contributions=1)
+    state = play(collecting("a", "b", rules=rules), believed("a"))[0]
+    assert step(state, Announced(2.0, update("b"), False))[1][0].retry_s == 3600

@@ -45,7 +45,7 @@ def test_each_failure_leaves_with_its_own_number_and_names_the_key(started):
     ("text", "said"),
     [
         ("tasks = [3]", "tasks[0]: expected a path, as a string"),
-        ("taskz = []", "taskz: there is no such key; there are tasks, run_dir, workers, broker"),
+        ("taskz = []", "taskz: there is no such key; there are tasks, run_dir, workers, max_devices"),
         ("[http]\nprot = 1", "http.prot: there is no such key; there are host, port"),
         ("[http]\nport = 65536", "http.port: expected `int` <= 65535"),
         ("http = 3", "http: expected a table"),
@@ -57,6 +57,7 @@ def test_each_failure_leaves_with_its_own_number_and_names_the_key(started):
         ('[http]\nopen = true\ntoken_file = "t"', "http.open = true asks for no token"),
         ('[http]\ncert = "c.pem"', "http.cert and http.key go together"),
         ('[broker]\nuser = "a"', "broker.user and broker.password_file go together"),
+        ("max_devices = 0", "max_devices: expected `int` >= 1"),
         ('[log]\nformat = "xml"', "log.format: invalid enum value 'xml'"),
         ("[http", "is not TOML"),
     ],
