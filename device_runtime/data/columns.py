@@ -18,9 +18,9 @@ def labels_column(names: Sequence[str] | None, width: int, wanted: str) -> int:
     folded = [name.strip().casefold() for name in names or ()]
     if not wanted:
         return next((number for number, name in enumerate(folded) if name in LABELS), width - 1)
-    if wanted.strip().casefold() in folded:
-        return folded.index(wanted.strip().casefold())
     if wanted.isdecimal() and int(wanted) < width:
         return int(wanted)
+    if wanted.strip().casefold() in folded:
+        return folded.index(wanted.strip().casefold())
     there = ", ".join(names[:8]) if names else f"0 to {width - 1}"
     raise Refused(f"no column {wanted!r} for the labels", f"there are {there}")

@@ -45,7 +45,8 @@ def layout(path: Path, wanted: str) -> Layout:
     if not first:
         raise Refused("an empty table")
     folded = [cell.strip().casefold() for cell in first]
-    named = any(cell in LABELS or cell in FILES for cell in folded) or wanted.strip().casefold() in folded
+    usual = {*LABELS, *FILES, *([] if wanted.isdecimal() else [wanted.strip().casefold()])} - {""}
+    named = any(cell in usual for cell in folded)
     header = named or (bool(second) and _numbers(first) < _numbers(second))
     width, sample = len(first), (second if header else first)
     label = labels_column(first if header else None, width, wanted)

@@ -1,0 +1,38 @@
+"""`device-runtime data`: what a task would make of the samples that are here."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from device_runtime.data import Keep, Shelf
+from device_runtime.data.report import lines, report
+from models.bundle import Bundle, find
+
+from .data_options import DATA, add_data, place
+
+HELP = "Look at local data as a task would: samples of each class, what is left out and why."
+EXAMPLE = "device-runtime data check samples/ --bundle digits-wrn-10-1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="check", required=True)
+    check = actions.add_parser("check", help="read everything, train nothing, and report")
+    check.add_argument("data", metavar="PATH", help=DATA)
+    check.add_argument("--bundle", default="digits-wrn-10-1", help="bundle of the task (default: the digits)")
+    check.add_argument("--format", choices=("text", "json"), default="text")
+    add_data(check)
+
+
+def run(options: argparse.Namespace) -> int:
+    """1 where no sample is of the task. Raises DataError, BundleError."""
+    manifest = Bundle.open(find(options.bundle)).manifest
+    shelf = Shelf(place(options.data, options), manifest, Keep(options.held_out))
+    shelf.refresh()
+    told = report(shelf)
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(told)).decode())
+    else:
+        print("\n".join(lines(told)))
+    return 0 if told.samples else 1

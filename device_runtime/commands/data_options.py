@@ -1,0 +1,43 @@
+"""Options of what is read as local data."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from device_runtime.data import Place
+
+DATA = "class folders, .npz, .csv, pictures, .wav, or sqlite:FILE?QUERY: see docs/data-on-device.md"
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """`--labels`, `--label-column`, `--held-out`."""
+    add = parser.add_argument
+    add(
+        "--labels",
+        type=Path,
+        metavar="FILE",
+        help="label map, TOML (default: labels.toml in the data's folder)",
+    )
+    add("--label-column", default="", metavar="COLUMN", help="of a table: its name or number from 0")
+    add(
+        "--held-out", type=share, default=0.1, metavar="SHARE",
+        help="of the samples, kept out of training to evaluate on here (default: 0.1)",
+    )  # fmt: skip
+
+
+def place(given: str, options: argparse.Namespace) -> Place:
+    """What `given` names, with the options that `add_data` added. Raises DataError where nothing is there."""
+    return replace(Place.of(given), labels=options.labels, label_column=options.label_column).check()
+
+
+def share(text: str) -> float:
+    """An argument from 0 to less than 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to less than 1")
+    return value

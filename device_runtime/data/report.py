@@ -1,0 +1,96 @@
+"""What is known of a device's samples, for whoever looks after them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.manifest import InputSpec
+
+from .picture import is_picture, white
+from .refusal import Skipped
+from .shelf import Shelf
+from .wav import is_sound
+
+BAR = 30
+
+
+@dataclass(frozen=True)
+class Class:
+    """A label of the task, and how many samples have it."""
+
+    label: str
+    samples: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """`stored`: how many samples are stored how. `memory_bytes`: of all of them, prepared.
+
+    `takes`: what becomes of pictures and sound.
+    """
+
+    place: str
+    bundle: str
+    samples: int
+    held_out: int
+    classes: tuple[Class, ...]
+    stored: dict[str, int]
+    skipped: tuple[Skipped, ...]
+    memory_bytes: int
+    takes: str
+
+
+def report(shelf: Shelf) -> Report:
+    """Of a shelf that has been read."""
+    manifest, labels = shelf.manifest, len(shelf.manifest.labels)
+    counts = zip(shelf.training.class_counts(labels), shelf.held.class_counts(labels), strict=True)
+    return Report(
+        str(shelf.place),
+        manifest.name,
+        len(shelf.training) + len(shelf.held),
+        len(shelf.held),
+        tuple(Class(label, a + b) for label, (a, b) in zip(manifest.labels, counts, strict=True)),
+        dict(shelf.forms.most_common()),
+        shelf.skipped,
+        shelf.memory_bytes,
+        taken_as(manifest.input),
+    )
+
+
+def taken_as(given: InputSpec) -> str:
+    """How a picture or a sound becomes the input of a task."""
+    if is_sound(given):
+        return f"sound as log-mel of {given.shape[-2]} frames and {given.shape[-1]} bands"
+    if is_picture(given):
+        channels, height, width = given.shape
+        colours = "grey" if channels == 1 else "RGB"
+        return f"pictures as {width}x{height} {colours}, black 0 and white {white(given):g}"
+    return "neither pictures nor sound"
+
+
+def lines(told: Report) -> list[str]:
+    """The report as text."""
+    held = f", {told.held_out} of them held out" if told.held_out else ""
+    text = [
+        f"{told.place} for {told.bundle}: {told.samples} samples{held}, "
+        f"{told.memory_bytes / 1e6:.1f} MB in memory",
+        f"the task takes {told.takes}",
+        "",
+    ]
+    wide = max(len(one.label) for one in told.classes)
+    most = max(1, *(one.samples for one in told.classes))
+    for one in told.classes:
+        bar = "#" * -(-BAR * one.samples // most)
+        text.append(f"{one.label:{wide}} {one.samples:6} {bar}".rstrip())
+    for title, rows in (
+        ("stored as", [f"{count:6}  {form}" for form, count in told.stored.items()]),
+        ("left out", [_left_out(skipped) for skipped in told.skipped]),
+    ):
+        if rows:
+            text += ["", title, *rows]
+    return text
+
+
+def _left_out(skipped: Skipped) -> str:
+    more = ", .." if skipped.count > len(skipped.examples) else ""
+    return f"{skipped.count:6}  {skipped.reason}: {', '.join(skipped.examples)}{more}"
