@@ -148,45 +148,40 @@ def _judge_late(state: State, update: Update) -> tuple[Status, str]:
     return "accepted", f"round {update.round} is closed, counted in round {state.round}"
 
 
-def _full(state: State, update: Update, now: float) -> Result:
-    """It could count, and there is no more room: nobody waits for it, and it may come again."""
-    reason = f"round {state.round} has {state.contributions} contributions, as many as it takes"
-    retry_s = ceil(min(max(state.closes_s - now, RETRY_S), MAX_RETRY_S))
-    return attendance.answered(state, update), (Reply(update, "refused", reason, retry_s),)
-
-
 def _unasked(update: Update) -> str:
     return f"{update.device} was not asked for round {update.round}"
 
 
+def _verdict(state: State, event: Announced | Believed) -> Reply:
+    """What its device is told if its content is sound. Where there is no room for it, it may come again."""
+    status, reason = _judge(state, event.update, event.known)
+    if status != "accepted" or not state.full:
+        return Reply(event.update, status, reason)
+    reason = f"round {state.round} has {state.contributions} contributions, as many as it takes"
+    retry_s = min(max(state.closes_s - event.now, RETRY_S), MAX_RETRY_S)
+    return Reply(event.update, "refused", reason, ceil(retry_s))
+
+
 def _announced(state: State, event: Announced) -> Result:
-    update = event.update
-    status, reason = _judge(state, update, event.known)
-    if status != "accepted":
-        return _replied(state, update, (status, reason))
-    if state.full:
-        return _full(state, update, event.now)
-    return state, (Fetch(update),)
+    reply = _verdict(state, event)
+    return (state, (Fetch(event.update),)) if reply.status == "accepted" else _replied(state, reply)
 
 
 def _believed(state: State, event: Believed) -> Result:
-    update = event.update
-    status, reason = _judge(state, update, event.known)
-    if status != "accepted":
-        return _replied(state, update, (status, reason))
-    if state.full:
-        return _full(state, update, event.now)
+    update, reply = event.update, _verdict(state, event)
+    if reply.status != "accepted":
+        return _replied(state, reply)
     state = attendance.answered(state, update).but(contributions=state.contributions + 1)
     if update.round == state.round:
         state = attendance.needed(state, update, event.now)
-    return state, (Keep(update, state.round), Reply(update, status, reason))
+    return state, (Keep(update, state.round), reply)
 
 
-def _replied(state: State, update: Update, verdict: tuple[Status, str]) -> Result:
-    """It does not count; who is refused here had no business to answer."""
-    if verdict[0] != "refused":
-        state = attendance.answered(state, update)
-    return state, (Reply(update, *verdict),)
+def _replied(state: State, reply: Reply) -> Result:
+    """It does not count, and nobody waits for it; who is refused for good had no business to answer."""
+    if reply.status != "refused" or reply.retry_s:
+        state = attendance.answered(state, reply.update)
+    return state, (reply,)
 
 
 def _worked(state: State, event: Worked) -> Result:
