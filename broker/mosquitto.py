@@ -31,8 +31,9 @@ LIMITS = ("max_queued_messages 100000", f"message_size_limit {MESSAGE_BYTES}", "
 
 # A shell stands between us and the broker. It holds the end of a pipe whose other end is ours: when we die,
 # however we die, the pipe closes and it ends the broker. (Linux's own parent-death signal would come already
-# when the *thread* that started the broker ends.)
+# when the *thread* that started the broker ends.) Mosquitto would tell systemd in our name that we are ready.
 _KEEPER = """
+unset NOTIFY_SOCKET
 exec 3<&0
 "$@" </dev/null 3<&- & broker=$!
 { cat <&3 >/dev/null; kill "$broker"; } 2>/dev/null & keeper=$!

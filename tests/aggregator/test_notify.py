@@ -1,0 +1,123 @@
+"""What systemd hears of a real `serve`: that it is ready, works, hangs, and stops."""
+
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from aggregator import notify, wishes
+
+COMMAND = str(Path(sys.executable).with_name("device-runtime"))
+BEAT_S = 0.5
+"""Of a WATCHDOG_USEC of four beats."""
+PATIENCE_S = 120.0
+
+
+class Systemd:
+    """The end of NOTIFY_SOCKET that systemd holds."""
+
+    def __init__(self, path):
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+
+    def hears(self, within_s=PATIENCE_S):
+        """The next that is said; None when nothing is for so long."""
+        self._socket.settimeout(within_s)
+        try:
+            return self._socket.recv(4096).decode()
+        except TimeoutError:
+            return None
+
+    def hears_at_last(self, wanted):
+        end = time.monotonic() + PATIENCE_S
+        while (said := self.hears()) != wanted:
+            assert said == "WATCHDOG=1" and time.monotonic() < end, said
+
+    def close(self):
+        self._socket.close()
+
+
+@pytest.fixture
+def systemd(tmp_path):
+    one = Systemd(tmp_path / "notify")
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def serving(tmp_path, systemd):
+    """`serve` as the unit starts it, on a broker of its own: (process, run folder)."""
+    run = tmp_path / "run"
+    wanted = {"NOTIFY_SOCKET": str(systemd.path), "WATCHDOG_USEC": str(int(4 * BEAT_S * 1e6))}
+    with (tmp_path / "log").open("wb") as out:
+        process = subprocess.Popen(
+            [COMMAND, "serve", "--bundle", "digits-wrn-10-1", "--run-dir", run],
+            stdout=out,
+            stderr=out,
+            env={**os.environ, **wanted},
+        )
+    yield process, run
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+@contextmanager
+def stuck(run):
+    """The loop cannot do what is asked of it: somebody else never lets go of the folder."""
+    handle = os.open(run, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        (run / wishes.FILE).write_text("99\n")
+        yield
+    finally:
+        os.close(handle)
+
+
+def test_systemd_hears_that_it_is_ready_works_and_stops_in_order(systemd, serving, tmp_path):
+    process, _ = serving
+    assert systemd.hears() == "READY=1"
+    assert [systemd.hears() for _ in range(3)] == ["WATCHDOG=1"] * 3
+    process.send_signal(signal.SIGTERM)
+    systemd.hears_at_last("STOPPING=1")
+    assert process.wait(PATIENCE_S) == 0
+    assert "stopped in round 0; the same command goes on with it" in (tmp_path / "log").read_text()
+
+
+def test_a_loop_that_hangs_is_silent_though_the_process_lives_and_speaks_when_it_goes_on(systemd, serving):
+    process, run = serving
+    assert systemd.hears() == "READY=1"
+    with stuck(run):
+        end = time.monotonic() + PATIENCE_S
+        while systemd.hears(within_s=8 * BEAT_S):
+            assert time.monotonic() < end, "it says that it works, and does not"
+        assert process.poll() is None
+    assert systemd.hears() == "WATCHDOG=1"
+
+
+def test_an_abstract_address_is_reached_and_one_where_nobody_listens_is_survived(monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+        there.bind("\0device-runtime-test-" + str(os.getpid()))
+        there.settimeout(PATIENCE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", "@device-runtime-test-" + str(os.getpid()))
+        notify.tell("READY=1")
+        assert there.recv(64) == b"READY=1"
+    notify.tell("READY=1")
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0"])
+def test_without_a_watchdog_there_are_no_beats(monkeypatch, systemd, text):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(systemd.path))
+    monkeypatch.setenv("WATCHDOG_USEC", text)
+    with notify.Watchdog(lambda: 0.0):
+        assert systemd.hears() == "READY=1"
+        assert systemd.hears(within_s=0.2) is None
+    assert systemd.hears() == "STOPPING=1"
