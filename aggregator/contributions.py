@@ -12,7 +12,7 @@ from broker.blobs import Blobs
 from broker.messages import Blob, Metrics
 
 from .database import Database
-from .observer import ContributionRecord
+from .observer import MODELLED, ContributionRecord
 
 ROUNDS_KNOWN = 4
 """Rounds of whose contributions the keys are in memory: the disk need not be asked for each message."""
@@ -178,4 +178,6 @@ def record_of(stored: Stored, moved: Bytes) -> ContributionRecord:
         bytes_down=moved.down,
         why=stored.why,
         epsilon=metrics.epsilon_milli / 1000 if metrics.epsilon_milli else nan,
+        energy_source=metrics.energy_source or MODELLED,
+        energy_uncertainty=metrics.energy_off_percent / 100 if metrics.energy_off_percent else nan,
     )

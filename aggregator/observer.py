@@ -10,6 +10,9 @@ from broker.messages import Status
 
 from .task import Task
 
+MODELLED = "modelled"
+"""The source of energy that no meter has measured."""
+
 
 @dataclass(frozen=True)
 class ContributionRecord:
@@ -17,7 +20,8 @@ class ContributionRecord:
 
     `round` is the round it counted in. `bytes_up` and `bytes_down` are those of the device in that round,
     whole MQTT packets; they stand at the first of several contributions, the others have 0. `epsilon` is what
-    the device has spent of its samples' privacy, nan for an update that is not private.
+    the device has spent of its samples' privacy, nan for an update that is not private. `energy_source` names
+    the meter, "modelled" where there was none; `energy_uncertainty` is a fraction, nan where it is not told.
     """
 
     round: int
@@ -32,6 +36,8 @@ class ContributionRecord:
     bytes_down: int
     why: str
     epsilon: float = nan
+    energy_source: str = MODELLED
+    energy_uncertainty: float = nan
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Protocol, TextIO
 from tabulate import tabulate
 
 from .observer import (
+    MODELLED,
     Finished,
     Happening,
     Observer,
@@ -101,7 +102,7 @@ def summary(closed: RoundClosed) -> str:
         f"loss {number(record.eval_loss)}",
         who(closed) or "nobody",
         f"{size(record.bytes_up)} up, {size(record.bytes_down)} down",
-        f"{record.energy_j:.3g} J",
+        f"{record.energy_j:.3g} J{energy_from(closed)}",
         f"{record.duration_s:.1f} s",
     ]
     spent = max((one.epsilon for one in closed.contributions if not isnan(one.epsilon)), default=0.0)
@@ -127,6 +128,17 @@ def table(closed: list[RoundClosed]) -> str:
     ]
     headers = ["round", "accuracy", "loss", "updates", "up", "down", "energy", "time"]
     return tabulate(rows, headers, disable_numparse=True)
+
+
+def energy_from(closed: RoundClosed) -> str:
+    """Whether meters told a round's energy: " measured", " modelled", or of how many."""
+    measured = sum(one.energy_source != MODELLED for one in closed.contributions)
+    devices = len(closed.contributions)
+    if not devices:
+        return ""
+    if 0 < measured < devices:
+        return f" ({measured} of {devices} measured)"
+    return " measured" if measured else f" {MODELLED}"
 
 
 def who(closed: RoundClosed) -> str:

@@ -184,6 +184,8 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True):
     """What one update cost and gave; whole numbers, because they are short on the wire.
 
     `epsilon_milli` is what the device has spent of its samples' privacy so far; 0 for an update not private.
+    `energy_source` names the meter that told the energy, "" where it is modelled; `energy_off_percent` is how
+    far it may be off, 0 where that is not told.
     """
 
     train_loss: float
@@ -191,6 +193,8 @@ class Metrics(msgspec.Struct, frozen=True, array_like=True):
     energy_mj: int
     peak_memory_kib: int
     epsilon_milli: int = 0
+    energy_source: Annotated[str, Meta(max_length=32)] = ""
+    energy_off_percent: Annotated[int, Meta(ge=0, le=100)] = 0
 
 
 class Contribution(Message, frozen=True, array_like=True, kw_only=True):

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from models.engine import DeviceModel
 from models.tensors import Tensors, check
+from profiles import Power
 from strategies.kind import NOTHING, AnyStrategy, Contribution, LocalData, Run
 
 from .choose import Candidate, Loads
+from .meters import Account, Energy
 from .privacy_budget import Guard
 from .watching import Watcher
 
@@ -19,7 +21,7 @@ class Equipment:
     """See `work.Worker`. `models` by member, the main one by "".
 
     `memory` gives what a kind kept here, `aside` is what came beside the base; `guard` spends the samples'
-    privacy before they are trained on.
+    privacy before they are trained on, `account` tells the energy.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Equipment:
     progress: Callable[[float], None] = lambda _: None
     memory: Callable[[str], Tensors] = lambda _: NOTHING
     aside: Tensors = field(default_factory=lambda: NOTHING)
+    account: Account = field(default_factory=Account)
     lost: Callable[[], float] = lambda: 0.0
 
     @property
@@ -40,6 +43,10 @@ class Equipment:
 
     def begin(self) -> None:
         self.watcher.start()
+        self.account.begin()
+
+    def energy(self, power: Power, seconds: float) -> Energy:
+        return self.account.end(power, seconds)
 
     def barred(self, strategy: AnyStrategy) -> str:
         return self.guard.unfit(strategy, len(self.data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from .equipment import Equipment
 from .link_speed import LinkSpeed
 from .measuring import SpeedCache, cache_key, measure, profile
 from .memories import Memories
+from .meters import Account, Meter
 from .one_task import OneTask
 from .privacy_budget import Guard
 from .watching import Pretence, own_memory, rest, watcher
@@ -40,7 +42,8 @@ class Settings:
 
     `owner` limits what may be spent of the samples' privacy: None sets no limit but those of tasks.
     `aggregator` is the public key of the only one whose offers count; empty: any is taken. `task` is which
-    it is here for, where the aggregator has several; empty: whichever there is, and then the next.
+    it is here for, where the aggregator has several; empty: whichever there is, and then the next. `meter`
+    tells the energy of training; without one, or on a pretended device, it is modelled.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Settings:
     owner: Limit | None = None
     aggregator: bytes = b""
     task: str = ""
+    meter: Meter | None = None
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,9 @@ class DeviceTask(OneTask):
         counts = data.class_counts(len(bundle.manifest.labels))
         loads = {member: workload(one.manifest, counts) for member, one in bundles.items()}
         guard = Guard.of(settings.folder, settings.data, settings.owner, before)
+        account = Account(settings.meter, time.process_time) if settings.pretence is None else Account()
         self._equipment = Equipment(
-            settings.name, {MAIN: self.model}, data, loads, self.watcher, clock, guard
+            settings.name, {MAIN: self.model}, data, loads, self.watcher, clock, guard, account=account
         )
         log.info(
             "%d samples of %d classes; %.2f ms a forward pass (%s)",

@@ -9,12 +9,13 @@ from math import isfinite, nan
 from typing import Protocol
 
 from models.errors import ModelError
-from profiles import DeviceProfile
+from profiles import DeviceProfile, Power
 from strategies.accountant import PrivacyError
 from strategies.kind import AnyStrategy, Contribution, OutOfTime
 
 from .choose import MARGIN, NOWHERE, Candidate, Loads, Plan, choose
 from .errors import OutOfMemory
+from .meters import Energy
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,9 @@ class Worker(Protocol):
     def begin(self) -> None:
         """A new piece of work."""
 
+    def energy(self, power: Power, seconds: float) -> Energy:
+        """What it has taken since `begin`, which was `seconds` ago; by these figures where no meter tells."""
+
     def barred(self, strategy: AnyStrategy) -> str:
         """Why this form must not be trained here; empty when it may be."""
 
@@ -113,23 +117,31 @@ class Timing:
     seconds: float
 
 
+NO_ENERGY = Energy()
+"""Of a device that has done nothing."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of it. `contribution` is None when the device sat out; `plan` is the one that was kept.
 
-    `train_time_s` covers scoring and training, and what was given up on the way; `energy_j` is modelled from
-    it and the profile's load power. `timings` are of each attempt that said how long it takes. `epsilon` is
-    what was spent of the samples' privacy so far, where the update is private.
+    `train_time_s` covers scoring and training, and what was given up on the way; so does `energy`, of the
+    whole device where it was measured so. `timings` are of each attempt that said how long it takes.
+    `epsilon` is what was spent of the samples' privacy so far, where the update is private.
     """
 
     plan: Plan
     contribution: Contribution | None
     train_time_s: float = 0.0
-    energy_j: float = 0.0
+    energy: Energy = NO_ENERGY
     peak_memory_bytes: int = 0
     gave_up: tuple[str, ...] = ()
     timings: tuple[Timing, ...] = ()
     epsilon: float = nan
+
+    @property
+    def energy_j(self) -> float:
+        return self.energy.joules
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -166,9 +178,9 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
                 kinds = cheaper(kinds, chosen)
                 continue
         seconds = worker.clock() - began
-        energy_j = seconds * profile.power.load_w
+        energy = worker.energy(profile.power, seconds)
         epsilon = nan if chosen is None else worker.spent(chosen.strategy)
-        return Outcome(plan, contribution, seconds, energy_j, worker.peak_bytes, gave_up, timings, epsilon)
+        return Outcome(plan, contribution, seconds, energy, worker.peak_bytes, gave_up, timings, epsilon)
 
 
 def _room_bytes(chosen: Candidate | None, profile: DeviceProfile, left_s: float) -> float:

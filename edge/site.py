@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from aggregator import merging
-from aggregator.observer import RoundClosed
+from aggregator.observer import ContributionRecord, RoundClosed
 from aggregator.outside import GivenRound
 from aggregator.ports import Ports
 from aggregator.service import Service
@@ -22,6 +22,7 @@ from aggregator.task import Task
 from broker import topics
 from broker.events import Event
 from broker.messages import Offer, decode, encode
+from device_runtime.meters import Energy, together
 from device_runtime.task import Given
 from models import tensors
 from models.tensors import Tensors
@@ -42,7 +43,7 @@ class Made:
     num_examples: int
     train_loss: float
     train_time_s: float
-    energy_j: float
+    energy: Energy
     peak_memory_bytes: int
     epsilon: float
     summary: str
@@ -177,6 +178,11 @@ class Site:
             self.merge_s = time.monotonic() - began
 
 
+def _energy(one: ContributionRecord) -> Energy:
+    off = one.energy_uncertainty
+    return Energy(one.energy_j, one.energy_source, off if isfinite(off) else 1.0)
+
+
 def _made(closed: RoundClosed, weights: Tensors) -> Made:
     sent = closed.contributions
     devices = len({one.device for one in sent})
@@ -188,7 +194,7 @@ def _made(closed: RoundClosed, weights: Tensors) -> Made:
         num_examples=sum(one.num_examples for one in sent),
         train_loss=sum(one.train_loss * one.num_examples for one in told) / examples if examples else nan,
         train_time_s=sum(one.train_time_s for one in sent),
-        energy_j=sum(one.energy_j for one in sent),
+        energy=together(_energy(one) for one in sent),
         peak_memory_bytes=max(one.peak_memory_bytes for one in sent),
         epsilon=max((one.epsilon for one in sent if isfinite(one.epsilon)), default=nan),
         summary=f"of {devices} device{'' if devices == 1 else 's'}: {kinds}",

@@ -214,7 +214,7 @@ def _outcome(made: Made, forwarded: Full, bundle: Bundle) -> Outcome:
             forwarded.form,
         ),
         train_time_s=made.train_time_s,
-        energy_j=made.energy_j,
+        energy=made.energy,
         peak_memory_bytes=made.peak_memory_bytes,
         gave_up=(made.summary,),
         epsilon=made.epsilon,

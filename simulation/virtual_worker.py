@@ -6,7 +6,8 @@ from collections.abc import Callable
 from math import nan
 
 from device_runtime.choose import Candidate, Loads
-from profiles import DeviceProfile
+from device_runtime.meters import Energy, modelled
+from profiles import DeviceProfile, Power
 from strategies.accountant import PrivacyError
 from strategies.kind import AnyStrategy, Contribution, OutOfTime, Run
 from strategies.privacy import Ledger, round_of, settings_of
@@ -45,6 +46,9 @@ class VirtualWorker:
 
     def begin(self) -> None:
         self.peak_bytes = self._believed.memory.resident_bytes
+
+    def energy(self, power: Power, seconds: float) -> Energy:
+        return modelled(power, seconds, busy_s=seconds)
 
     def barred(self, strategy: AnyStrategy) -> str:
         return barred(self.ledger, strategy, self._samples)

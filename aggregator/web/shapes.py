@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
+from aggregator.observer import MODELLED
 from broker.messages import Status
 
 Phase = Literal["starting", "waiting", "collecting", "finished"]
@@ -23,8 +24,9 @@ class Device:
 
     `kind` and `why` are of its latest plan, contribution or refusal, in round `round`; `kind` is empty when
     it sits out. `predicted_s` is by its own plan, `train_s` and `energy_j` were told with its latest
-    contribution. `last_seen` is null for one known from earlier lives of the run only. `battery_percent` is
-    null where there is none, or it does not say.
+    contribution: the energy by the meter `energy_source`, or "modelled", to within a fraction of it.
+    `last_seen` is null for one known from earlier lives of the run only. `battery_percent` is null where
+    there is none, or it does not say.
     """
 
     device: str
@@ -41,6 +43,8 @@ class Device:
     predicted_s: float | None = None
     train_s: float | None = None
     energy_j: float | None = None
+    energy_source: str = MODELLED
+    energy_uncertainty: float | None = None
     bytes_up: int = 0
     bytes_down: int = 0
     contributions: int = 0

@@ -256,6 +256,8 @@ def _costs(record: ContributionRecord) -> dict[str, object]:
         "num_examples": record.num_examples,
         "train_s": measured(record.train_time_s),
         "energy_j": measured(record.energy_j),
+        "energy_source": record.energy_source,
+        "energy_uncertainty": measured(record.energy_uncertainty),
         "bytes_up": record.bytes_up,
         "bytes_down": record.bytes_down,
     }

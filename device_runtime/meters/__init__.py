@@ -2,7 +2,7 @@
 
 from .account import Account
 from .finding import AUTO, WISHES, Found, find
-from .meter import MODELLED, About, Energy, Meter, MeterError, NoMeter, Reading, spent
+from .meter import MODELLED, About, Energy, Meter, MeterError, NoMeter, Reading, spent, together
 from .modelled import modelled
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "find",
     "modelled",
     "spent",
+    "together",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import nan, sqrt
 from typing import Protocol
@@ -10,6 +11,8 @@ from device_runtime.errors import DeviceError
 
 MODELLED = "modelled"
 """The source of what no meter has measured."""
+MIXED = "mixed"
+"""The source of a sum of figures of several meters."""
 
 
 class MeterError(DeviceError):
@@ -88,3 +91,13 @@ def spent(about: About, start: Reading, end: Reading, idle_j: float = nan) -> En
     off = sqrt((about.error * joules) ** 2 + about.step_j**2 + max(0.0, end.variance - start.variance))
     uncertainty = min(1.0, off / joules) if joules > 0 else 1.0
     return Energy(joules, about.source, uncertainty, max(0.0, joules - idle_j) if idle_j == idle_j else nan)
+
+
+def together(parts: Iterable[Energy]) -> Energy:
+    """Their sum. They may all be off in the same direction; it is measured if every part is."""
+    summed = list(parts)
+    joules = sum(one.joules for one in summed)
+    off = sum(one.uncertainty * one.joules for one in summed)
+    sources = {one.source for one in summed} or {MODELLED}
+    one_source = sources.pop() if len(sources) == 1 else MODELLED if MODELLED in sources else MIXED
+    return Energy(joules, one_source, off / joules if joules else 1.0)

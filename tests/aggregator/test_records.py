@@ -22,7 +22,7 @@ from aggregator.observer import (
     RoundRecord,
     Started,
 )
-from aggregator.plain import Plain, size, summary
+from aggregator.plain import Plain, energy_from, size, summary
 from aggregator.records import Records
 from aggregator.task import Task
 
@@ -57,6 +57,12 @@ def test_records_are_the_same_after_a_restart_that_lost_a_line(tmp_path):
     assert (line["round"], line["train_loss"]) == (2, None)
 
 
+def test_a_round_s_energy_says_of_how_many_updates_it_was_measured():
+    both = closed(1).contributions[0], replace(closed(1).contributions[0], energy_source="rapl")
+    rounds = [RoundClosed(closed(1).record, some) for some in (both[:1], both, both[1:], ())]
+    assert [energy_from(one) for one in rounds] == [" modelled", " (1 of 2 measured)", " measured", ""]
+
+
 def test_without_a_terminal_there_is_one_line_a_round_and_a_table_at_the_end():
     out = io.StringIO()
     view = Plain(out)
@@ -72,7 +78,7 @@ def test_without_a_terminal_there_is_one_line_a_round_and_a_table_at_the_end():
     assert lines[:3] == [
         "task digits, run r1: 2 rounds of 60 s",
         "round 1 extended by 3 s: 0 of 2 contributions",
-        "round 1 of 2: accuracy 50.0%, loss 1.250, 1 full, 12.3 kB up, 950 B down, 2 J, 3.0 s",
+        "round 1 of 2: accuracy 50.0%, loss 1.250, 1 full, 12.3 kB up, 950 B down, 2 J modelled, 3.0 s",
     ]
     assert lines[3].split()[:3] == ["round", "accuracy", "loss"]
 

@@ -152,3 +152,29 @@ def test_an_impossible_blob_is_refused(sha: bytes, size: int) -> None:
 def test_errors_of_the_wire_are_broker_errors() -> None:
     assert issubclass(MessageError, BrokerError)
     assert issubclass(MessageError, ValueError)
+
+
+class OlderMetrics(msgspec.Struct, frozen=True, array_like=True):
+    """As they were before a device told what its energy is from."""
+
+    train_loss: float
+    train_time_ms: int
+    energy_mj: int
+    peak_memory_kib: int
+    epsilon_milli: int = 0
+
+
+def test_metrics_without_the_source_of_their_energy_are_read_on_either_side() -> None:
+    older = msgspec.msgpack.encode(OlderMetrics(0.5, 10, 20, 30))
+    assert msgspec.msgpack.decode(older, type=Metrics) == Metrics(0.5, 10, 20, 30)
+    newer = msgspec.msgpack.encode(Metrics(0.5, 10, 20, 30, 7, "battery", 12))
+    assert msgspec.msgpack.decode(newer, type=OlderMetrics) == OlderMetrics(0.5, 10, 20, 30, 7)
+
+
+@pytest.mark.parametrize("source, percent", [("x" * 33, 5), ("rapl", 101), ("rapl", -1)])
+def test_a_source_of_energy_that_is_a_story_and_more_than_all_of_it_are_refused(
+    source: str, percent: int
+) -> None:
+    payload = msgspec.msgpack.encode(Metrics(0.5, 10, 20, 30, 0, source, percent))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(payload, type=Metrics)

@@ -4,10 +4,13 @@ from math import isnan
 import numpy as np
 import pytest
 
+from broker.messages import Base, Blob, Offer
 from device_runtime.choose import MAIN, Plan
 from device_runtime.equipment import Equipment
 from device_runtime.errors import OutOfMemory
+from device_runtime.meters import About, Account, Energy, Reading
 from device_runtime.privacy_budget import Budget, Guard
+from device_runtime.reports import contribution_message
 from device_runtime.watching import Pretence, Time, Watcher
 from device_runtime.work import Assignment, Outcome, Timing, cheaper, corrected, perform
 from models.errors import EngineError
@@ -20,6 +23,7 @@ from strategies.full import Full
 from strategies.kind import LocalData
 from strategies.workload import workload
 
+BLOB = Blob(bytes(32), 10)
 UNLIMITED = Guard(Budget)
 """Of a device whose owner says nothing; its budget is never looked at unless a kind is private."""
 
@@ -56,6 +60,44 @@ def test_a_plan_that_fits_is_carried_out_and_accounted_for(bundle, digits, clock
     assert outcome.train_time_s <= 1.0
     assert outcome.energy_j == pytest.approx(5 * outcome.train_time_s)
     assert outcome.peak_memory_bytes > 10_000_000
+
+
+class Metered:
+    """A meter that shows 3 W of the device's clock."""
+
+    about = About("bench", "all", error=0.02)
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def read(self):
+        return Reading(3 * self.clock())
+
+    def rest(self):
+        pass
+
+
+def test_energy_is_what_the_meter_says_where_there_is_one(bundle, digits, clock):
+    equipment = replace(
+        equip(bundle, digits, clock, Pretence.of("pi-4", slow=1)), account=Account(Metered(clock))
+    )
+    outcome = perform(equipment, believed(0.6e9 / 0.062), Assignment((ClassMeans(),), 1, deadline=60.0))
+    assert outcome.energy_j == pytest.approx(3 * outcome.train_time_s)
+    assert (outcome.energy.source, outcome.energy.uncertainty) == ("bench", pytest.approx(0.02))
+
+
+def test_a_contribution_tells_what_its_energy_is_from(bundle, digits, clock):
+    equipment = equip(bundle, digits, clock)
+    outcome = perform(equipment, believed(1e12), Assignment((ClassMeans(),), 1, deadline=60.0))
+    offer = Offer(
+        task="t", run="r", round=1, seed=0, deadline_s=1, remaining_s=1, kinds=(), bundle=BLOB,
+        base=Base(checkpoint=(BLOB,), sha=BLOB.sha),
+    )  # fmt: skip
+    told = contribution_message(offer, outcome, b"x").metrics
+    assert (told.energy_source, told.energy_off_percent) == ("", 50)
+    measured = replace(outcome, energy=Energy(4.0, "rapl", 0.049))
+    told = contribution_message(offer, measured, b"x").metrics
+    assert (told.energy_mj, told.energy_source, told.energy_off_percent) == (4000, "rapl", 5)
 
 
 def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(

@@ -6,6 +6,8 @@ import { ago, bytes, joules, seconds } from "./format.js";
 
 let offset = 0;
 
+const provenance = (d) => `${joules(d.energy_j)}${d.energy_uncertainty === null ? "" : ` ± ${Math.round(100 * d.energy_uncertainty)} %`}, ${d.energy_source}`;
+
 const columns = [
   { head: "device", look: "name", cell: (d) => h("span", { class: d.online ? "on" : "off" }, d.device, h("span", { class: "sr" }, d.online ? ", online" : ", offline")) },
   { head: "class", cell: (d) => [d.profile, d.engine].filter(Boolean).join(", ") },
@@ -16,7 +18,7 @@ const columns = [
   { head: "samples", look: "number", cell: (d) => `${d.num_examples}` },
   { head: "time", look: "number", cell: (d) => (d.train_s === null ? "" : seconds(d.train_s)) },
   { head: "up", look: "number", cell: (d) => (d.bytes_up ? bytes(d.bytes_up) : "") },
-  { head: "energy", look: "number", cell: (d) => (d.energy_j === null ? "" : joules(d.energy_j)) },
+  { head: "energy", look: "number", cell: (d) => (d.energy_j === null ? "" : provenance(d)) },
   { head: "counted", look: "number", cell: (d) => `${d.contributions}${d.not_counted ? ` (${d.not_counted} not)` : ""}` },
   { head: "seen", look: "stamp", cell: (d) => ago(d.last_seen) },
 ];

@@ -2,9 +2,7 @@ from math import isnan
 
 import pytest
 
-from device_runtime.meters import Account, MeterError, Reading
-from device_runtime.meters.meter import About
-from device_runtime.meters.modelled import modelled
+from device_runtime.meters import About, Account, Energy, MeterError, Reading, modelled, together
 from profiles import Power
 
 POWER = Power(2.0, 8.0, "maker", uncertainty=0.4)
@@ -84,3 +82,12 @@ def test_what_a_meter_is_too_coarse_for_is_modelled():
     account = Account(Scripted(0.0, 36.0, step_j=36.0))
     account.begin()
     assert account.end(POWER, 10.0).source == "modelled"
+
+
+def test_a_sum_is_off_by_as_much_as_its_parts_and_measured_if_all_of_them_are():
+    a, b, guess = Energy(30.0, "rapl", 0.1), Energy(10.0, "battery", 0.3), Energy(60.0, "modelled", 1.0)
+    same, mixed = together([a, a]), together([a, b])
+    assert (same.joules, same.source, same.uncertainty) == (60.0, "rapl", pytest.approx(0.1))
+    assert (mixed.joules, mixed.source, mixed.uncertainty) == (40.0, "mixed", pytest.approx(0.15))
+    assert together([a, guess]).source == "modelled"
+    assert not together([]).measured
