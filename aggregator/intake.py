@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from broker.blobs import Blobs
 from broker.errors import BlobError
@@ -19,8 +20,11 @@ from .moves import Update
 
 log = logging.getLogger(__name__)
 
-MAX_PULLS = 8
-"""Contributions being fetched at one time."""
+MAX_PULLS = 64
+"""Contributions being fetched at one time: many, as most links are slow."""
+BLOCKS_ASKED = 40
+"""Blocks that all of them together have on the way, but for one each: what may come in faster than it is
+written lies in memory."""
 MOST_WAITING = 10_000
 """Contributions that may wait to be fetched; of what comes beyond, devices send the message again."""
 MAX_SILENCES = 6
@@ -57,6 +61,7 @@ class Intake:
         self._updates = updates
         self._ask = ask
         self._waiting: dict[Key, _Waiting] = {}
+        self._of: dict[str, set[Key]] = {}
         self._said_full = False
 
     def want(self, update: Update, message: Contribution, blob: Blob) -> None:
@@ -72,6 +77,7 @@ class Intake:
             self._waiting[key] = replace(known, update=update, message=message)
         else:
             self._waiting[key] = _Waiting(update, message, blob)
+            self._of.setdefault(update.device, set()).add(key)
 
     def _is_full(self, device: str) -> bool:
         """Said of the first that is dropped, until there is room again."""
@@ -87,8 +93,9 @@ class Intake:
         One that nobody asked for is ignored.
         """
         index, data = block
-        for key, waiting in list(self._waiting.items()):
-            if waiting.pull and key[0] == device and waiting.blob.sha == sha:
+        for key in sorted(self._of.get(device, ())):
+            waiting = self._waiting[key]
+            if waiting.pull and waiting.blob.sha == sha:
                 try:
                     waiting.pull.received(index, data, now)
                     if not (waiting.pull.done or waiting.pull.refused):
@@ -104,7 +111,7 @@ class Intake:
 
     def tick(self, now: float) -> list[Arrival]:
         """Ask for what is missing, and return what has arrived since."""
-        first = list(self._waiting)[:MAX_PULLS]
+        first = list(islice(self._waiting, MAX_PULLS))
         return [arrival for key in first if (arrival := self._advance(key, now))]
 
     def _advance(self, key: Key, now: float) -> Arrival | None:
@@ -129,7 +136,7 @@ class Intake:
     def _go_on(self, key: Key, pull: Pull, now: float) -> None:
         """Ask for what is missing; who has fallen silent lets those who wait go first."""
         silences = pull.unanswered
-        wanted = pull.wanted(now)
+        wanted = pull.wanted(now, BLOCKS_ASKED // min(len(self._waiting), MAX_PULLS))
         if pull.unanswered > silences:
             self._waiting[key] = self._waiting.pop(key)
         if wanted:
@@ -146,11 +153,18 @@ class Intake:
             if damages < MAX_DAMAGES:
                 self._waiting[key] = replace(waiting, damages=damages)
                 return None
-            del self._waiting[key]
+            self._forget(key)
             return Arrival(waiting.update, waiting.message, str(error))
-        del self._waiting[key]
+        self._forget(key)
         return Arrival(waiting.update, waiting.message, verified=True)
 
     def _drop(self, key: Key, why: str) -> None:
-        waiting = self._waiting.pop(key)
+        waiting = self._forget(key)
         log.warning("update from %s dropped after %s: %s", key[0], waiting.blob.hex[:12], why)
+
+    def _forget(self, key: Key) -> _Waiting:
+        of = self._of[key[0]]
+        of.remove(key)
+        if not of:
+            del self._of[key[0]]
+        return self._waiting.pop(key)

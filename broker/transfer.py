@@ -58,8 +58,11 @@ class Pull:
         """Whether every block is here. The hash is not looked at before `finish`."""
         return not self._partial.missing()
 
-    def wanted(self, now: float) -> tuple[int, ...]:
-        """Block numbers to ask for now; empty while enough are on the way. Call it again at every tick."""
+    def wanted(self, now: float, share: int = MAX_WINDOW) -> tuple[int, ...]:
+        """Block numbers to ask for now; empty while enough are on the way. Call it again at every tick.
+
+        `share`: of what the receiver can take from all senders; one block is always asked for.
+        """
         if self.refused:
             return ()
         missing = self._partial.missing()
@@ -68,8 +71,9 @@ class Pull:
             self._since_s = now
         if self._outstanding and now - self._last_s >= self._wait_s:
             self._fell_silent()
-        free = self._window - len(self._outstanding)
-        if self._outstanding and 2 * free < self._window:
+        window = max(1, min(self._window, share))
+        free = window - len(self._outstanding)
+        if self._outstanding and 2 * free < window:
             return ()  # a Get for each block would be mostly envelopes
         asked = [index for index in missing if index not in self._outstanding][: max(0, free)]
         if asked:

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from aggregator.intake import Intake
+from aggregator.intake import BLOCKS_ASKED, MAX_PULLS, Intake
 from aggregator.moves import Update
 from broker.blobs import Blobs
 from broker.messages import Blob
@@ -65,3 +65,21 @@ def test_only_so_many_wait_and_those_that_do_are_fetched(intake, asked, monkeypa
     assert arrived == {"phone": "sent again", "stranger-0": "its message", "stranger-1": "its message"}
     intake.want(others[4], "its message", BLOB)
     assert [arrival.update for arrival in intake.tick(0.0)] == [others[4]]
+
+
+def test_many_are_fetched_at_once_and_share_the_blocks_that_may_be_on_the_way(tmp_path, asked):
+    made = Intake(Blobs(tmp_path), lambda device, get: asked.extend((device, index) for index in get.blocks))
+    for number in range(MAX_PULLS + 5):
+        made.want(Update(f"pi-{number}", 1, "full", 1, 1), "its message", BLOB)
+    made.tick(0.0)
+    assert asked == [(f"pi-{number}", 0) for number in range(MAX_PULLS)]
+    for number in range(MAX_PULLS + 5):
+        made.received(f"pi-{number}", BLOB.sha, (-1, b""), 0.0)
+    made.tick(0.0)
+    del asked[:]
+    for number in range(4):
+        made.want(Update(f"late-{number}", 1, "full", 1, 1), "its message", BLOB)
+    for _ in range(3):
+        made.tick(0.0)
+    last = [device for device, _ in asked if device.startswith("late")]
+    assert {last.count(device) for device in last} == {min(WINDOW, BLOCKS_ASKED // 9)}
