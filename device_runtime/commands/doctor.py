@@ -25,6 +25,7 @@ from device_runtime.examining import (
     storage,
     work,
 )
+from device_runtime.examining_meters import energy
 from models.bundle import Bundle, find
 from models.errors import BundleError
 
@@ -77,6 +78,7 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
         yield memory(opened)
         yield storage(folder, opened)
     yield from privacy(folder)
+    yield from energy()
     yield from extras()
     yield broker()
 

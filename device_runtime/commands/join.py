@@ -21,7 +21,17 @@ from device_runtime.reaching import reach
 from device_runtime.task import Settings
 from strategies.accountant import Limit
 
-from .options import add_connection, add_engine, add_pretence, engine_wish, memory_bytes, positive, pretence
+from .options import (
+    add_connection,
+    add_engine,
+    add_meter,
+    add_pretence,
+    engine_wish,
+    memory_bytes,
+    meter,
+    positive,
+    pretence,
+)
 
 HELP = "Join a task as a device: measure, choose, train, send."
 EXAMPLE = "device-runtime join mqtt://127.0.0.1:1883 --data samples/ --name kitchen-pi"
@@ -44,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--privacy-delta", type=positive, default=1e-3, metavar="D", help="at which (default: 0.001)"
     )
     add_engine(parser)
+    add_meter(parser)
     add_pretence(parser)
 
 
@@ -94,6 +105,7 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
         _owner(options),
         connection.key,
         check_task(options.task) if options.task else "",
+        meter(options).meter,
     )
 
 

@@ -6,6 +6,8 @@ import argparse
 from math import isfinite
 from pathlib import Path
 
+from device_runtime.meters import AUTO as AUTO_METER
+from device_runtime.meters import MODELLED, WISHES, Found, find
 from device_runtime.watching import Pretence
 from models.engines import AUTO, ENGINES, EngineWish
 from models.manifest import PRECISIONS
@@ -51,6 +53,21 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     add("--precision", choices=PRECISIONS, default="float32", help="of forward passes, if the bundle has it")
     add("--threads", type=count, default=1, help="threads for training (default: 1)")
     add("--device", default="cpu", help="cpu; with --engine torch also cuda or cuda:N (default: cpu)")
+
+
+def add_meter(parser: argparse.ArgumentParser) -> None:
+    """`--meter`."""
+    parser.add_argument(
+        "--meter",
+        default=AUTO_METER,
+        metavar="METER",
+        help=f"what tells the energy: {', '.join(WISHES)} (default: auto, the best that is here)",
+    )
+
+
+def meter(options: argparse.Namespace) -> Found:
+    """What tells the energy; of a pretended device it is modelled. Raises MeterError."""
+    return find(MODELLED if options.pretend else options.meter)
 
 
 def engine_wish(options: argparse.Namespace) -> EngineWish:

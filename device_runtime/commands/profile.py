@@ -16,7 +16,7 @@ from models.engines import engine_choice, open_model
 from models.manifest import Manifest
 from profiles import DeviceProfile
 
-from .options import add_engine, add_pretence, engine_wish, memory_bytes, pretence
+from .options import add_engine, add_meter, add_pretence, engine_wish, memory_bytes, meter, pretence
 
 HELP = "Measure this device: memory, cores, speed on a bundle, link, power, battery."
 EXAMPLE = "device-runtime profile --bundle digits-wrn-10-1"
@@ -26,16 +26,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", default="digits-wrn-10-1", help="bundle to time (folder, zip or shipped)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     add_engine(parser)
+    add_meter(parser)
     add_pretence(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     bundle = Bundle.open(find(options.bundle))
+    found = meter(options)
     profile = measured(bundle, options)
     if options.format == "json":
-        print(msgspec.json.format(msgspec.json.encode(profile)).decode())
+        shown = {**msgspec.to_builtins(profile), "meter": found.source, "energy": found.said(profile.power)}
+        print(msgspec.json.format(msgspec.json.encode(shown)).decode())
     else:
-        print(tabulate(rows(profile, bundle.manifest), tablefmt="plain"))
+        energy = [
+            ("energy", found.source, found.said(profile.power)),
+            *(("", "not", why) for why in found.passed),
+        ]
+        print(tabulate([*rows(profile, bundle.manifest), *energy], tablefmt="plain"))
     return 0
 
 

@@ -37,9 +37,10 @@ class Found:
     def said(self, power: Power) -> str:
         """For people: what energy is from, and how far to believe it."""
         if self.meter is None:
-            return f"modelled from {power.source}, ± {power.uncertainty:.0%}"
+            watts = f"{power.idle_w:g} W idle, {power.load_w:g} W under load"
+            return f"from {watts} ({power.source}), ± {power.uncertainty:.0%}"
         about = self.meter.about
-        return f"measured, {about.covers}, ± {about.error:.0%}"
+        return f"{about.covers}, ± {about.error:.0%}"
 
     @property
     def source(self) -> str:

@@ -56,6 +56,14 @@ def test_profile_says_what_this_device_can_do():
         assert word in shown
 
 
+def test_profile_says_what_energy_is_told_by():
+    shown = run("profile", "--meter", "command:echo 3 W").stdout
+    assert re.search(r"^energy +command +what the command measures, ± 5%$", shown, re.M)
+    shown = json.loads(run("profile", "--as", "pi-5", "--format", "json").stdout)
+    assert shown["meter"] == "modelled"
+    assert shown["energy"].startswith("from ")
+
+
 def test_profile_of_a_pretended_board_is_as_slow_as_the_board():
     shown = json.loads(run("profile", "--as", "pi-zero-2w", "--slow", "10", "--format", "json").stdout)
     assert shown["name"] == "pi-zero-2w"
@@ -94,6 +102,7 @@ def test_a_memory_cap_makes_a_straggler_and_is_named():
         (["join", "http://example.org", "--data", "."], "not a broker URL"),
         (["join", "mqtt://127.0.0.1:1", "--data", ".", "--name", "a/b"], "device name 'a/b'"),
         (["explain", "--as", "abacus"], "no profile named 'abacus'"),
+        (["profile", "--meter", "sundial"], "--meter sundial: expected one of auto, jetson"),
         (["explain", "--kinds", "telepathy"], "no kind of update is called 'telepathy'"),
         (["explain", "--bundle", "nothing"], "neither a bundle folder or zip nor a shipped bundle"),
         (["explain", "--memory", "1"], "this device may use 1 MB"),

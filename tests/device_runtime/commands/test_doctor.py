@@ -12,6 +12,8 @@ import pytest
 from device_runtime import examining
 from device_runtime.cli import main
 from device_runtime.commands.doctor import examine
+from device_runtime.examining_meters import energy
+from device_runtime.meters import Found, find
 from device_runtime.privacy_budget import Budget
 from models.engines import EngineChoice
 from models.errors import EngineError
@@ -187,3 +189,12 @@ def test_findings_are_in_the_order_in_which_they_matter(tmp_path):
     whats = [finding.what for finding in examine(BUNDLE, Path(tmp_path))]
     assert whats.index("python") < whats.index("bundle") < whats.index("engine onnxruntime")
     assert whats.index("training step") < whats.index("extra torch")
+
+
+def test_the_meter_of_energy_is_named_with_those_that_cannot_be_read():
+    found = list(energy(Found(None, ("rapl: /sys/x may be read by root only: sudo chmod",))))
+    assert states(found) == {"energy meter": "missing", "energy meter rapl": "missing"}
+    assert found[0].found == "modelled: from 2 W idle, 8 W under load (assumed: no profile), ± 100%"
+    assert found[1].found == "/sys/x may be read by root only: sudo chmod"
+    [ok] = energy(find("command:echo 3 W"))
+    assert (ok.state, ok.found) == ("ok", "command: what the command measures, ± 5%")

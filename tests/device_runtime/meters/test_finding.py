@@ -32,7 +32,7 @@ def battery(root, status="Discharging"):
 def test_where_nothing_is_energy_is_modelled_and_says_from_what(bare, clock):
     found = find("auto", clock, bare)
     assert (found.meter, found.source, found.passed) == (None, "modelled", ())
-    assert found.said(POWER) == "modelled from maker, ± 40%"
+    assert found.said(POWER) == "from 2 W idle, 8 W under load (maker), ± 40%"
 
 
 def test_the_best_that_is_here_is_taken(bare, clock):
@@ -41,7 +41,7 @@ def test_the_best_that_is_here_is_taken(bare, clock):
     rapl(bare)
     found = find("auto", clock, bare)
     assert found.source == "rapl"
-    assert found.said(POWER) == "measured, processor packages and their memory, ± 5%"
+    assert found.said(POWER) == "processor packages and their memory, ± 5%"
 
 
 def test_one_that_cannot_be_read_is_passed_over_with_its_reason(bare, clock):
