@@ -1,5 +1,6 @@
 """What lies in deploy/, as far as a machine can check it without starting containers."""
 
+import queue
 import re
 import shutil
 import socket
@@ -12,6 +13,9 @@ from aggregator import config
 from aggregator import task as tasks
 from aggregator.exits import Exit
 from aggregator.web.metrics import Metrics
+from broker.errors import BrokerRefused
+from broker.link import Link
+from broker.url import BrokerUrl
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 
@@ -59,26 +63,53 @@ def test_alerts_ask_for_metrics_that_there_are(tmp_path, clock):
     assert [name for name in names if name not in there] == []
 
 
-def test_mosquitto_takes_its_configuration(tmp_path, eventually):
+@pytest.fixture
+def deployed(tmp_path):
+    """A copy of deploy/ with its secrets, as an operator makes them, and a device called pi-1."""
+    if not shutil.which("mosquitto_passwd") or not shutil.which("openssl"):
+        pytest.skip("mosquitto_passwd and openssl are not installed")
+    folder = tmp_path / "deploy"
+    shutil.copytree(DEPLOY, folder, ignore=shutil.ignore_patterns("secrets"))
+    for arguments in ((), ("pi-1", "its password")):
+        subprocess.run(["sh", folder / "secrets.sh", *arguments], check=True, capture_output=True)
+    return folder
+
+
+def test_secrets_that_are_there_stay(deployed):
+    secrets = deployed / "secrets"
+    before = {path.name: path.read_text() for path in secrets.iterdir()}
+    assert len(before["http_token"].strip()) == len(before["broker_password"].strip()) == 64
+    subprocess.run(["sh", deployed / "secrets.sh"], check=True, capture_output=True)
+    assert {path.name: path.read_text() for path in secrets.iterdir()} == before
+    assert secrets.stat().st_mode & 0o077 == 0
+
+
+def test_mosquitto_of_the_compose_file_lets_in_whom_it_should_and_speaks_at_once(deployed, eventually):
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
-    if not program or not shutil.which("mosquitto_passwd"):
+    if not program:
         pytest.skip("mosquitto is not installed")
-    text = (DEPLOY / "mosquitto.conf").read_text()
-    text = text.replace("/mosquitto/config/", f"{tmp_path}/").replace("/mosquitto/data/", f"{tmp_path}/")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    text = (deployed / "mosquitto.conf").read_text()
     text = text.replace("listener 1883", f"listener {port} 127.0.0.1")
-    text = text.replace("log_dest stdout", "log_dest stderr")  # to a file stdout is late
-    (tmp_path / "mosquitto.conf").write_text(f"{text}user root\n")
-    shutil.copy(DEPLOY / "access", tmp_path / "access")
-    (tmp_path / "passwords").touch(mode=0o600)
-    subprocess.run(["mosquitto_passwd", "-b", tmp_path / "passwords", "aggregator", "x" * 16], check=True)
-    log = tmp_path / "log"
+    text = text.replace("/mosquitto/config/passwords", f"{deployed}/secrets/passwords")
+    text = text.replace("/mosquitto/config/access", f"{deployed}/access")
+    text = text.replace("/mosquitto/data/", f"{deployed}/")
+    (deployed / "mosquitto.conf").write_text(f"{text}user root\n")
+    log = deployed / "log"
     with log.open("wb") as out:
-        running = subprocess.Popen([program, "-c", tmp_path / "mosquitto.conf"], stdout=out, stderr=out)
+        running = subprocess.Popen([program, "-c", deployed / "mosquitto.conf"], stdout=out, stderr=out)
     try:
         assert eventually(lambda: "running" in log.read_text() or running.poll() is not None)
         assert running.poll() is None, log.read_text()
+        ours = (deployed / "secrets" / "broker_password").read_text().strip()
+        for user, password in (("aggregator", ours), ("pi-1", "its password")):
+            link = Link(BrokerUrl("127.0.0.1", port, user=user, password=password), user, queue.SimpleQueue())
+            link.connect()
+            assert link.connected
+            link.close()
+        with pytest.raises(BrokerRefused):
+            Link(BrokerUrl("127.0.0.1", port), "stranger", queue.SimpleQueue()).connect()
     finally:
         running.kill()
         running.wait()
