@@ -15,6 +15,8 @@ from broker.errors import UrlError
 from broker.topics import check_device
 from broker.url import TLS, BrokerUrl
 
+from .errors import NoDevice
+
 log = logging.getLogger(__name__)
 
 
@@ -74,6 +76,23 @@ def connect(options: argparse.Namespace) -> Connection:
         url = enrolment.at(url)
     folder = folder or _root() / enrolment.name
     return Connection(url, enrolment.name, folder, enrolment.client_id, enrolment.key, enrolment)
+
+
+def folder_of(options: argparse.Namespace) -> Path:
+    """The folder of a device that is here, by what `add_place` added; or else the only one there is.
+
+    Raises NoDevice.
+    """
+    if options.state is None and options.name is None:
+        found = sorted(path.parent.name for path in _root().glob("*/outbox")) or _enrolled()
+        if len(found) != 1:
+            here = f"devices here: {', '.join(found)}" if found else f"no device is in {_root()}"
+            raise NoDevice(f"{here}: say which with --name or --state")
+        return _root() / found[0]
+    folder: Path = options.state or _root() / check_device(options.name)
+    if not folder.is_dir():
+        raise NoDevice(f"no device is in {folder}")
+    return folder
 
 
 def is_enrolled(options: argparse.Namespace) -> bool:

@@ -29,3 +29,15 @@ class Stopped(DeviceError):
 
 class PolicyError(DeviceError):
     """A rule of a device's owner that cannot be meant, or a device file that cannot be read."""
+
+
+class InUse(DeviceError):
+    """Another process is this device already."""
+
+
+class NoDevice(DeviceError):
+    """There is no such device here, or more than one."""
+
+
+class InstallError(DeviceError):
+    """A service that cannot be installed here, or a device that cannot be removed."""

@@ -17,10 +17,12 @@ from device_runtime import data as local_data
 from device_runtime.agent import Agent
 from device_runtime.connecting import Connection, connect, enrol
 from device_runtime.errors import DataError
+from device_runtime.guest import welcome
 from device_runtime.reaching import reach
 from device_runtime.task import Settings
 from strategies.accountant import Limit
 
+from . import policy_options
 from .options import (
     add_connection,
     add_engine,
@@ -32,6 +34,7 @@ from .options import (
     positive,
     pretence,
 )
+from .service import install
 
 HELP = "Join a task as a device: measure, choose, train, send."
 EXAMPLE = "device-runtime join mqtt://127.0.0.1:1883 --data samples/ --name kitchen-pi"
@@ -56,9 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine(parser)
     add_meter(parser)
     add_pretence(parser)
+    policy_options.add_policy(parser)
+    policy_options.add_service(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    policy_options.configure(options, add_arguments)
     if options.enrol:
         enrolment = enrol(_token(options.enrol), options)
         options.name = enrolment.name  # whoever else is enrolled on this machine
@@ -73,6 +79,8 @@ def run(options: argparse.Namespace) -> int:
         logging.warning("--insecure: passwords and updates cross the network in the clear")
     local_data.check_path(options.data)
     settings = _settings(options, connection)
+    if options.service:
+        return install(options, add_arguments, connection)
     agent = Agent(settings, boot=secrets.randbits(32), clock=time.monotonic)
     wishes = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
     link = Link(url, connection.client_id, agent.inbox, wishes)
@@ -84,12 +92,13 @@ def run(options: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
-    if not reach(link, stop):
-        return 0
-    try:
-        agent.run(link, stop, until_done=options.until_done)
-    finally:
-        link.close(agent.farewell())
+    with welcome(agent, link, policy_options.policy(options), policy_options.manners(options)):
+        if not reach(link, stop):
+            return 0
+        try:
+            agent.run(link, stop, until_done=options.until_done)
+        finally:
+            link.close(agent.farewell())
     return 0
 
 

@@ -1,0 +1,24 @@
+"""`device-runtime pause`: no more work on this machine, until `resume`."""
+
+from __future__ import annotations
+
+import argparse
+
+from device_runtime import owner
+from device_runtime.connecting import folder_of
+
+from .policy_options import add_place
+
+HELP = "Pause this device, from the next step of its work on; it stays connected. Holds until `resume`."
+EXAMPLE = "device-runtime pause --name kitchen-pi"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_place(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    folder = folder_of(options)
+    owner.pause(folder)
+    print(f"{folder.name} is paused; `device-runtime resume` ends that")
+    return 0

@@ -1,0 +1,24 @@
+"""`device-runtime resume`: the end of a `pause`."""
+
+from __future__ import annotations
+
+import argparse
+
+from device_runtime import owner
+from device_runtime.connecting import folder_of
+
+from .policy_options import add_place
+
+HELP = "End a pause by hand; the other rules of this device hold as before."
+EXAMPLE = "device-runtime resume --name kitchen-pi"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_place(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    folder = folder_of(options)
+    owner.resume(folder)
+    print(f"{folder.name} works again, as far as its policy lets it")
+    return 0

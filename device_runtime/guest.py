@@ -1,0 +1,85 @@
+"""Being a guest on a machine: alone in its folder, by its owner's rules, and to be paused by a signal."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from broker.link import Link
+
+from . import owner
+from .agent import Agent
+from .errors import InUse
+from .manners import Manners
+from .owner import Owner
+from .policy import Policy
+
+log = logging.getLogger(__name__)
+
+LOCK = "lock"
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """No other process is this device while inside. Raises InUse."""
+    with (folder / LOCK).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InUse(
+                f"{folder} is in use by process {_number(file.name)}: one device is one process"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def process(folder: Path) -> int | None:
+    """The process that is this device now, if any."""
+    try:
+        with (folder / LOCK).open("r+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return _number(file.name)
+    except OSError:
+        return None
+    return None
+
+
+@contextmanager
+def welcome(agent: Agent, link: Link, policy: Policy, manners: Manners) -> Iterator[None]:
+    """`agent` works by these rules inside; SIGUSR1 pauses it and SIGUSR2 lets it go on. Raises InUse."""
+    folder = agent.settings.folder
+    rules = Owner(policy, folder, lambda: (link.bytes_up, link.bytes_down))
+
+    def paused(number: int, _frame: object) -> None:
+        try:
+            (owner.pause if number == signal.SIGUSR1 else owner.resume)(folder)
+        except OSError as error:
+            log.warning("cannot be paused: %s", error)
+        agent.hours.look_again()
+        agent.inbox.wake()
+
+    with alone(folder):
+        manners.apply()
+        owner.keep(policy, folder)
+        agent.hours.judged = rules.judged
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, paused)
+        try:
+            yield
+        finally:
+            rules.judged()  # counts what came last
+            rules.traffic.write()
+
+
+def _number(path: str) -> int | None:
+    text = Path(path).read_text().strip()
+    return int(text) if text.isdecimal() else None

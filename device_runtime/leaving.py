@@ -1,0 +1,126 @@
+"""Taking a device off a machine: its process, its service, and all that it kept."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from broker.enrolment import Enrolment, EnrolmentError
+from broker.errors import BrokerError
+from broker.link import Link, LinkOptions
+
+from . import device_file, guest, installing
+from .connecting import Connection
+from .errors import InstallError, PolicyError
+from .inbox import Inbox
+from .speaking import Voice
+
+STOP_S = 30.0
+"""Seconds that a process may take to end what it does."""
+
+SETTINGS = "device.toml"
+"""What a service joins with."""
+KEPT = {
+    "enrolment.json": "its credentials",
+    "outbox": "contributions, sent and not",
+    "blobs": "models on their way, and the bodies of contributions",
+    "bundles": "models as they were fetched",
+    "left": "what codecs left out of updates",
+    "memory": "what kinds of update remember",
+    "personal": "the personal model",
+    "speed.json": "measurements",
+    "privacy.json": "what was spent of the samples' privacy: joining again begins anew",
+    "traffic.json": "bytes by day",
+    "policy.json": "its rules",
+    SETTINGS: "its settings as a service",
+    "paused": "that it is paused",
+    "lock": "its lock",
+}
+"""What a device has in its folder. Samples are their owner's: they are not touched, wherever they are."""
+UNSENT = ("outbox", "blobs", "left")
+"""What sending later needs."""
+
+
+def name_in(folder: Path) -> str:
+    """Of the device whose folder this is."""
+    with suppress(PolicyError):
+        for key, value in device_file.read(folder / SETTINGS):
+            if key == "name":
+                return str(value)
+    with suppress(EnrolmentError):
+        if enrolment := Enrolment.load(folder):
+            return enrolment.name
+    return folder.name
+
+
+def waiting(folder: Path) -> int:
+    """Contributions without a receipt."""
+    return len(list((folder / "outbox").glob("*.msg")))
+
+
+def parts(folder: Path, keep_outbox: bool = False) -> dict[Path, str]:
+    """What is to be removed, and what it is."""
+    names = [name for name in KEPT if not (keep_outbox and name in UNSENT)]
+    return {folder / name: KEPT[name] for name in names if (folder / name).exists()}
+
+
+def size(path: Path) -> int:
+    """Bytes on the disk."""
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    return sum(one.stat().st_size for one in files)
+
+
+def stop(name: str, folder: Path) -> Iterator[str]:
+    """Its service and its process; what was done is told. The process says goodbye as it ends.
+
+    Raises InstallError for one that does not end.
+    """
+    if service := installing.of(name):
+        yield from installing.remove(service)
+        yield f"removed {service.files[0].path}"
+    pid = guest.process(folder)
+    if pid is None:
+        return
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + STOP_S
+    while guest.process(folder) is not None:
+        if time.monotonic() > end:
+            raise InstallError(f"process {pid} does not end: nothing is removed. End it, and leave again")
+        time.sleep(0.1)
+    yield f"stopped process {pid}"
+
+
+def say_goodbye(connection: Connection, clock: Callable[[], float] = time.monotonic) -> str:
+    """To the aggregator, where no process is there to do it. Returns what came of it."""
+    voice = Voice(connection.name, secrets.randbits(32))
+    will = voice.presence(online=False)
+    link = Link(connection.url, connection.client_id, Inbox(clock), LinkOptions(will))
+    try:
+        link.connect()
+    except BrokerError as error:
+        return f"nobody was told: {error}"
+    greeting = voice.presence(online=True)
+    link.publish(greeting.topic, greeting.payload, greeting.retain)
+    link.close(voice.presence(online=False, leaving=True))
+    return f"said goodbye at {connection.url}"
+
+
+def remove(folder: Path, keep_outbox: bool) -> Path | None:
+    """Everything in `parts`, and the folder if it is empty then; else it is returned. Raises InstallError."""
+    for path in parts(folder, keep_outbox):
+        try:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError as error:
+            raise InstallError(f"cannot remove {path}: {error.strerror}") from None
+    try:
+        folder.rmdir()
+    except OSError:
+        return folder
+    return None

@@ -1,0 +1,51 @@
+"""How this process takes its share of the machine: politely, where its owner asks for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+log = logging.getLogger(__name__)
+
+FIRST_TO_GO = 500
+"""Of 1000: whom the kernel ends first where memory runs out. What is lost by that is done again."""
+
+
+@dataclass(frozen=True)
+class Manners:
+    """`nice` from 0 to 19; `idle_io`: the disk only when nobody else wants it; `cores`: at most so many."""
+
+    nice: int = 0
+    idle_io: bool = False
+    cores: int | None = None
+
+    def apply(self, oom: Path = Path("/proc/self/oom_score_adj")) -> None:
+        """To this process and all that it starts. What the system does not allow is said, and left."""
+        if self.nice:
+            _try("--nice", lambda: os.setpriority(os.PRIO_PROCESS, 0, self.nice))
+        if self.idle_io:
+            _try("--idle-io", _idle_io)
+        if self.cores is not None:
+            cores = self.cores
+            _try("--cores", lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores]))
+        try:
+            if int(oom.read_text()) < FIRST_TO_GO:
+                oom.write_text(str(FIRST_TO_GO))
+        except (OSError, ValueError) as error:
+            log.debug("the order in which processes go when memory runs out stays as it is: %s", error)
+
+
+def _idle_io() -> None:
+    psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+
+
+def _try(what: str, act: Callable[[], None]) -> None:
+    try:
+        act()
+    except (OSError, AttributeError, psutil.Error) as error:
+        log.warning("%s is not possible here: %s", what, error)
