@@ -1,15 +1,19 @@
-"""What tests of several packages share: the shipped bundle, real digits, a clock that stands still."""
+"""What tests of several packages share: the shipped bundle, real digits, a clock of theirs, processes."""
 
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -17,6 +21,8 @@ import pytest
 from models.bundle import Bundle, shipped
 from models.onnx_engine import OnnxModel
 from strategies.kind import LocalData, RoundModel
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -35,6 +41,73 @@ class FakeClock:
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
+
+
+def until(condition: Callable[[], T], timeout_s: float = 120.0) -> T:
+    """Wait for it, and return what it gave in the end. The test fails where it does not come true in time."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    pytest.fail(f"not within {timeout_s} s: {condition}")
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[..., Any]:
+    return until
+
+
+@pytest.fixture(scope="session")
+def program() -> str:
+    """The installed command."""
+    return str(Path(sys.executable).with_name("device-runtime"))
+
+
+@pytest.fixture(scope="session")
+def launched(program: str) -> Callable[..., AbstractContextManager[subprocess.Popen[bytes]]]:
+    """Run the command, or `other` words, beside the test; what it says goes to a log. A context manager that
+    gives the process, and kills it at the end if it is still there.
+    """
+
+    @contextmanager
+    def start(
+        log: Path, *arguments: object, other: tuple[str, ...] = ()
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        words = [*(other or (program,)), *map(str, arguments)]
+        with log.open("ab") as out:
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def lines() -> Callable[[Path], list[Any]]:
+    """What a file holds that has JSON in each line; nothing where there is none."""
+
+    def read(path: Path) -> list[Any]:
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def digits_in() -> Callable[[Path, Any], Path]:
+    """Write some of the real digits, raw, to an .npz as a device has them; which, as numpy indexes."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+
+    def write(path: Path, which: Any = slice(60)) -> Path:
+        np.savez(path, x=digits.images[which].astype(np.uint8), y=digits.target[which])
+        return path
+
+    return write
 
 
 class PostgresServer:

@@ -1,6 +1,7 @@
 """A service on a bench: no sockets, a clock that the test moves; and devices that play from a script."""
 
 import queue
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +14,11 @@ from aggregator.crowd import MOST_DEVICES
 from aggregator.ports import Ports
 from aggregator.service import Service
 from aggregator.task import KindSettings, Task
-from broker import brokers, messages, topics
+from broker import brokers, messages, mosquitto, topics
 from broker.blobs import Blobs
 from broker.link import Link, LinkOptions, Received, Will
 from broker.messages import INLINE_LIMIT, Contribution, Get, Hello, Metrics, Offer, Plan, Receipt, State
+from broker.running import BrokerOptions
 from broker.transfer import answer
 from broker.url import BrokerUrl
 from models import tensors
@@ -220,8 +222,9 @@ def broker() -> Iterator:
 class Scripted:
     """A device on a real link: sends what its script says for each round, again and again until receipted."""
 
-    def __init__(self, device: str, url: str, script: Callable, folder) -> None:
-        self.device, self.script = device, script
+    def __init__(self, device: str, url: str, script: Callable, folder, task="") -> None:
+        """`task`: which it is here for; without one, whichever there is."""
+        self.device, self.script, self.task = device, script, task
         self.receipts: list[Receipt] = []
         self.rounds: set[int] = set()
         self.done = False
@@ -243,8 +246,8 @@ class Scripted:
         return self
 
     def _hello(self):
-        hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx")
-        self._send("hello", hello)
+        about = {"boot": 1, "num_examples": 20, "profile": "pi", "memory_bytes": 2**29, "engine": "onnx"}
+        self._send("hello", Hello(task=self.task, **about))
 
     def leave(self):
         self.stop.set()
@@ -272,6 +275,8 @@ class Scripted:
         to_all = parts[2] == "all"
         if (to_all or parts[-1] == "task") and payload:
             offer = messages.offer_in(payload)
+            if self.task not in ("", offer.task):
+                return
             self.done = self.done or offer.done
             if offer.round == 0:
                 if to_all and not retain:
@@ -319,8 +324,8 @@ class Scripted:
 def scripted(tmp_path):
     devices = []
 
-    def make(device, url, script):
-        devices.append(Scripted(device, url, script, tmp_path / "devices").start())
+    def make(device, url, script, task=""):
+        devices.append(Scripted(device, url, script, tmp_path / "devices", task).start())
         return devices[-1]
 
     yield make
@@ -328,16 +333,38 @@ def scripted(tmp_path):
         one.leave()
 
 
-def until(condition, timeout_s=20.0):
-    """Wait for it; what it gave in the end, or False."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.02)
-    return False
+@pytest.fixture
+def serve(program):
+    """Start the command as a process of its own, with a pipe that has its words; ended with the test."""
+    started = []
+
+    def start(*options):
+        words = [program, "serve", *map(str, options)]
+        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 @pytest.fixture
-def eventually():
-    return until
+def closed_broker():
+    """Start a Mosquitto where each of these names proves who it is, and speaks on its own branch alone; gives
+    the URL of one of them.
+    """
+    if mosquitto.find() is None:
+        pytest.skip("mosquitto is not installed")
+    started = []
+
+    def start(*names):
+        users = dict.fromkeys(("aggregator", *names), "secret")
+        running = brokers.start("mosquitto", BrokerOptions(users=users))
+        started.append(running)
+        return lambda user: running.url.replace("mqtt://", f"mqtt://{user}:secret@")
+
+    yield start
+    for running in started:
+        running.stop()

@@ -4,8 +4,6 @@ import argparse
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,19 +20,8 @@ from aggregator.exits import Exit
 from aggregator.state import SETTLE_S
 from aggregator.store import Store
 
-SERVE = "import sys; from device_runtime.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
 DATABASES = ("sqlite", "postgres")
 KINDS = ("full", "few-shot", "zeroth-order", "class-means")
-
-
-def serve(*options):
-    """The command as a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", SERVE, *map(str, options)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def parsed(*options):
@@ -57,7 +44,7 @@ def fleet(scripted, url, update_of):
 
 
 def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once(
-    broker, scripted, update_of, eventually, tmp_path, database
+    serve, broker, scripted, update_of, eventually, tmp_path, database
 ):
     draw = random.Random(7)
     lives_s = [draw.uniform(0.3, 1.6) for _ in range(10)]
@@ -116,7 +103,7 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once
     ids=["cohorts", "buffered", "buffered cohorts"],
 )
 def test_cohorts_and_buffers_go_on_where_they_were_when_they_are_killed(
-    broker, scripted, update_of, eventually, tmp_path, how
+    serve, broker, scripted, update_of, eventually, tmp_path, how
 ):
     draw = random.Random(how)
     lives_s = [draw.uniform(0.5, 1.8) for _ in range(2)]
@@ -159,7 +146,7 @@ def test_cohorts_and_buffers_go_on_where_they_were_when_they_are_killed(
 
 
 def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
-    broker, scripted, update_of, eventually, tmp_path
+    serve, broker, scripted, update_of, eventually, tmp_path
 ):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "test.npz", x=rng.normal(size=(40, 8, 8)), y=rng.integers(0, 10, 40))
@@ -202,13 +189,13 @@ def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
     assert (tmp_path / "run" / "served.safetensors").exists()
 
 
-def test_a_stopped_run_says_how_to_go_on_and_leaves_with_0(tmp_path):
+def test_a_stopped_run_says_how_to_go_on_and_leaves_with_0(serve, tmp_path):
     process = serve(*f"--bundle digits-wrn-10-1 --rounds 2 --run-dir {tmp_path / 'run'}".split())
     for line in process.stdout:
         if line.startswith("task "):
             break
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=120)
     assert (process.returncode, output) == (0, "stopped in round 0; the same command goes on with it\n")
 
 
@@ -253,7 +240,7 @@ def test_evaluation_data_that_does_not_fit_is_refused_in_one_line(tmp_path):
         command.run(parsed(*options))
 
 
-def test_a_run_goes_on_at_the_broker_address_that_its_devices_know(tmp_path):
+def test_a_run_goes_on_at_the_broker_address_that_its_devices_know(serve, tmp_path):
     options = f"--bundle digits-wrn-10-1 --rounds 2 --run-dir {tmp_path / 'run'}".split()
     first_lines = []
     for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM):
@@ -261,7 +248,7 @@ def test_a_run_goes_on_at_the_broker_address_that_its_devices_know(tmp_path):
         first_lines.append(process.stdout.readline())
         assert any(line.startswith("task ") for line in process.stdout)
         process.send_signal(number)
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
         assert process.returncode == (-number if number == signal.SIGKILL else 0)
     assert first_lines[0].startswith("broker: ")
     assert len(set(first_lines)) == 1
@@ -275,7 +262,7 @@ def test_a_task_that_wants_more_devices_than_there_may_be_is_refused(tmp_path, m
         command.run(parsed(*options))
 
 
-def test_no_more_devices_are_known_than_the_settings_say(broker, scripted, update_of, tmp_path):
+def test_no_more_devices_are_known_than_the_settings_say(serve, broker, scripted, update_of, tmp_path):
     options = f"--bundle digits-wrn-10-1 --rounds 1 --kinds few-shot --max-devices 1 --broker {broker.url}"
     process = serve(*options.split(), "--run-dir", tmp_path / "run")
     assert process.stdout.readline().startswith("task ")
@@ -310,7 +297,7 @@ def test_where_the_old_address_is_taken_the_broker_starts_at_another(tmp_path):
         assert serving.port_before(tmp_path / "run") == 0
 
 
-def test_a_port_that_cannot_be_kept_is_the_folder_s_fault(tmp_path):
+def test_a_port_that_cannot_be_kept_is_the_folder_s_fault(serve, tmp_path):
     (tmp_path / "run" / "port").mkdir(parents=True)
     process = serve(*f"--bundle digits-wrn-10-1 --run-dir {tmp_path / 'run'}".split())
     output, _ = process.communicate(timeout=60)
@@ -319,7 +306,7 @@ def test_a_port_that_cannot_be_kept_is_the_folder_s_fault(tmp_path):
     assert "Traceback" not in output
 
 
-def test_a_finished_run_started_again_says_so_and_leaves_with_0(broker, scripted, update_of, tmp_path):
+def test_a_finished_run_started_again_says_so_and_leaves_with_0(serve, broker, scripted, update_of, tmp_path):
     options = (
         f"--bundle digits-wrn-10-1 --rounds 2 --kinds few-shot --broker {broker.url} "
         f"--run-dir {tmp_path / 'run'}"

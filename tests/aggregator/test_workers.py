@@ -5,8 +5,6 @@ import os
 import queue
 import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -28,17 +26,14 @@ from aggregator.store import Store
 from aggregator.task import KindSettings
 from aggregator.worker_frames import Looked, Order, Ready, Word, read, write
 from aggregator.workers import Workers
-from broker import brokers, messages, mosquitto, topics
+from broker import messages, mosquitto, topics
 from broker.link import Link, LinkOptions, Received
 from broker.messages import Metrics
-from broker.running import BrokerOptions
 from broker.url import BrokerUrl
 from device_runtime import cli
 
-SERVE = "import sys; from device_runtime.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
 DATABASES = ("sqlite", "postgres")
 KINDS = ("full", "few-shot", "zeroth-order", "class-means")
-needs_mosquitto = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
 
 
 @pytest.fixture
@@ -294,31 +289,19 @@ def test_however_often_a_worker_says_that_it_is_ready_nothing_of_it_is_kept(monk
         tracemalloc.stop()
 
 
-@pytest.fixture
-def closed_broker(tmp_path):
-    """Who is on it proves who they are, and speaks on its own branch alone."""
-    users = {"aggregator": "secret", **{f"pi-{kind}": "secret" for kind in KINDS}, "pi-liar": "secret"}
-    running = brokers.start("mosquitto", BrokerOptions(users=users))
-    running.url_of = lambda user: running.url.replace("mqtt://", f"mqtt://{user}:secret@")
-    yield running
-    running.stop()
-
-
-@needs_mosquitto
 def test_a_worker_that_is_not_let_in_says_so_and_ends_in_order(closed_broker, capfd):
-    url = BrokerUrl.parse(closed_broker.url_of("aggregator").replace("secret", "wrong"))
+    url = BrokerUrl.parse(closed_broker()("aggregator").replace("secret", "wrong"))
     order = Order(url, topics.shared("g", topics.CONTRIBUTIONS), (), "", LogSection())
     with pytest.raises(WorkerError, match="worker 1 cannot work: .*wrong user name or password"):
         Workers(1, order, queue.SimpleQueue()).__enter__()
     assert "Fatal" not in capfd.readouterr().err
 
 
-@needs_mosquitto
 def test_a_worker_that_cannot_reach_the_database_ends_the_service_as_the_database_does(
     closed_broker, postgres, tmp_path, capfd
 ):
     url = f"postgresql://locked:secret%3A1@127.0.0.1:{postgres.port}/fl"
-    options = f"--bundle digits-wrn-10-1 --broker {closed_broker.url_of('aggregator')} --workers 1"
+    options = f"--bundle digits-wrn-10-1 --broker {closed_broker()('aggregator')} --workers 1"
     postgres.sql("GRANT CREATE ON DATABASE fl TO locked; ALTER ROLE locked CONNECTION LIMIT 1")
     try:
         ended = cli.main(["serve", *options.split(), "--run-dir", str(tmp_path / "run"), "--database", url])
@@ -328,15 +311,6 @@ def test_a_worker_that_cannot_reach_the_database_ends_the_service_as_the_databas
     said = capfd.readouterr().err
     assert ended == Exit.DATABASE
     assert "worker 1 cannot work: " in said and 'too many connections for role "locked"' in said
-
-
-def serve(*options):
-    return subprocess.Popen(
-        [sys.executable, "-c", SERVE, *map(str, options)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def is_worker(process):
@@ -351,15 +325,15 @@ def at_work(process):
     return [child for child in psutil.Process(process.pid).children() if is_worker(child)]
 
 
-@needs_mosquitto
 def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
-    closed_broker, scripted, update_of, eventually, tmp_path
+    closed_broker, serve, scripted, update_of, eventually, tmp_path
 ):
     rounds, folder = 40, tmp_path / "run"
+    url_of = closed_broker(*(f"pi-{kind}" for kind in KINDS))
     options = (
         "--bundle digits-wrn-10-1 --deadline 60 --min-devices 4 --min-contributions 4 --workers 2 "
         f"--rounds {rounds} --kinds {','.join(KINDS)} --run-dir {folder} "
-        f"--broker {closed_broker.url_of('aggregator')}"
+        f"--broker {url_of('aggregator')}"
     ).split()
 
     def script(kind):
@@ -369,7 +343,7 @@ def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
 
         return contribute
 
-    devices = [scripted(f"pi-{kind}", closed_broker.url_of(f"pi-{kind}"), script(kind)) for kind in KINDS]
+    devices = [scripted(f"pi-{kind}", url_of(f"pi-{kind}"), script(kind)) for kind in KINDS]
 
     def receipts():
         return sum(len(device.receipts) for device in devices)
@@ -406,21 +380,21 @@ def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
     assert {(one.round, device.device) for one, device in told} <= {key[:2] for key in stored}
 
 
-@needs_mosquitto
 def test_each_contribution_goes_to_one_worker_and_rubbish_stops_none(
     closed_broker, bench, make_task, update_of, eventually
 ):
     b = bench(make_task("class-means", min_devices=1))
     b.join("pi-liar")
+    url_of = closed_broker("pi-liar")
     order = Order(
-        BrokerUrl.parse(closed_broker.url_of("aggregator")),
+        BrokerUrl.parse(url_of("aggregator")),
         topics.shared("g", topics.CONTRIBUTIONS),
         (b.folder,),
         b.database,
         LogSection(),
     )
     inbox, heard = queue.SimpleQueue(), []
-    link = Link(BrokerUrl.parse(closed_broker.url_of("pi-liar")), "liar", queue.SimpleQueue(), LinkOptions())
+    link = Link(BrokerUrl.parse(url_of("pi-liar")), "liar", queue.SimpleQueue(), LinkOptions())
     link.connect()
     topic = topics.up("pi-liar", "contribution")
     sound = messages.encode(b.contribution("class-means", update_of("class-means", 1)))
