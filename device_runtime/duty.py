@@ -57,6 +57,7 @@ class Duty:
         self._link_speed = LinkSpeed()
         self._bundles: dict[str, Blob] = {}
         self._given: Given | None = None
+        self._worked_on: Given | None = None
         self._answered = ("", 0)
         self._warned = ""
 
@@ -82,6 +83,9 @@ class Duty:
             except LEFT_OUT as error:
                 log.warning("round %d left out: %s", self.open.offer.round, error)
                 self.open = None
+        elif self.task is not None and self._worked_on is not None and not len(self.outbox):
+            given, self._worked_on = self._worked_on, None
+            self.task.after(given)
 
     def stand_by(self) -> None:
         """While no work may be done: say so, be there, send what waits unless the link is to be spared."""
@@ -172,6 +176,7 @@ class Duty:
             if outcome is None:
                 return
             self._report(task, given, outcome)
+            self._worked_on = given
         self.open = self._given = None
 
     def _given_by(self, current: Open) -> Given:
@@ -187,7 +192,7 @@ class Duty:
         """The task of the offer's bundles, made when it is not the one at hand. Raises as `due` does."""
         blobs = {"": offer.bundle, **{member.name: member.bundle for member in offer.family}}
         if self.task is None or self._bundles != blobs:
-            self.task = None  # its memory is free before the next one's is taken
+            self.task = self._worked_on = None  # its memory is free before the next one's is taken
             models = {member: self._holdings.bundle(blob) for member, blob in blobs.items()}
             self.task = self._make(self._settings, models, self._hours.worked, self._link_speed)
             self._bundles = blobs

@@ -49,6 +49,10 @@ class OneTask(Protocol):
     def keep(self, offer: Offer, made: Contribution) -> None:
         """What the kind keeps of a round's update for the next. Raises OSError."""
 
+    def after(self, given: Given) -> None:
+        """What there is to do for oneself, once nothing waits to be sent."""
+        return
+
 
 MakeTask = Callable[["Settings", Mapping[str, Bundle], Callable[[], float], LinkSpeed], OneTask]
 """Makes what works on a task, once its bundles are here: by member, the main one's by ""."""

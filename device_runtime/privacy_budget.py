@@ -30,7 +30,7 @@ FILE = "privacy.json"
 """In the device's folder."""
 
 
-def samples(path: Path) -> frozenset[Sample]:
+def samples(path: local_data.Place | Path) -> frozenset[Sample]:
     """Who the samples below `path` are: SHA-256, cut, of each as it is stored, whatever its label.
 
     Equal samples are one. The same sample in another form (scaled, or of another dtype) is another. To be
@@ -122,7 +122,11 @@ class Guard:
 
     @classmethod
     def of(
-        cls, folder: Path, data: Path, owner: Limit | None = None, loaded: local_data.Stamp = frozenset()
+        cls,
+        folder: Path,
+        data: local_data.Place | Path,
+        owner: Limit | None = None,
+        loaded: local_data.Stamp = frozenset(),
     ) -> Guard:
         """Of the device with this folder, and the samples below `data`. Reads neither until it must.
 

@@ -19,18 +19,21 @@ from strategies.accountant import Limit
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Encoded
 from strategies.kind import Contribution
-from strategies.workload import workload
 
-from . import data as local_data
 from .choose import MAIN, choose
+from .data import Keep, Place
 from .equipment import Equipment
 from .link_speed import LinkSpeed
 from .measuring import SpeedCache, cache_key, measure, profile
 from .memories import Memories
 from .meters import Account, Meter
 from .one_task import OneTask
-from .privacy_budget import Guard
-from .watching import Pretence, own_memory, rest, watcher
+from .personal import after_round
+from .personal.judging import OwnHead
+from .personal.kept import Keeper
+from .personal.wish import Wish
+from .samples import Samples
+from .watching import Pretence, limit_bytes, own_memory, rest, watcher
 from .work import Assignment, Listener, Outcome, corrected, perform
 
 log = logging.getLogger(__name__)
@@ -43,11 +46,12 @@ class Settings:
     `owner` limits what may be spent of the samples' privacy: None sets no limit but those of tasks.
     `aggregator` is the public key of the only one whose offers count; empty: any is taken. `task` is which
     it is here for, where the aggregator has several; empty: whichever there is, and then the next. `meter`
-    tells the energy of training; without one, or on a pretended device, it is modelled.
+    tells the energy of training; without one, or on a pretended device, it is modelled. `personal` is what
+    is wanted of a model of its own.
     """
 
     name: str
-    data: Path
+    data: Path | Place
     folder: Path
     pretence: Pretence | None = None
     memory_bytes: int | None = None
@@ -56,6 +60,7 @@ class Settings:
     aggregator: bytes = b""
     task: str = ""
     meter: Meter | None = None
+    personal: Wish = field(default_factory=Wish)
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,8 @@ class DeviceTask(OneTask):
         bundle = bundles[MAIN]
         self.manifest = bundle.manifest
         self._bundles = bundles
-        before = local_data.stamp(settings.data)
-        data = local_data.load(settings.data, bundle.manifest)
+        self._samples = Samples(settings.data, bundles, _keep(settings))
+        self._keeper = Keeper(settings.folder)
         self.watcher = watcher(settings.pretence, settings.memory_bytes)
         self.model = open_model(bundle, settings.engine, watch=self.watcher)
         self._memories = Memories(settings.folder / "memory")
@@ -102,17 +107,23 @@ class DeviceTask(OneTask):
         self._link = link
         self._rest()
         self.profile = self._as_it_is_now()
-        counts = data.class_counts(len(bundle.manifest.labels))
-        loads = {member: workload(one.manifest, counts) for member, one in bundles.items()}
-        guard = Guard.of(settings.folder, settings.data, settings.owner, before)
+        samples = self._samples
+        guard = samples.guard(settings.folder, settings.owner)
         account = Account(settings.meter, time.process_time) if settings.pretence is None else Account()
         self._equipment = Equipment(
-            settings.name, {MAIN: self.model}, data, loads, self.watcher, clock, guard, account=account
+            settings.name,
+            {MAIN: self.model},
+            samples.training,
+            samples.loads,
+            self.watcher,
+            clock,
+            guard,
+            account=account,
         )
         log.info(
             "%d samples of %d classes; %.2f ms a forward pass (%s)",
-            len(data),
-            sum(n > 0 for n in counts),
+            len(samples.training),
+            len(set(samples.training.y.tolist())),
             1e3 * speed.of("forward", bundle.manifest.graphs["forward"].flops),
             speed.source,
         )
@@ -168,8 +179,10 @@ class DeviceTask(OneTask):
         Raises KindError when no kind of the offer can be done here, TensorError for a base that does not fit.
         """
         offer, member = given.offer, given.member
-        model = self.model if member == MAIN else self._opened(member)
-        model.load(given.base)
+        model = self._loaded(given)
+        if self.settings.personal.keep:
+            after_round.keep(self._keeper, offer, self._bundles[member], given.base)
+        self._look_anew()
         self.profile = self._profile_now()
         self.watcher.limit_bytes = self.profile.memory.limit_bytes
         loads = self._equipment.loads
@@ -195,9 +208,35 @@ class DeviceTask(OneTask):
         self._rest()
         return outcome
 
-    def _opened(self, member: str) -> DeviceModel:
-        """A smaller model, on the engine that the main one has; it is let go of after the round."""
-        return open_model(self._bundles[member], self.settings.engine, watch=self.watcher)
+    def after(self, given: Given) -> None:
+        """Judge the model of a round on the samples that were held out, where the owner wants one kept."""
+        wish, samples = self.settings.personal, self._samples
+        if not wish.keep or not len(samples.held):
+            return
+        model, offer = self._loaded(given), given.offer
+        own = OwnHead(offer.seed, self.settings.name, self._equipment.clock) if wish.head else None
+        after_round.judge(self._keeper, offer.round, model, (samples.training, samples.held), own)
+        model.unload()
+        self._rest()
+
+    def _loaded(self, given: Given) -> DeviceModel:
+        """The model of a round: a smaller one is on the engine that the main one has, and is let go of after
+        the round. Raises TensorError.
+        """
+        model = self.model
+        if given.member != MAIN:
+            model = open_model(self._bundles[given.member], self.settings.engine, watch=self.watcher)
+        model.load(given.base)
+        return model
+
+    def _look_anew(self) -> None:
+        """Samples that have come since the last round take part in this one. Raises KindError."""
+        samples, settings = self._samples, self.settings
+        if samples.refresh():
+            guard = samples.guard(settings.folder, settings.owner)
+            self._equipment = replace(
+                self._equipment, data=samples.training, loads=samples.loads, guard=guard
+            )
 
     def _profile_now(self) -> DeviceProfile:
         """With what was learnt in earlier rounds."""
@@ -222,3 +261,11 @@ class DeviceTask(OneTask):
         self.model.unload()
         if not self._virtual:
             rest()
+
+
+def _keep(settings: Settings) -> Keep:
+    """Half of what the process may hold is for samples; a virtual device's are all here, whatever it has."""
+    if settings.pretence and settings.pretence.time:
+        return Keep()
+    room = limit_bytes(settings.pretence, settings.memory_bytes) // 2
+    return Keep(settings.personal.held_out, room_bytes=room)

@@ -86,6 +86,11 @@ class Shelf:
         return sum((known.forms for known in self._known.values()), Counter())
 
     @property
+    def stamp(self) -> frozenset[tuple[str, int, int]]:
+        """The files that were read, as they were then."""
+        return frozenset((name, *known.stamp) for name, known in self._known.items())
+
+    @property
     def memory_bytes(self) -> int:
         """Of all samples, prepared."""
         return sum(len(rows) * rows.row_bytes for rows in self._rows)

@@ -1,0 +1,64 @@
+"""What a device does for itself once a round's work is sent: keep the served model, and judge it."""
+
+from __future__ import annotations
+
+import logging
+from math import isfinite
+
+from broker.messages import Offer
+from device_runtime.errors import DeviceError
+from models.bundle import Bundle
+from models.engine import DeviceModel
+from models.errors import ModelError
+from models.softmax import Evaluation
+from models.tensors import Tensors
+from strategies.kind import LocalData
+
+from .judging import Judgement, OwnHead, judged
+from .kept import Judged, Keeper
+
+log = logging.getLogger(__name__)
+
+
+def keep(keeper: Keeper, offer: Offer, bundle: Bundle, weights: Tensors) -> None:
+    """The served model of a round. A disk that fails costs a warning: the round goes on."""
+    try:
+        keeper.keep(offer, bundle, weights)
+    except (OSError, ModelError) as error:
+        log.warning("the model of round %d cannot be kept: %s", offer.round, error)
+
+
+def judge(
+    keeper: Keeper, number: int, model: DeviceModel, samples: tuple[LocalData, LocalData], own: OwnHead | None
+) -> None:
+    """The model of round `number`, on samples to train on and those held out; told and written down.
+
+    What cannot be done costs a warning.
+    """
+    training, held = samples
+    try:
+        found = judged(model, training, held, own)
+        told = Judged(number, _finite(found.served), _finite(found.own_head), found.head is not None)
+        keeper.judge(told, found.head)
+    except (OSError, ModelError, DeviceError) as error:
+        log.warning("the model of round %d was not judged: %s", number, error)
+        return
+    log.info("round %d: %s", number, _said(found))
+
+
+def _finite(found: Evaluation | None) -> Evaluation | None:
+    """Figures that are no numbers are not written down."""
+    return found if found is not None and isfinite(found.eval_loss) else None
+
+
+def _said(found: Judgement) -> str:
+    text = f"the served model is right in {_figures(found.served)}"
+    if found.own_head is not None:
+        text += f"; with an own head in {_figures(found.own_head)}, "
+        text += "which is used" if found.head is not None else "which is not used"
+    return text
+
+
+def _figures(found: Evaluation) -> str:
+    right = f"{found.eval_acc:.1%} of {found.num_examples} samples held out here"
+    return f"{right} (eval_loss {found.eval_loss:.3f})"

@@ -1,0 +1,16 @@
+"""What a device's owner wants of a model of the device's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Wish:
+    """`keep` the served model after each round; `held_out`: the share of samples that are not trained on but
+    judge it; `head`: train a head of one's own, and use it where it is better on those.
+    """
+
+    keep: bool = False
+    held_out: float = 0.0
+    head: bool = False

@@ -1,0 +1,59 @@
+"""A device's samples for its task, and what follows from them: the work of a round, and whose it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from models.bundle import Bundle
+from profiles import Workload
+from strategies.accountant import Limit
+from strategies.kind import LocalData
+from strategies.registry import KindError
+from strategies.workload import workload
+
+from . import data as local_data
+from .choose import MAIN
+from .data import Keep, Place
+from .privacy_budget import Guard
+
+log = logging.getLogger(__name__)
+
+
+class Samples:
+    """`training` is trained on, `held` is kept out of it; `loads` by member of the family."""
+
+    def __init__(self, place: Place | Path, bundles: Mapping[str, Bundle], keep: Keep) -> None:
+        """Reads them. Raises DataError where none is of the task."""
+        self._bundles = bundles
+        self._shelf = local_data.opened(place, bundles[MAIN].manifest, keep)
+
+    @property
+    def training(self) -> LocalData:
+        return self._shelf.training
+
+    @property
+    def held(self) -> LocalData:
+        return self._shelf.held
+
+    @property
+    def loads(self) -> dict[str, Workload]:
+        counts = self.training.class_counts(len(self._bundles[MAIN].manifest.labels))
+        return {member: workload(one.manifest, counts) for member, one in self._bundles.items()}
+
+    def guard(self, folder: Path, owner: Limit | None) -> Guard:
+        """Of the device with this folder, for what has been read."""
+        return Guard.of(folder, self._shelf.place, owner, self._shelf.stamp)
+
+    def refresh(self) -> bool:
+        """Reads what is new or changed; whether anything is. Raises KindError where nothing is left."""
+        changed = self._shelf.refresh()
+        if not len(self.training):
+            raise KindError(f"no samples are left in {self._shelf.place}")
+        if not changed:
+            return False
+        for skipped in self._shelf.skipped:
+            log.info("skipped %s", skipped)
+        log.info("%d samples now, %d held out", len(self.training), len(self.held))
+        return True
