@@ -223,6 +223,7 @@ class Service:
         before = self.state.devices.get(device)
         known = before is not None and before.boot == state.boot
         ready = before.ready if before and known else retain and self.state.round > 0
+        ready = ready and not state.paused  # until it says hello
         self._run.feed(moves.Present(self._ports.clock(), device, state.boot, state.online, ready))
         self._run.attend(device)
         if self.state.devices.get(device) != before:

@@ -120,7 +120,7 @@ class Look:
         except OSError as error:  # Android shows its sensors to nobody
             return Seen(None, f"the battery cannot be read: {error.strerror}; install Termux:API")
         if found is None:
-            return Seen(Charge(None, True), "this machine has none")
+            return Seen(Charge(None, True), "it has no battery")
         if found.power_plugged is None:
             return Seen(None, "the battery does not say whether it is charged")
         return Seen(Charge(float(found.percent), bool(found.power_plugged)), "the system")

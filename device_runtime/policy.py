@@ -181,7 +181,7 @@ def _battery(level: float, charge: Seen[Charge], unknown_allows: bool) -> Rule:
         return _unknown("battery", charge.source, unknown_allows)
     percent = charge.value.percent
     if percent is None:
-        return Rule("battery", True, f"no battery ({charge.source})")
+        return Rule("battery", True, charge.source)
     compared = "is at least" if percent >= level else "is below"
     return Rule("battery", percent >= level, f"battery at {percent:.0f}% {compared} {level:g}%")
 

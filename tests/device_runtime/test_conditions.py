@@ -1,0 +1,177 @@
+"""Readers of this machine's state, over recorded outputs of the programs that tell it."""
+
+import os
+from datetime import datetime
+
+import pytest
+
+from device_runtime import readouts
+from device_runtime.conditions import COMMANDS_EACH_S, NETWORK_MANAGER, Load, Look, said
+from device_runtime.policy import Charge, Policy
+
+TERMUX_BATTERY = """{
+  "present": true,
+  "technology": "Li-ion",
+  "health": "GOOD",
+  "plugged": "UNPLUGGED",
+  "status": "DISCHARGING",
+  "temperature": "22.3",
+  "voltage": 4099,
+  "current": -820000,
+  "percentage": 85,
+  "level": 85,
+  "scale": 100
+}
+"""
+TERMUX_WIFI = """{
+  "bssid": "02:00:00:00:00:00",
+  "frequency_mhz": 5180,
+  "ip": "192.168.1.23",
+  "link_speed_mbps": 433,
+  "rssi": -51,
+  "ssid": "<unknown ssid>",
+  "supplicant_state": "COMPLETED"
+}
+"""
+ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+wlan0\t00000000\t0101A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0
+eth0\t00000000\t0102A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0
+wlan0\t0001A8C0\t00000000\t0001\t0\t0\t600\t00FFFFFF\t0\t0\t0
+"""
+PRESSURE = """some avg10=12.50 avg60=3.00 avg300=1.00 total=123456
+full avg10=8.25 avg60=2.00 avg300=0.50 total=65432
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "metered"),
+    [
+        ("u 1\n", True),
+        ("u 2\n", False),
+        ("u 3\n", True),
+        ("u 4\n", False),
+        ("u 0\n", None),
+        ("", None),
+        ("no", None),
+    ],
+)
+def test_what_network_manager_says_over_d_bus(text, metered):
+    assert readouts.metered_by_busctl(text) is metered
+
+
+@pytest.mark.parametrize(
+    ("text", "metered"),
+    [
+        ("GENERAL.METERED:no (guessed)\n", False),
+        ("GENERAL.METERED:yes\n", True),
+        ("GENERAL.METERED:yes (guessed)\n", True),
+        ("GENERAL.METERED:unknown\n", None),
+        ("", None),
+    ],
+)
+def test_what_nmcli_says(text, metered):
+    assert readouts.metered_by_nmcli(text) is metered
+
+
+def test_what_termux_says_of_the_battery_and_the_network():
+    assert readouts.charge_by_termux(TERMUX_BATTERY) == Charge(85.0, False)
+    assert readouts.celsius_by_termux(TERMUX_BATTERY) == 22.3
+    plugged = TERMUX_BATTERY.replace("UNPLUGGED", "PLUGGED_USB").replace('"22.3"', "29.5")
+    assert readouts.charge_by_termux(plugged) == Charge(85.0, True)
+    assert readouts.celsius_by_termux(plugged) == 29.5
+    assert readouts.wifi_by_termux(TERMUX_WIFI) is True
+    assert readouts.wifi_by_termux(TERMUX_WIFI.replace("COMPLETED", "DISCONNECTED")) is False
+    assert readouts.wifi_by_termux(TERMUX_WIFI.replace("192.168.1.23", "")) is False
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"percentage": 300}', '{"percentage": "much"}', "[" * 9999]
+)
+def test_what_is_not_the_expected_json_says_nothing(text):
+    assert readouts.charge_by_termux(text) is None
+    assert readouts.celsius_by_termux(text) is None
+    assert readouts.wifi_by_termux(text) is None
+
+
+def test_the_default_route_is_the_one_of_the_least_metric():
+    assert readouts.default_interface(ROUTES) == "eth0"
+    assert readouts.default_interface(ROUTES.splitlines()[0]) is None
+
+
+def test_processor_time_that_was_idle_or_stolen_is_not_used():
+    known = readouts.ticks("cpu  100 20 30 800 40 5 5 50 7 0\ncpu0 1 2 3 4\n")
+    assert known == readouts.Ticks(100 + 20 + 30 + 800 + 40 + 5 + 5 + 50, 100 + 20 + 30 + 5 + 5)
+    assert readouts.ticks("intr 1 2 3") is None
+
+
+def test_the_time_in_which_all_stood_still_for_memory():
+    assert readouts.stalled(PRESSURE) == 8.25
+    assert readouts.stalled("") == 0.0
+
+
+def test_the_load_of_others_is_without_our_own(tmp_path, clock):
+    stat, hertz, own = tmp_path / "stat", os.sysconf("SC_CLK_TCK"), [0.0]
+    load = Load(stat, lambda: own[0], clock)
+    stat.write_text("cpu  0 0 0 0 0 0 0 0 0 0\n")
+    assert load.seen().source == "load of the last minute"
+    clock.now, own[0] = 10.0, 4.0
+    stat.write_text(f"cpu  {6 * hertz} 0 0 {14 * hertz} 0 0 0 0 0 0\n")
+    assert load.seen().value == pytest.approx(100 * (6 - 4) / 20)
+    clock.now = 12.0  # too soon to say anything new
+    stat.write_text(f"cpu  {60 * hertz} 0 0 {14 * hertz} 0 0 0 0 0 0\n")
+    assert load.seen().value == pytest.approx(10.0)
+
+
+def look(policy, clock, answers=()):
+    """A look at a machine on which these programs answer; what was asked is kept."""
+    asked, known = [], dict(answers)
+
+    def say(command):
+        asked.append(tuple(command))
+        return known.get(tuple(command), "")
+
+    when = datetime(2026, 11, 22, 12, 0)
+    return Look(policy, lambda: 7, say, now=lambda: when, clock=clock), asked
+
+
+def test_nothing_is_looked_at_that_no_rule_asks_for(clock):
+    looked, asked = look(Policy(), clock)
+    conditions = looked.conditions()
+    assert asked == []
+    assert (conditions.charge.value, conditions.metered.value, conditions.bytes_today) == (None, None, 0)
+
+
+def test_a_phone_tells_through_termux_and_is_asked_now_and_then_only(clock):
+    answers = {("termux-battery-status",): TERMUX_BATTERY, ("termux-wifi-connectioninfo",): TERMUX_WIFI}
+    policy = Policy(mains=True, below_c=40, unmetered=True, daily_bytes=10)
+    looked, asked = look(policy, clock, answers)
+    for _ in range(5):
+        conditions = looked.conditions()
+    assert conditions.charge.value == Charge(85.0, False)
+    assert conditions.celsius.value == 22.3
+    assert (conditions.metered.value, conditions.metered.source) == (False, "taken so: by Wi-Fi")
+    assert conditions.bytes_today == 7
+    assert asked.count(("termux-battery-status",)) == 1
+    clock.now += COMMANDS_EACH_S
+    looked.conditions()
+    assert asked.count(("termux-battery-status",)) == 2
+
+
+def test_network_manager_is_believed_before_anything_else(clock):
+    looked, asked = look(Policy(unmetered=True), clock, {NETWORK_MANAGER: "u 1\n"})
+    assert looked.conditions().metered.value is True
+    assert asked == [NETWORK_MANAGER]
+
+
+def test_where_nobody_tells_of_the_network_that_is_said(clock):
+    looked, _ = look(Policy(unmetered=True), clock)
+    metered = looked.conditions().metered
+    assert (metered.value, metered.source) == (None, "neither NetworkManager nor Termux:API says")
+
+
+def test_programs_that_are_not_there_fail_or_hang_say_nothing(monkeypatch):
+    monkeypatch.setattr("device_runtime.conditions.COMMAND_S", 0.2)
+    assert said(["echo", "yes"]) == "yes\n"
+    assert said(["no-such-program-anywhere"]) == ""
+    assert said(["false"]) == ""
+    assert said(["sleep", "30"]) == ""
