@@ -24,7 +24,9 @@ from aggregator.errors import AddressError, ConfigError
 from aggregator.observer import Observer
 from broker.url import is_loopback
 
+from . import certificate
 from .api import Api, Credentials, Guard
+from .certificate import Certificate
 from .health import examine, without_details
 from .hosted import Hosted
 from .metrics import Metrics
@@ -82,6 +84,7 @@ class Site:
             server_header=False,
             timeout_keep_alive=IDLE_S,
             timeout_graceful_shutdown=STOP_S,
+            timeout_notify=certificate.LOOK_S,
             ssl_certfile=settings.cert,
             ssl_keyfile=settings.key,
         )
@@ -91,6 +94,8 @@ class Site:
             self._socket.close()
             files = f"{settings.cert}, {settings.key}"
             raise ConfigError(f"http.cert, http.key: cannot use {files}: {error}") from None
+        if settings.cert and settings.key and config.ssl:
+            config.callback_notify = Certificate(settings.cert, settings.key, config.ssl).look
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 

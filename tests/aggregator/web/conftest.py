@@ -16,6 +16,24 @@ pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[se
 SERVE = "import sys; from device_runtime.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
 TOKEN = "a-token-of-more-than-sixteen-characters"
 HOSTILE = "full needs <script>document.title='owned'</script> <img src=x onerror=alert(1)> \"quoted\" & more"
+PATIENCE_MS = 90_000
+"""Of a page."""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium of this machine."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip("no Chromium is installed")
+    with playwright.sync_playwright() as running:
+        chromium = running.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield chromium
+        chromium.close()
 
 
 @dataclass
@@ -98,7 +116,7 @@ def serve(tmp_path, mosquitto):
         end = time.monotonic() + 150
         while time.monotonic() < end and process.poll() is None:
             for word in log_file.read_text().replace('"', " ").split():
-                if word.startswith("http://"):
+                if word.startswith(("http://", "https://")):
                     return Running(process, folder, word, log_file)
             time.sleep(0.05)
         raise AssertionError(f"no address: {log_file.read_text()}")

@@ -2,7 +2,6 @@
 
 import os
 import queue
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,27 +11,14 @@ from broker.link import Link
 from broker.messages import Hello, Plan, State
 from broker.url import BrokerUrl
 
-from .conftest import HOSTILE, TOKEN
+from .conftest import HOSTILE, PATIENCE_MS, TOKEN
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
 expect = playwright.expect
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 
 TASK = (
     "rounds = 200\nmin_devices = 4\nround_deadline_s = 5\nkinds = [{ name = 'full' }, { name = 'few-shot' }]"
 )
-PATIENCE_MS = 90_000
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as running:
-        chromium = running.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture
