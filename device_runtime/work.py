@@ -154,8 +154,8 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
     kinds = assignment.kinds
     gave_up: tuple[str, ...] = ()
     timings: tuple[Timing, ...] = ()
-    began = worker.clock()
     worker.begin()
+    began = worker.clock()
     while True:
         attempt = worker.clock()
         left_s = assignment.deadline - assignment.lost() - attempt

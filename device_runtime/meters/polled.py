@@ -44,8 +44,11 @@ class Polled:
                 self._add(resting)
 
     def _add(self, resting: threading.Event | None = None) -> None:
-        """One look more; nothing is added once it rests."""
+        """One look more; nothing is added once it rests. What the first and the last look take, which may be
+        seconds, is not of the work between them.
+        """
         with self._lock:
+            first, began = self._resting is None, self._clock()
             value = self._look()
             if resting is None or not resting.is_set():
-                self._integral = self._integral.after(self._clock(), value)
+                self._integral = self._integral.after(self._clock() if first else began, value)

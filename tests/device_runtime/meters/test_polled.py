@@ -67,3 +67,15 @@ def test_what_passes_while_it_rests_is_not_added(clock):
     meter.read()
     assert meter.read().joules == 15.0
     meter.rest()
+
+
+def test_the_time_that_the_first_and_the_last_look_take_is_not_of_the_work(clock):
+    def look():
+        clock.now += 2.0
+        return 5.0
+
+    meter = polled(look, clock)
+    first = meter.read()
+    clock.now += 10.0
+    assert meter.read().joules - first.joules == 50.0
+    meter.rest()

@@ -1,0 +1,85 @@
+import csv
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from device_runtime import trials
+from device_runtime.cli import main
+
+
+def test_every_kind_is_measured_beside_its_prediction(capsys, tmp_path):
+    files = tmp_path / "kinds.csv", tmp_path / "kinds.png"
+    arguments = ("--kinds", "few-shot,class-means", "--repeats", "2", "--samples", "50")
+    assert (
+        main(["measure", *arguments, "--meter", "modelled", "--csv", str(files[0]), "--plot", str(files[1])])
+        == 0
+    )
+    shown = capsys.readouterr().out
+    assert "energy: modelled, from 2 W idle, 8 W under load (assumed: no profile), ± 100%" in shown
+    for kind in ("few-shot", "class-means"):
+        assert re.search(rf"^{kind} .* ± .* modelled ± 100% ", shown, re.M)
+    assert "Medians of 2 runs" in shown
+    rows = list(csv.DictReader(files[0].open(newline="")))
+    assert [row["kind"] for row in rows] == ["few-shot", "class-means"] * 2
+    assert all(float(row["seconds"]) > 0 and float(row["predicted_s"]) > 0 for row in rows)
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_has_the_kinds_and_their_runs(capsys):
+    arguments = ("--kinds", "class-means", "--repeats", "1", "--meter", "command:echo 3 W", "--idle", "0.01")
+    assert main(["measure", *arguments, "--format", "json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["meter"], told["energy"]) == ("command", "what the command measures, ± 5%")
+    assert told["idle_w"] > 0
+    [kind], [run] = told["kinds"], told["runs"]
+    assert kind["seconds"] == {"median": run["seconds"], "least": run["seconds"], "most": run["seconds"]}
+    assert run["source"] == "command"
+
+
+def test_local_data_is_taken_where_it_is_given(capsys, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((6, 8, 8), np.uint8), y=np.arange(6))
+    told = (
+        "measure",
+        "--kinds",
+        "class-means",
+        "--repeats",
+        "1",
+        "--data",
+        str(tmp_path),
+        "--meter",
+        "modelled",
+    )
+    assert main([*told]) == 0
+    assert "class-means" in capsys.readouterr().out
+
+
+def test_a_kind_that_cannot_be_done_is_told_with_the_reason_and_nothing_at_all_is_a_failure(capsys):
+    asked = ("measure", "--kinds", "attention-transfer", "--repeats", "1", "--meter", "modelled")
+    assert main([*asked]) == 1
+    assert re.search(r"^attention-transfer: .*needs graph", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--kinds", "telepathy"], "no kind of update is called 'telepathy'"),
+        (["--data", "/nowhere"], "no data at /nowhere"),
+        (["--csv", "/nowhere/kinds.csv"], "there is no folder /nowhere"),
+        (["--meter", "sundial"], "--meter sundial: expected one of auto"),
+        (["--bundle", "nothing"], "neither a bundle folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_anything_is(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr(trials, "in_a_child", lambda order: pytest.fail("measured"))
+    assert main(["measure", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "device_runtime.trials_plot", raising=False)
+    assert main(["measure", "--plot", str(tmp_path / "a.png")]) == 2
+    assert "pip install 'device-runtime[simulation]'" in capsys.readouterr().err
