@@ -68,7 +68,7 @@ def unit(job: Job) -> str:
         "",
         "[Service]",
         "Type=exec",
-        f"ExecStart={' '.join(map(_quoted, job.command))}",
+        f"ExecStart=:{' '.join(map(_quoted, job.command))}",
         f"WorkingDirectory={str(job.folder).replace('%', '%%')}",
         "Restart=on-failure",
         "RestartSec=30",
@@ -124,7 +124,7 @@ def _worded(words: Sequence[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """As systemd reads it: no variables, no specifiers."""
-    for letter, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+    """As systemd reads it, without specifiers; `:` before the command is for no variables."""
+    for letter, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%")):
         word = word.replace(letter, instead)
     return f'"{word}"'
