@@ -92,6 +92,7 @@ def _arguments(member: Member, broker_url: str, home: Path) -> list[str]:
         *("--name", member.name),
         *("--data", str(home / "samples.npz")),
         *("--state", str(home / "state")),
+        *("--held-out", "0"),  # the demo's evaluation is the aggregator's
         *("--as", member.profile, "--slow", str(SLOW), *narrow),
         "--until-done",
     ]
