@@ -27,7 +27,17 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def place(given: str, options: argparse.Namespace) -> Place:
+def add_personal(parser: argparse.ArgumentParser) -> None:
+    """`--keep-model`, `--personal-head`."""
+    add = parser.add_argument
+    add(
+        "--keep-model", action=argparse.BooleanOptionalAction, default=True,
+        help="keep the served model of each round here, for `predict` (default: yes)",
+    )  # fmt: skip
+    add("--personal-head", action="store_true", help="train a head of its own, used where it is better here")
+
+
+def place(given: Path | str, options: argparse.Namespace) -> Place:
     """What `given` names, with the options that `add_data` added. Raises DataError where nothing is there."""
     return replace(Place.of(given), labels=options.labels, label_column=options.label_column).check()
 

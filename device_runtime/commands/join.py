@@ -13,16 +13,17 @@ from pathlib import Path
 
 from broker.link import Link, LinkOptions
 from broker.topics import check_task
-from device_runtime import data as local_data
 from device_runtime.agent import Agent
 from device_runtime.connecting import Connection, connect, enrol
 from device_runtime.errors import DataError
 from device_runtime.guest import welcome
+from device_runtime.personal.wish import Wish
 from device_runtime.reaching import reach
 from device_runtime.task import Settings
 from strategies.accountant import Limit
 
 from . import policy_options
+from .data_options import DATA, add_data, add_personal, place
 from .options import (
     add_connection,
     add_engine,
@@ -45,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--enrol", metavar="TOKEN", help="from `device add`; it is kept. '-' reads it from stdin"
     )
-    parser.add_argument("--data", type=Path, help=".npz file with x and y, or a folder of them")
+    parser.add_argument("--data", type=Path, metavar="PATH", help=DATA)
+    add_data(parser)
+    add_personal(parser)
     parser.add_argument(
         "--task", metavar="NAME", help="which, of several (default: whichever there is, then the next)"
     )
@@ -72,12 +75,11 @@ def run(options: argparse.Namespace) -> int:
         if options.data is None:
             return 0
     if options.data is None:
-        raise DataError("no samples: give --data, an .npz file with x and y or a folder of them")
+        raise DataError("no samples: give --data, a folder or a file of them (docs/data-on-device.md)")
     connection = connect(options)
     url = connection.url
     if options.insecure and not url.secure:
         logging.warning("--insecure: passwords and updates cross the network in the clear")
-    local_data.check_path(options.data)
     settings = _settings(options, connection)
     if options.service:
         return install(options, add_arguments, connection)
@@ -106,7 +108,7 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
     connection.folder.mkdir(parents=True, exist_ok=True)
     return Settings(
         connection.name,
-        options.data,
+        place(options.data, options),
         connection.folder,
         pretence(options),
         memory_bytes(options),
@@ -115,6 +117,7 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
         connection.key,
         check_task(options.task) if options.task else "",
         meter(options).meter,
+        Wish(options.keep_model, options.held_out, options.personal_head),
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.manifest import InputSpec
+
 from .arrays import Stored
 from .place import Place
 from .refusal import Refused
@@ -47,6 +49,11 @@ def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
     yield _arrays(unit.path, ("x",))["x"]
 
 
+def inputs(path: Path, given: InputSpec) -> NDArray[Any]:
+    """x alone, (n, *shape), raw. Raises Refused."""
+    return Stored(_arrays(path, ("x",))["x"]).raw(given)
+
+
 def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(names):
         raise Refused("a class number without a name", f"{int(y.min())} to {int(y.max())} of {len(names)}")
@@ -55,11 +62,11 @@ def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
 
 
 def _arrays(path: Path, wanted: tuple[str, ...]) -> Mapping[str, NDArray[Any]]:
-    """Those of the wanted that are there; x and y must be. Raises Refused."""
+    """Those of the wanted that are there; x must be, and y where it is wanted. Raises Refused."""
     try:
         with zipfile.ZipFile(path) as archive:
             there = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
-        if missing := {"x", "y"} - there.keys():
+        if missing := {"x", "y"} & set(wanted) - there.keys():
             raise Refused(f"has no array {sorted(missing)[0]!r}", f"it has {', '.join(sorted(there)[:5])}")
         size = sum(there[name] for name in wanted if name in there)
         if size > LARGEST_BYTES:

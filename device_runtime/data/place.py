@@ -31,11 +31,12 @@ class Place:
         if isinstance(given, Place):
             return given
         text = str(given)
-        if text.startswith(SQLITE):
-            file, _, query = text[len(SQLITE) :].partition("?")
+        folder, scheme, rest = text.partition(SQLITE)
+        if scheme and folder[-1:] in ("", "/"):  # a path that was made absolute has its folder before it
+            file, _, query = rest.partition("?")
             if not file or not query.strip():
                 raise DataError(f"{text}: expected sqlite:FILE?QUERY, a query that gives columns and a label")
-            return cls(Path(file), query.strip())
+            return cls(Path(folder) / file, query.strip())
         path = Path(given)
         if path.suffix.lower() in DATABASES:
             raise DataError(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from broker.messages import Offer
-from broker.partial import admit, sync_folder
+from broker.partial import replace_file, sync_folder
 from device_runtime.errors import DeviceError
 from models import tensors
 from models.bundle import Bundle
@@ -161,9 +160,4 @@ class Keeper:
         if not self._folder.exists():
             self._folder.mkdir(parents=True)
             sync_folder(self._device)
-        temporary = self._folder / "put.tmp"
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        admit(temporary, self._folder / name)
+        replace_file(self._folder / name, data)

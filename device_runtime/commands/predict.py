@@ -1,0 +1,77 @@
+"""`device-runtime predict`: ask the model that this device keeps."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+from tabulate import tabulate
+
+from device_runtime.connecting import folder_of
+from device_runtime.errors import DataError
+from device_runtime.personal.asking import Personal, Prediction
+from models.softmax import Evaluation
+
+from .options import add_engine, count, engine_wish
+from .policy_options import add_place
+
+HELP = "Ask the model that this device keeps after each round: what is in a picture, a sound, an array."
+EXAMPLE = "device-runtime predict photo.png --top 2"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("files", nargs="*", metavar="FILE", help="pictures, .wav, .npy or .npz (x)")
+    add("--top", type=count, default=3, metavar="N", help="labels of each sample (default: 3)")
+    add("--export-onnx", type=Path, metavar="FILE", help="write the model as one ONNX file for any program")
+    add("--format", choices=("text", "json"), default="text")
+    add_place(parser)
+    add("--state-dir", dest="state", type=Path, metavar="DIR", help="the same as --state")
+    add_engine(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """1 where a file could not be read; the others are answered. Raises NothingKept, NoDevice, ModelError."""
+    model = Personal.open(folder_of(options), engine_wish(options))
+    if options.export_onnx:
+        model.export_onnx(options.export_onnx)
+        print(f"{options.export_onnx}: {_known(model)}", file=sys.stderr)
+    elif not options.files:
+        print(_known(model))
+    found: list[Prediction] = []
+    failed = False
+    for file in options.files:
+        try:
+            found += model.predict(file, options.top)
+        except DataError as error:
+            failed = True
+            print(f"device-runtime: {error}", file=sys.stderr)
+    if options.format == "json":
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+    elif found:
+        print(tabulate([_row(one, found) for one in found], tablefmt="plain"))
+    return int(failed)
+
+
+def _row(one: Prediction, found: list[Prediction]) -> list[str]:
+    several = sum(other.file == one.file for other in found) > 1
+    name = f"{one.file} [{one.number}]" if several else one.file
+    return [name, *(f"{guess.label} {guess.probability:.1%}" for guess in one.guesses)]
+
+
+def _known(model: Personal) -> str:
+    """What is kept, and how good it is."""
+    record, judged = model.record, model.judged
+    text = f"{model.manifest.name}, task {record.task}, round {record.round}"
+    if judged is None or judged.served is None:
+        return f"{text}, not judged here yet"
+    text += f"; {_figures(judged.served)}"
+    if judged.own_head is not None:
+        text += f"; with an own head {_figures(judged.own_head)}, {'' if judged.kept else 'not '}used"
+    return text
+
+
+def _figures(found: Evaluation) -> str:
+    return f"{found.eval_acc:.1%} of {found.num_examples} samples held out"

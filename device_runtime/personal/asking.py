@@ -1,0 +1,140 @@
+"""The kept model at work: what it makes of files, and the file that takes it elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.partial import replace_file
+from device_runtime.data import npz, single
+from device_runtime.data.refusal import Refused
+from device_runtime.data.report import taken_as
+from device_runtime.data.unit import whole
+from device_runtime.errors import DataError
+from models.engines import EngineWish, open_model
+from models.errors import TensorError
+from models.onnx_whole import whole as whole_graph
+from models.softmax import log_softmax
+
+from .kept import Judged, Keeper, Kept
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A label of the task, and how probable the model takes it to be, 0 to 1."""
+
+    label: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of one sample: the most probable label first. `number` counts the samples of a file, from 0."""
+
+    file: str
+    number: int
+    guesses: tuple[Guess, ...]
+
+    @property
+    def label(self) -> str:
+        return self.guesses[0].label
+
+
+class Personal:
+    """The model that a device keeps: of the last round it was in, with its own head where that is better.
+
+    >>> Personal.open("~/.local/state/device-runtime/kitchen-pi").predict("photo.png")[0].label
+    """
+
+    def __init__(self, kept: Kept, engine: EngineWish | None = None) -> None:
+        """Nothing is loaded until something is asked."""
+        self.manifest, self.record = kept.bundle.manifest, kept.record
+        self._kept, self._engine = kept, engine or EngineWish()
+
+    @classmethod
+    def open(cls, folder: Path | str, engine: EngineWish | None = None) -> Personal:
+        """Of the device with this folder. Raises NothingKept."""
+        return cls(Keeper(Path(folder).expanduser()).read(), engine)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.manifest.labels
+
+    @property
+    def judged(self) -> Judged | None:
+        """How good it is on the samples that were held out here; None where that is not known yet."""
+        rounds = self.record.rounds
+        return rounds[-1] if rounds and rounds[-1].round == self.record.round else None
+
+    def probabilities(self, raw: NDArray[Any]) -> NDArray[np.float32]:
+        """raw (n, *input), before the bundle's preparation -> (n, labels). Raises ModelError."""
+        logits = self._model.logits(self.manifest.input.prepare(raw))
+        made: NDArray[np.float32] = np.exp(log_softmax(logits))
+        return made
+
+    def predict(self, file: Path | str, top: int = 3) -> list[Prediction]:
+        """The `top` labels for each sample of a picture, a sound, a .npy or a .npz file (x).
+
+        Raises DataError for what is none, or none for this task.
+        """
+        path = Path(file)
+        try:
+            found = self.probabilities(_inputs(path, self._kept))
+        except (Refused, TensorError) as error:
+            raise DataError(f"{path}: {error}") from None
+        return [
+            Prediction(str(file), number, _guesses(row, self.labels, top)) for number, row in enumerate(found)
+        ]
+
+    def export_onnx(self, path: Path | str) -> None:
+        """One ONNX file with the weights inside: x, prepared, to logits; metadata say how x is prepared.
+
+        Raises ModelError, DataError for a disk that fails.
+        """
+        data = whole_graph(self._kept.bundle, self._kept.weights, self._metadata())
+        try:
+            replace_file(Path(path), data)
+        except OSError as error:
+            raise DataError(f"{path} cannot be written: {error.strerror}") from None
+
+    @cached_property
+    def _model(self) -> Any:
+        model = open_model(self._kept.bundle, self._engine)
+        model.load(self._kept.weights)
+        return model
+
+    def _metadata(self) -> dict[str, str]:
+        given, record = self.manifest.input, self.record
+        judged = self.judged
+        return {
+            "name": self.manifest.name,
+            "task": record.task,
+            "round": str(record.round),
+            "labels": json.dumps(self.labels),
+            "input": msgspec.json.encode(given).decode(),
+            "preprocessing": f"{taken_as(given)}; then x = (raw * scale - mean) / std for each channel",
+            "output": "logits, one for each label; softmax gives probabilities",
+            "own_head": json.dumps(bool(record.head)),
+            "judged": msgspec.json.encode(judged).decode() if judged else "",
+        }
+
+
+def _inputs(path: Path, kept: Kept) -> NDArray[Any]:
+    """(n, *input), raw. Raises Refused."""
+    given = kept.bundle.manifest.input
+    if path.suffix.lower() == ".npz":
+        return npz.inputs(path, given)
+    return single.item(whole(path), path.name).raw(given)
+
+
+def _guesses(row: NDArray[np.float32], labels: Sequence[str], top: int) -> tuple[Guess, ...]:
+    best = np.argsort(-row, kind="stable")[:top]
+    return tuple(Guess(labels[number], float(row[number])) for number in best.tolist())
