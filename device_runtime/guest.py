@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from broker.link import Link
+from broker.partial import sync_folder
 
 from . import owner
 from .agent import Agent
@@ -68,6 +69,8 @@ def welcome(agent: Agent, link: Link, policy: Policy, manners: Manners) -> Itera
         agent.inbox.wake()
 
     with alone(folder):
+        for made in (folder, folder.parent):
+            sync_folder(made)  # what is kept in it is durable only if it is
         manners.apply()
         owner.keep(policy, folder)
         agent.hours.judged = rules.judged

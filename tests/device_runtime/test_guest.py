@@ -1,0 +1,105 @@
+"""The lock, the pause by hand, the rules as they are kept, and manners, in processes that really are."""
+
+import os
+import subprocess
+import sys
+from datetime import datetime
+
+import pytest
+
+from device_runtime import guest, leaving, owner
+from device_runtime.errors import InUse, PolicyError
+from device_runtime.manners import Manners
+from device_runtime.owner import Owner
+from device_runtime.policy import Policy, Window
+
+
+def test_one_device_is_one_process_and_a_lock_ends_with_it(tmp_path):
+    assert guest.process(tmp_path) is None
+    with guest.alone(tmp_path):
+        assert guest.process(tmp_path) == os.getpid()
+        with pytest.raises(InUse, match=f"in use by process {os.getpid()}"), guest.alone(tmp_path):
+            pass
+    assert guest.process(tmp_path) is None
+    with guest.alone(tmp_path):
+        pass
+
+
+def test_a_pause_by_hand_holds_until_it_is_ended_in_whatever_process(tmp_path):
+    rules = Owner(Policy(), tmp_path, lambda: (0, 0))
+    assert rules.judged().allows
+    owner.pause(tmp_path)
+    assert not rules.judged().allows
+    assert rules.judged().reasons[0].startswith(f"by hand, since {datetime.now():%Y-}")
+    assert not Owner(Policy(), tmp_path, lambda: (0, 0)).judged().allows
+    owner.resume(tmp_path)
+    owner.resume(tmp_path)
+    assert rules.judged().allows
+
+
+def test_the_link_s_bytes_count_against_the_limit_of_the_day(tmp_path):
+    counted = [600, 300]
+    rules = Owner(Policy(daily_bytes=1000), tmp_path, lambda: (counted[0], counted[1]))
+    assert rules.judged().allows
+    counted[1] = 400
+    verdict = rules.judged()
+    assert (verdict.allows, verdict.quiet) == (False, True)
+
+
+def test_the_rules_of_the_last_join_are_kept_for_whoever_asks(tmp_path):
+    policy = Policy(battery_above=40.0, windows=(Window.of("22:00-06:30"),), daily_bytes=5)
+    assert owner.kept(tmp_path) is None
+    owner.keep(policy, tmp_path)
+    assert owner.kept(tmp_path) == policy
+    (tmp_path / owner.POLICY).write_text("{")
+    with pytest.raises(PolicyError, match=r"policy\.json cannot be read"):
+        owner.kept(tmp_path)
+
+
+MANNERS = """
+import os, psutil
+from device_runtime.manners import Manners
+Manners(nice=7, idle_io=True, cores=1).apply()
+print(os.nice(0), int(psutil.Process().ionice().ioclass), len(os.sched_getaffinity(0)))
+print(open("/proc/self/oom_score_adj").read().strip())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="these are Linux's")
+def test_a_polite_process_is_behind_others_on_one_core_and_the_first_to_go():
+    done = subprocess.run([sys.executable, "-c", MANNERS], capture_output=True, text=True, check=True)
+    mine, oom = done.stdout.splitlines()
+    assert mine == "7 3 1"  # 3: IOPRIO_CLASS_IDLE
+    assert int(oom) >= 500
+
+
+def test_what_the_system_does_not_allow_is_said_and_left(caplog, monkeypatch, tmp_path):
+    def refused(*_):
+        raise PermissionError(1, "not allowed")
+
+    monkeypatch.setattr(os, "setpriority", refused)
+    Manners(nice=3).apply(tmp_path / "nowhere")
+    assert "--nice is not possible here" in caplog.text
+
+
+def test_what_is_removed_is_named_and_samples_and_strangers_stay(tmp_path):
+    folder = tmp_path / "pi"
+    (folder / "outbox").mkdir(parents=True)
+    (folder / "outbox" / "00000001.msg").write_bytes(b"123")
+    (folder / "bundles" / "abc").mkdir(parents=True)
+    (folder / "samples.npz").write_bytes(b"mine")
+    assert leaving.waiting(folder) == 1
+    assert set(leaving.parts(folder)) == {folder / "outbox", folder / "bundles"}
+    assert set(leaving.parts(folder, keep_outbox=True)) == {folder / "bundles"}
+    assert leaving.size(folder / "outbox") == 3
+    assert leaving.remove(folder, keep_outbox=False) == folder
+    assert [path.name for path in folder.iterdir()] == ["samples.npz"]
+    (folder / "samples.npz").unlink()
+    assert leaving.remove(folder, keep_outbox=False) is None
+    assert not folder.exists()
+
+
+def test_the_name_is_that_of_the_settings_then_of_the_folder(tmp_path):
+    assert leaving.name_in(tmp_path / "pi") == "pi"
+    (tmp_path / "device.toml").write_text('data = "x"\nname = "kitchen"\n')
+    assert leaving.name_in(tmp_path) == "kitchen"

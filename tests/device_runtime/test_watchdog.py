@@ -1,0 +1,91 @@
+"""Memory that runs out while a device works, against its prediction."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from device_runtime.errors import OutOfMemory
+from device_runtime.watchdog import STALLED, Watchdog, guarded
+from device_runtime.watching import Watcher
+from models.onnx_engine import OnnxModel
+from profiles.machine_memory import MIB, Room
+
+PLENTY = Room(8000 * MIB, 4000 * MIB)
+ONE = np.zeros((1, 1, 8, 8), np.float32)
+
+
+@pytest.fixture
+def calm(tmp_path):
+    path = tmp_path / "memory"
+    path.write_text(
+        "some avg10=90.00 avg60=0 avg300=0 total=0\nfull avg10=1.00 avg60=0.00 avg300=0 total=0\n"
+    )
+    return path
+
+
+def dog(watcher, room=PLENTY, pressure=None):
+    return Watchdog(watcher, lambda: room, pressure)
+
+
+def test_with_room_enough_nothing_is_wrong(calm):
+    assert dog(Watcher(10**12), PLENTY, calm).shortage() == ""
+
+
+def test_a_process_over_its_limit_a_machine_without_room_and_one_that_stands_still_are_noticed(calm):
+    assert "over its 1 MB" in dog(Watcher(1_000_000), PLENTY, calm).shortage()
+    scarce = dog(Watcher(10**12), Room(8000 * MIB, 63 * MIB), calm)
+    assert scarce.shortage() == "66 MB of memory are left here, of 8389"
+    calm.write_text(f"full avg10={STALLED:.2f} avg60=0.00 avg300=0.00 total=0\n")
+    assert "stood still for 20%" in dog(Watcher(10**12), PLENTY, calm).shortage()
+
+
+def test_a_kernel_that_tells_no_pressure_is_none(tmp_path):
+    assert dog(Watcher(10**12), PLENTY, tmp_path / "nothing").shortage() == ""
+
+
+def test_work_ends_at_its_next_step_after_an_alarm_and_once_for_each(bundle):
+    model = OnnxModel(bundle, watch=(watcher := Watcher(10**12)))
+    model.forward(ONE)
+    watcher.alarm("5 MB of memory are left here")
+    with pytest.raises(OutOfMemory, match="5 MB of memory are left"):
+        model.forward(ONE)
+    model.forward(ONE)
+
+
+def test_an_alarm_of_earlier_work_is_forgotten_when_new_work_begins(bundle):
+    model = OnnxModel(bundle, watch=(watcher := Watcher(10**12)))
+    watcher.alarm("long ago")
+    watcher.start()
+    model.forward(ONE)
+
+
+def test_the_thread_looks_while_there_is_work_and_ends_with_it(bundle, monkeypatch):
+    watcher, looked = Watcher(10**12), threading.Event()
+
+    def shortage(self):
+        looked.set()
+        return "it is tight"
+
+    monkeypatch.setattr(Watchdog, "shortage", shortage)
+    model, steps = OnnxModel(bundle, watch=watcher), []
+    with guarded(watcher, lambda: steps.append(1)):
+        assert not any(thread.name == "memory watchdog" for thread in threading.enumerate())
+        watcher.start()
+        assert looked.wait(30)
+        with pytest.raises(OutOfMemory, match="it is tight"):
+            for _ in range(100_000):
+                model.forward(ONE)
+    assert not any(thread.name == "memory watchdog" for thread in threading.enumerate())
+    seen = len(steps)
+    watcher.start()
+    model.forward(ONE)
+    assert len(steps) == seen
+
+
+def test_a_session_is_refused_that_does_not_fit_into_what_is_free_by_now(bundle, monkeypatch):
+    """The limit was set when the round began; others have taken memory since."""
+    monkeypatch.setattr("device_runtime.watching.room", lambda: Room(1000 * MIB, 21 * MIB))
+    model = OnnxModel(bundle, watch=Watcher(10**12))
+    with pytest.raises(OutOfMemory, match=r"train\.all needs \d+ MB in all, this device may use \d+ MB"):
+        model.trainer("all")
