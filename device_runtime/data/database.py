@@ -99,7 +99,7 @@ def _rows(path: Path, query: str) -> Iterator[tuple[Sequence[str], sqlite3.Curso
         with closing(
             sqlite3.connect(f"file:{quote(str(path))}?mode=ro", timeout=WAIT_S, uri=True)
         ) as database:
-            database.execute("PRAGMA query_only = 1")
+            database.set_authorizer(_only_reads)
             database.text_factory = lambda text: text.decode("utf-8", "replace")
             rows = database.execute(query)
             if rows.description is None:
@@ -109,6 +109,14 @@ def _rows(path: Path, query: str) -> Iterator[tuple[Sequence[str], sqlite3.Curso
         raise Refused("the query is not one statement", error) from None
     except sqlite3.Error as error:
         raise Refused("the database cannot be read", f"{error}: {query[:80]}") from None
+
+
+def _only_reads(action: int, *_: object) -> int:
+    """For SQLite's authorizer: no statement may write, attach a file or change a setting."""
+    import sqlite3
+
+    reads = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+    return sqlite3.SQLITE_OK if action in reads else sqlite3.SQLITE_DENY
 
 
 DATABASE = Source(_read, _stored)

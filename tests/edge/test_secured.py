@@ -50,7 +50,15 @@ def command(*arguments):
 
 
 def join(folder, name, part, *more):
-    options = ("--data", samples(folder, name, part), "--state", folder / name, "--until-done")
+    options = (
+        "--data",
+        samples(folder, name, part),
+        "--state",
+        folder / name,
+        "--until-done",
+        "--held-out",
+        0,
+    )
     return started(folder, name, "join", *options, *more)
 
 

@@ -62,19 +62,20 @@ def test_a_database_that_grows_is_read_again(database, bundle, digit_png):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("DROP TABLE t", "readonly|query_only|read-only|not authorized|nothing"),
-        ("INSERT INTO t VALUES (1, 2)", "readonly"),
+        ("DROP TABLE t", "not authorized"),
+        ("INSERT INTO t VALUES (1, 2)", "not authorized"),
+        ("PRAGMA user_version = 3", "not authorized"),
         ("SELECT x FROM t", "the query gives no label"),
         ("SELECT other FROM t", "no such column"),
         ("SELECT 1, 2; SELECT 3", "one statement"),
-        ("ATTACH 'other.db' AS o", "the query gives nothing"),
+        ("ATTACH '{folder}/other.db' AS o", "not authorized"),
     ],
 )
 def test_a_query_reads_and_does_nothing_else(database, bundle, text, message):
     path = database([(bytes(64), "7")])
     before = path.read_bytes()
     with pytest.raises(DataError, match=message):
-        data.load(query(path, text), bundle.manifest)
+        data.load(query(path, text.format(folder=path.parent)), bundle.manifest)
     assert path.read_bytes() == before
     assert not path.with_name("other.db").exists()
 
