@@ -1,0 +1,49 @@
+import argparse
+from pathlib import Path
+
+import pytest
+
+from device_runtime.commands import data_options, join
+from device_runtime.data import Place
+from device_runtime.errors import DataError
+from device_runtime.personal.wish import Wish
+
+
+def parsed(*arguments):
+    parser = argparse.ArgumentParser()
+    join.add_arguments(parser)
+    return parser.parse_args(["mqtt://127.0.0.1", *arguments])
+
+
+def test_a_place_is_a_path_or_a_query_with_its_labels(tmp_path):
+    (tmp_path / "a.db").write_bytes(b"")
+    given = "sqlite:" + str(tmp_path / "a.db") + "?SELECT x, y FROM t"
+    options = parsed("--data", given, "--labels", "l.toml", "--label-column", "y")
+    wanted = Place(tmp_path / "a.db", "SELECT x, y FROM t", Path("l.toml"), "y")
+    assert data_options.place(options.data, options) == wanted
+
+
+@pytest.mark.parametrize("folder", ["", "/srv/pi/", "some/where/"])
+def test_a_database_is_found_where_the_path_was_made_absolute(folder):
+    assert Place.of(Path(f"{folder}sqlite:a.db?SELECT 1, 2")) == Place(Path(f"{folder}a.db"), "SELECT 1, 2")
+    assert Place.of(Path(f"{folder}sqlite:/b/a.db?SELECT 1, 2")).path == Path("/b/a.db")
+
+
+def test_nothing_there_is_known_before_anything_else(tmp_path):
+    options = parsed("--data", str(tmp_path / "none"))
+    with pytest.raises(DataError, match="no data at"):
+        data_options.place(options.data, options)
+
+
+def test_a_tenth_is_held_out_and_the_model_is_kept_unless_said_otherwise():
+    options = parsed()
+    assert Wish(options.keep_model, options.held_out, options.personal_head) == Wish(True, 0.1, False)
+    options = parsed("--no-keep-model", "--held-out", "0", "--personal-head")
+    assert Wish(options.keep_model, options.held_out, options.personal_head) == Wish(False, 0.0, True)
+
+
+@pytest.mark.parametrize("share", ["1", "-0.1", "nan", "half"])
+def test_a_share_is_from_0_to_less_than_1(share, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--held-out", share)
+    assert "--held-out" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+import json
+
+import numpy as np
+import pytest
+
+from broker.blobs import name
+from broker.messages import Base, Offer
+from device_runtime.cli import main
+from device_runtime.personal.kept import Judged, Keeper
+from models.softmax import Evaluation
+from models.tensors import encode
+
+
+@pytest.fixture
+def device(tmp_path, bundle):
+    """The folder of a device that keeps the shipped model."""
+    folder = tmp_path / "state" / "pi"
+    folder.mkdir(parents=True)
+    blob = name(encode(bundle.weights()))
+    offer = Offer(
+        task="digits", run="r", round=4, seed=5, deadline_s=9.0, remaining_s=9.0,
+        bundle=blob, base=Base(checkpoint=(blob,), sha=blob.sha), kinds=(),
+    )  # fmt: skip
+    Keeper(folder).keep(offer, bundle, bundle.weights())
+    np.save(tmp_path / "x.npy", np.zeros((2, 1, 8, 8)))
+    return folder
+
+
+def test_what_is_kept_is_told_and_how_good_it_is(device, capsys):
+    assert main(["predict", "--state-dir", str(device)]) == 0
+    assert capsys.readouterr().out == "digits-wrn-10-1, task digits, round 4, not judged here yet\n"
+    Keeper(device).judge(Judged(4, Evaluation(0.75, 1.0, 8), Evaluation(0.5, 2.0, 8)), None)
+    assert main(["predict", "--state", str(device)]) == 0
+    assert "round 4; 75.0% of 8 samples held out; with an own head 50.0% of" in capsys.readouterr().out
+
+
+def test_files_are_answered_and_what_is_none_is_said(device, tmp_path, capsys):
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    given = [
+        "predict",
+        "--state",
+        str(device),
+        "--top",
+        "2",
+        str(tmp_path / "a.png"),
+        str(tmp_path / "x.npy"),
+    ]
+    assert main(given) == 1
+    shown = capsys.readouterr()
+    assert shown.out.count("x.npy [0]") == shown.out.count("x.npy [1]") == 1
+    assert shown.out.count("%") == 4
+    assert "a.png: a damaged picture" in shown.err
+
+
+def test_json_has_files_labels_and_probabilities(device, tmp_path, capsys):
+    assert main(["predict", "--state", str(device), "--format", "json", str(tmp_path / "x.npy")]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["file"], first["number"], second["number"]) == (str(tmp_path / "x.npy"), 0, 1)
+    assert [sorted(guess) for guess in first["guesses"]] == [["label", "probability"]] * 3
+
+
+def test_the_model_is_written_as_one_file(device, tmp_path, capsys):
+    assert main(["predict", "--state", str(device), "--export-onnx", str(tmp_path / "m.onnx")]) == 0
+    assert (tmp_path / "m.onnx").stat().st_size > 300_000
+    assert "m.onnx: digits-wrn-10-1, task digits, round 4" in capsys.readouterr().err
+
+
+def test_without_a_device_or_a_model_it_says_what_to_do(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", "--state", str(tmp_path / "empty")]) == 2
+    assert main(["predict", "--state", str(tmp_path / "none")]) == 2
+    said = capsys.readouterr().err
+    assert "no model is kept in" in said
+    assert "join a task first" in said
+    assert "no device is in" in said

@@ -1,0 +1,30 @@
+import numpy as np
+import pytest
+
+from broker.blobs import name
+from broker.messages import Base, Offer
+from models.tensors import encode
+
+
+@pytest.fixture
+def offer(bundle):
+    """An offer of a round of the shipped bundle."""
+
+    def made(number=1, **changes):
+        blob = name(encode(bundle.weights()))
+        given = {
+            "task": "t", "run": "r", "round": number, "seed": 5, "deadline_s": 9.0, "remaining_s": 9.0,
+            "bundle": blob, "base": Base(checkpoint=(blob,), sha=blob.sha), "kinds": (),
+        }  # fmt: skip
+        return Offer(**{**given, **changes})
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def digits():
+    """Images uint8 (n, 1, 8, 8) of 0 to 16, and labels."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    return found.images.astype(np.uint8)[:, None], found.target.astype(np.int64)

@@ -1,0 +1,83 @@
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from device_runtime import Personal
+from device_runtime.errors import DataError
+from device_runtime.personal.kept import Keeper
+from models.onnx_engine import OnnxModel
+
+
+@pytest.fixture
+def personal(tmp_path, bundle, offer):
+    Keeper(tmp_path).keep(offer(4), bundle, bundle.weights())
+    return Personal.open(tmp_path)
+
+
+def test_each_sample_of_a_file_gets_its_labels_the_most_probable_first(personal, digits, tmp_path):
+    np.save(tmp_path / "three.npy", digits[0][:3])
+    np.savez(tmp_path / "two.npz", x=digits[0][:2])
+    found = personal.predict(tmp_path / "three.npy", top=10)
+    assert [(one.number, len(one.guesses)) for one in found] == [(0, 10), (1, 10), (2, 10)]
+    for one in found:
+        probabilities = [guess.probability for guess in one.guesses]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert sum(probabilities) == pytest.approx(1.0, abs=1e-5)
+    assert [one.guesses for one in personal.predict(tmp_path / "two.npz", top=10)] == [
+        one.guesses for one in found[:2]
+    ]
+
+
+def test_the_head_of_one_s_own_is_asked_where_there_is_one(tmp_path, bundle, offer, digits):
+    keeper, head = Keeper(tmp_path), bundle.manifest.head
+    keeper.keep(offer(4), bundle, bundle.weights())
+    weights = bundle.weights()
+    bias = np.zeros(10, np.float32)
+    bias[6] = 1000
+    from device_runtime.personal.kept import Judged
+
+    keeper.judge(Judged(4, kept=True), {head.weight: weights[head.weight], head.bias: bias})
+    np.save(tmp_path / "x.npy", digits[0][:5])
+    assert {one.label for one in Personal.open(tmp_path).predict(tmp_path / "x.npy")} == {"6"}
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.png", b"\x89PNG", "a damaged picture"),
+        ("a.txt", b"text", "a kind of file that is not read"),
+        ("a.wav", b"RIFF", "a damaged sound"),
+        ("none.png", None, "cannot be read"),
+    ],
+)
+def test_a_file_that_is_none_is_an_error_of_one_line(personal, tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=f"{name}: {message}"):
+        personal.predict(tmp_path / name)
+
+
+def test_the_onnx_file_gives_the_same_without_us(personal, bundle, digits, tmp_path):
+    personal.export_onnx(tmp_path / "mine.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "mine.onnx", providers=["CPUExecutionProvider"])
+    x = bundle.manifest.input.prepare(digits[0][:7])
+    assert np.array_equal(session.run(["logits"], {"x": x})[0], OnnxModel(bundle).logits(x))
+    told = session.get_modelmeta().custom_metadata_map
+    assert told["labels"] == '["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]'
+    assert told["preprocessing"].startswith(
+        "pictures as 8x8 grey, black 0 and white 16; then x = (raw * scale"
+    )
+    with pytest.raises(DataError, match="cannot be written"):
+        personal.export_onnx(tmp_path / "nowhere" / "mine.onnx")
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = (
+        "import device_runtime, sys; print([m for m in ('numpy', 'models') if m in sys.modules]); "
+        "from device_runtime import Personal; print('onnxruntime' in sys.modules, 'torch' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split("\n")[:2] == ["[]", "False False"]

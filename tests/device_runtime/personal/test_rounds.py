@@ -1,0 +1,120 @@
+"""A device's rounds, with a model of its own: against a scripted link, as test_agent.py."""
+
+import numpy as np
+import pytest
+
+from broker.link import Connected
+from device_runtime.agent import Agent
+from device_runtime.data import Place
+from device_runtime.personal.kept import Keeper
+from device_runtime.personal.wish import Wish
+from device_runtime.task import Settings
+
+
+@pytest.fixture
+def device(stage, digits):
+    """A device on the stage with a folder of digits and this wish."""
+
+    def started(wish, count=120):
+        folder = stage.folder / "samples"
+        folder.mkdir(exist_ok=True)
+        np.savez(folder / "a.npz", x=digits[0][:count], y=digits[1][:count])
+        settings = Settings("a", Place(folder), stage.folder, personal=wish)
+        stage.agent = Agent(settings, 1, stage.clock)
+        stage.link = stage.wire(stage.agent)
+        stage.agent.inbox.put(Connected(first=True))
+        return stage
+
+    return started
+
+
+def record(stage):
+    return Keeper(stage.folder).record()
+
+
+def test_after_each_round_the_served_model_is_kept_and_judged(device, caplog):
+    caplog.set_level("INFO")
+    stage = device(Wish(keep=True, held_out=0.25))
+    for number in (1, 2):
+        stage.link.announce(stage.offer(number))
+        stage.go()
+    found = record(stage)
+    assert (found.round, [one.round for one in found.rounds]) == (2, [1, 2])
+    [contribution, _] = stage.contributions
+    assert contribution.num_examples + found.rounds[0].served.num_examples == 120
+    assert 15 <= found.rounds[0].served.num_examples <= 45
+    assert "round 2: the served model is right in" in caplog.text
+
+
+def test_an_own_head_is_trained_where_it_is_wished_for(device):
+    stage = device(Wish(keep=True, held_out=0.25, head=True))
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    [judged] = record(stage).rounds
+    assert judged.own_head.num_examples == judged.served.num_examples
+    assert bool(record(stage).head) == judged.kept
+
+
+def test_without_samples_held_out_it_is_kept_and_not_judged(device):
+    stage = device(Wish(keep=True))
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    assert (record(stage).round, record(stage).rounds) == (1, ())
+    assert stage.contributions[0].num_examples == 120
+
+
+def test_without_the_wish_nothing_is_kept(device):
+    stage = device(Wish(held_out=0.25))
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    assert record(stage) is None
+
+
+def test_it_is_judged_only_when_nothing_waits_to_be_sent(device):
+    stage = device(Wish(keep=True, held_out=0.25))
+    stage.link.receipts = False
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    assert record(stage).rounds == ()
+    stage.link.receipt(stage.contributions[0])
+    stage.go()
+    assert [one.round for one in record(stage).rounds] == [1]
+
+
+def test_a_disk_that_fails_costs_a_warning_and_no_round(device, caplog, monkeypatch):
+    def full(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("device_runtime.personal.kept.replace_file", full)
+    stage = device(Wish(keep=True, held_out=0.25))
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    assert len(stage.contributions) == 1
+    assert "the model of round 1 cannot be kept: the disk is full" in caplog.text
+
+
+def test_samples_that_come_between_rounds_take_part_in_the_next(device, digits):
+    stage = device(Wish())
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    np.savez(stage.folder / "samples" / "b.npz", x=digits[0][200:230], y=digits[1][200:230])
+    stage.link.announce(stage.offer(2))
+    stage.go()
+    assert [c.num_examples for c in stage.contributions] == [120, 150]
+
+
+def test_a_round_without_samples_is_left_out_and_the_next_with_some_is_not(device, digits, caplog):
+    stage = device(Wish())
+    (stage.folder / "samples" / "a.npz").rename(stage.folder / "samples" / "a.away")
+    np.savez(stage.folder / "samples" / "b.npz", x=digits[0][:9], y=digits[1][:9])
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    (stage.folder / "samples" / "b.npz").unlink()
+    for number in (2, 3):
+        stage.link.announce(stage.offer(number))
+        stage.go()
+    assert "round 3 left out: no samples are left in" in caplog.text
+    (stage.folder / "samples" / "a.away").rename(stage.folder / "samples" / "a.npz")
+    stage.link.announce(stage.offer(4))
+    stage.go()
+    assert [(c.round, c.num_examples) for c in stage.contributions] == [(1, 9), (4, 120)]
