@@ -11,6 +11,7 @@ from profiles import Power
 from strategies.kind import NOTHING, AnyStrategy, Contribution, LocalData, Run
 
 from .choose import Candidate, Loads
+from .errors import OutOfMemory
 from .meters import Account, Energy
 from .privacy_budget import Guard
 from .watching import Watcher
@@ -59,7 +60,10 @@ class Equipment:
         model, memory = self.models[strategy.member], self.memory(strategy.name)
         run = Run(seed, self.name, self.clock, deadline, self.progress, memory, self.aside, lost=self.lost)
         self.guard.before(strategy, len(self.data))
-        trained = strategy.train(model, self.data, run)
+        try:
+            trained = strategy.train(model, self.data, run)
+        except MemoryError as error:  # see watchdog.cap
+            raise OutOfMemory(f"no more memory is to be had: {error}") from None
         check(trained.tensors, strategy.expected(model.manifest))
         form = trained.form or strategy.form
         return _ended(strategy, form), replace(trained, form=form)

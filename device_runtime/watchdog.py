@@ -1,22 +1,31 @@
-"""Looking at memory while work is done, on a thread of its own: a prediction may be wrong."""
+"""Memory while work is done, where its prediction was wrong: looked at on a thread, and capped by the kernel.
+
+The cap is on private memory that may be written (RLIMIT_DATA): what goes over it is refused to whoever asks,
+and an engine says so, where the kernel would else end the process, or another.
+"""
 
 from __future__ import annotations
 
+import re
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from profiles.machine_memory import Room, room
+from profiles.machine_memory import MIB, Room, room
 
 from . import readouts
-from .watching import Watcher
+from .watching import VirtualWatcher, Watcher
 
 LOOK_S = 0.1
 """Seconds between looks."""
 STALLED = 20.0
 """Percent of the last ten seconds, in which all stood still for want of memory, that are too many."""
 PRESSURE = Path("/proc/pressure/memory")
+STATUS = Path("/proc/self/status")
+SLACK = 16 * MIB
+"""Bytes over the limit of the process that the kernel lets it have: not all that is asked for is used."""
 
 
 class Watchdog:
@@ -62,11 +71,41 @@ class Watchdog:
 
 @contextmanager
 def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
-    """Work inside is watched from its beginning; `between` is called after each run of an engine."""
-    dog = Watchdog(watcher)
-    watcher.hooked(between, dog.start)
+    """Work inside is watched from its beginning; `between` is called after each run of an engine.
+
+    That of a virtual device is not: its memory is predicted, and what this process holds is of many.
+    """
+    if isinstance(watcher, VirtualWatcher):
+        yield
+        return
+    dog, before = Watchdog(watcher), resource.getrlimit(resource.RLIMIT_DATA)
+
+    def begin() -> None:
+        if watcher.pretence is None:
+            cap(watcher.limit_bytes - watcher.resident() + SLACK)
+        dog.start()
+
+    watcher.hooked(between, begin)
     try:
         yield
     finally:
-        dog.stop()
         watcher.hooked()
+        dog.stop()
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def cap(more: int, status: Path = STATUS) -> None:
+    """Let this process have so many bytes more, and no more than are free."""
+    found = re.search(r"^VmData:\s+(\d+) kB$", _text(status), re.MULTILINE)
+    if found is None:
+        return  # not Linux
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = 1024 * int(found[1]) + max(0, min(more, room().free))
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
