@@ -51,7 +51,7 @@ def contribution_message(offer: Offer, outcome: Outcome, body: bytes) -> Contrib
             energy_mj=round(1e3 * outcome.energy_j),
             peak_memory_kib=outcome.peak_memory_bytes // 1024,
             energy_source=outcome.energy.source if outcome.energy.measured else "",
-            energy_off_percent=ceil(100 * outcome.energy.uncertainty),
+            energy_off_percent=max(1, round(100 * outcome.energy.uncertainty)),
             epsilon_milli=0 if isnan(outcome.epsilon) else ceil(1000 * outcome.epsilon),
         ),
         body=body,

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from profiles import Power
 
-from . import battery, command, ina219, jetson, mqtt, pmic, rapl, termux
+from . import battery, command, ina219, jetson, pmic, rapl, termux
 from .meter import MODELLED, Meter, MeterError, NoMeter
-from .mqtt import without_password
 
 AUTO = "auto"
 HERE: dict[str, Callable[[Path, Callable[[], float]], Meter]] = {
@@ -54,7 +53,7 @@ def find(wish: str = AUTO, clock: Callable[[], float] = time.monotonic, root: Pa
     try:
         return _asked(wish, clock, root)
     except MeterError as error:
-        raise MeterError(f"--meter {without_password(wish)}: {error}") from None
+        raise MeterError(f"--meter {_shown(wish)}: {error}") from None
 
 
 def _asked(wish: str, clock: Callable[[], float], root: Path) -> Found:
@@ -68,6 +67,8 @@ def _asked(wish: str, clock: Callable[[], float], root: Path) -> Found:
     if kind == "command":
         return Found(command.found(rest, clock))
     if kind in ("mqtt", "mqtts"):
+        from . import mqtt  # its client is not loaded for commands that need none
+
         return Found(mqtt.found(wish, clock))
     raise MeterError(f"expected one of {', '.join(WISHES)}")
 
@@ -82,3 +83,9 @@ def _best(clock: Callable[[], float], root: Path) -> Found:
         except MeterError as error:
             passed.append(f"{name}: {error}")
     return Found(None, tuple(passed))
+
+
+def _shown(wish: str) -> str:
+    """Without the password of a broker."""
+    scheme, mark, rest = wish.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else wish

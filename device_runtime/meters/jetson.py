@@ -104,7 +104,7 @@ def _files(folder: Path) -> dict[str, str]:
             r"in\d+_label|rail_name_\d+|(in|curr|in_power|in_voltage|in_current)\d+_input", path.name
         ):
             try:
-                texts[path.name] = path.read_text()
+                texts[path.name] = path.read_text(errors="replace")
             except OSError:  # a channel that is switched off
                 continue
     return texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import nan, sqrt
+from math import isnan, nan, sqrt
 from typing import Protocol
 
 from device_runtime.errors import DeviceError
@@ -90,7 +90,7 @@ def spent(about: About, start: Reading, end: Reading, idle_j: float = nan) -> En
     joules = max(0.0, end.joules - start.joules)
     off = sqrt((about.error * joules) ** 2 + about.step_j**2 + max(0.0, end.variance - start.variance))
     uncertainty = min(1.0, off / joules) if joules > 0 else 1.0
-    return Energy(joules, about.source, uncertainty, max(0.0, joules - idle_j) if idle_j == idle_j else nan)
+    return Energy(joules, about.source, uncertainty, nan if isnan(idle_j) else max(0.0, joules - idle_j))
 
 
 def together(parts: Iterable[Energy]) -> Energy:

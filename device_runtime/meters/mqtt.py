@@ -20,7 +20,9 @@ from .quantity import UNITS, Quantity, in_message
 POWER = About("mqtt", "what the plug measures", error=0.03, every_s=10.0)
 ENERGY = About("mqtt", "what the plug measures", error=0.03, step_j=3.6, every_s=60.0)
 WAIT_S = 75.0
-"""How long the first message is waited for: plugs speak once a minute where nothing changes."""
+"""How long the first message is waited for, and the latest holds: a Shelly speaks once a minute where nothing
+changes. Tasmota does so each five minutes, unless it is told to by `TelePeriod 10`.
+"""
 USAGE = "mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC[#PATH[,UNIT]], as mqtt://127.0.0.1/tele/plug/SENSOR#ENERGY.Power"
 
 
@@ -59,6 +61,7 @@ class Published:
         self._heard = threading.Condition()
         self._integral: Integral | None = None
         self._last: Quantity | None = None
+        self._came = 0.0
         self._wrong = ""
         self._resting = True
         self._client = _client(source.url)
@@ -84,7 +87,7 @@ class Published:
             except MeterError as error:
                 self._wrong = str(error)
             else:
-                self._last = said
+                self._last, self._came = said, self._clock()
                 if not self._resting:
                     self._add(said.value)
             self._heard.notify_all()
@@ -93,8 +96,9 @@ class Published:
         with self._heard:
             self._heard.wait_for(lambda: self._last is not None or self._wrong, self._wait_s)
             if self._last is None:
-                why = self._wrong or f"no message in {self._wait_s:g} s"
-                raise MeterError(f"{self._source.url}, {self._source.topic}: {why}")
+                raise self._silent(self._wrong or f"no message in {self._wait_s:g} s")
+            if (silent_s := self._clock() - self._came) > WAIT_S:
+                raise self._silent(f"no message for {silent_s:.0f} s: it should speak more often")
             self._resting = False
             return self._add(self._last.value)
 
@@ -102,6 +106,9 @@ class Published:
         with self._heard:
             self._resting = True
             self._integral = self._integral and self._integral.broken()
+
+    def _silent(self, why: str) -> MeterError:
+        return MeterError(f"{self._source.url}, {self._source.topic}: {why}")
 
     def _add(self, value: float) -> Reading:
         if self._integral is None:
@@ -125,9 +132,3 @@ def _client(url: BrokerUrl) -> paho.Client:
     if url.secure:
         client.tls_set_context(url.tls.context())
     return client
-
-
-def without_password(text: str) -> str:
-    """A wish as it may be shown."""
-    scheme, mark, rest = text.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else text

@@ -34,6 +34,11 @@ FIELDS = {
 }
 """Where smart plugs have it in their JSON, and in what unit; without a path the first that is there."""
 
+LONGEST = 100
+"""Characters that a figure with its unit may have, spaces included."""
+LARGEST = 64 * 1024
+"""Bytes of a message: no plug has so much to say."""
+
 _TEXT = re.compile(r"\s*([-+]?[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -47,7 +52,7 @@ class Quantity:
 
 def quantity(text: str, unit: str = "W") -> Quantity:
     """From "12.3", "12.3 W", "815J", "0.52 kWh"; `unit` is that of a bare number. Raises MeterError."""
-    match = _TEXT.fullmatch(text)
+    match = _TEXT.fullmatch(text) if len(text) <= LONGEST else None
     unit = (match[2] if match else "") or unit
     if match is None or unit not in UNITS or not isfinite(float(match[1])):
         raise MeterError(
@@ -62,10 +67,12 @@ def in_message(payload: bytes, path: str = "", unit: str = "") -> Quantity:
 
     Raises MeterError.
     """
+    if len(payload) > LARGEST:
+        raise MeterError(f"a message of {len(payload)} bytes; at most {LARGEST} are read")
     text = payload.decode("utf-8", "replace")
     try:
-        value: object = msgspec.json.decode(payload)
-    except msgspec.DecodeError:
+        value: object = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
         value = text
     if not path and isinstance(value, dict):
         path = next((field for field in FIELDS if _at(value, field) is not None), "")
@@ -75,7 +82,11 @@ def in_message(payload: bytes, path: str = "", unit: str = "") -> Quantity:
         value = _at(value, path)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise MeterError(f"{text[:80]!r} has no number at {path!r}")
-    return quantity(str(value), unit or FIELDS.get(path, "W"))
+    try:
+        shown = value if isinstance(value, str) else repr(float(value))
+    except OverflowError:
+        raise MeterError(f"{text[:80]!r} is no power or energy") from None
+    return quantity(shown, unit or FIELDS.get(path, "W"))
 
 
 def _at(value: object, path: str) -> object:

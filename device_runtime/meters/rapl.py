@@ -83,7 +83,7 @@ class _Total:
 
 def _text(path: Path, otherwise: str | None = None) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except PermissionError:
         raise MeterError(
             f"{path} may be read by root only: sudo chmod a+r {path.parent.parent}/intel-rapl:*/energy_uj "

@@ -34,7 +34,7 @@ def status(text: str) -> Status:
     """What the program printed. Raises MeterError."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         shown = text.strip()[:80] or "nothing (is the app Termux:API installed?)"
         raise MeterError(f"{COMMAND} says {shown!r}, expected JSON") from None
 

@@ -102,7 +102,7 @@ def test_a_memory_cap_makes_a_straggler_and_is_named():
         (["join", "http://example.org", "--data", "."], "not a broker URL"),
         (["join", "mqtt://127.0.0.1:1", "--data", ".", "--name", "a/b"], "device name 'a/b'"),
         (["explain", "--as", "abacus"], "no profile named 'abacus'"),
-        (["join", "mqtt://127.0.0.1:1", "--data", ".", "--meter", "sundial"], "--meter sundial: expected one"),
+        (["join", "mqtt://127.0.0.1:1", "--data", ".", "--meter", "sundial"], "--meter sundial: expected"),
         (["profile", "--meter", "sundial"], "--meter sundial: expected one of auto, jetson"),
         (["explain", "--kinds", "telepathy"], "no kind of update is called 'telepathy'"),
         (["explain", "--bundle", "nothing"], "neither a bundle folder or zip nor a shipped bundle"),

@@ -40,8 +40,8 @@ def test_an_address_is_broker_topic_path_and_unit():
 
 def test_a_plug_s_broker_on_the_network_may_be_plain_where_no_password_goes_there():
     assert Source.of("mqtt://plugs.home/a").topic == "a"
-    with pytest.raises(MeterError, match="in the clear") as refused:
-        Source.of("mqtt://user:secret@plugs.home/a")
+    with pytest.raises(MeterError, match="--meter mqtt://plugs.home/a: .* in the clear") as refused:
+        find("mqtt://user:secret@plugs.home/a")
     assert "secret" not in str(refused.value)
 
 
@@ -83,6 +83,16 @@ def test_without_a_message_there_is_no_reading_and_it_says_why(clock):
         meter.read()
     meter.hear(b'{"colour": "red"}')
     with pytest.raises(MeterError, match="say where the figure is"):
+        meter.read()
+
+
+def test_a_plug_that_fell_silent_is_no_longer_believed(clock):
+    meter = Published(Source.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
+    meter.hear(b"4")
+    clock.now = 75.0
+    meter.read()
+    clock.now = 76.0
+    with pytest.raises(MeterError, match="no message for 76 s: it should speak more often"):
         meter.read()
 
 

@@ -70,6 +70,15 @@ def test_json_without_a_known_field_asks_for_the_path():
         in_message(b'{"watts": 3}')
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [b"9" * 5000, b"[" * 60_000, b'{"power":' + b"9" * 500 + b"}", bytes(70_000), b"1" * 60_000 + b"!"],
+)
+def test_a_message_that_is_meant_to_harm_is_refused_at_once(payload):
+    with pytest.raises(MeterError):
+        in_message(payload)
+
+
 @pytest.mark.parametrize("path", ["ENERGY.Nothing", "ENERGY", "ENERGY.Power.2", "Time.0"])
 def test_a_path_to_no_number_is_named(path):
     with pytest.raises(MeterError):
