@@ -1,5 +1,8 @@
 """Memory that runs out while a device works, against its prediction."""
 
+import resource
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -81,6 +84,40 @@ def test_the_thread_looks_while_there_is_work_and_ends_with_it(bundle, monkeypat
     watcher.start()
     model.forward(ONE)
     assert len(steps) == seen
+
+
+CAPPED = """
+import numpy as np
+from device_runtime.watchdog import cap
+from models.bundle import Bundle, shipped
+from models.errors import EngineError
+from models.onnx_engine import OnnxModel
+trainer = OnnxModel(Bundle.open(shipped("digits-wrn-10-1"))).trainer("all")
+x, y = np.zeros((32, 1, 8, 8), np.float32), np.zeros(32, np.int64)
+cap(500_000)
+for act in (lambda: trainer.loss_and_grads(x, y), lambda: np.ones(10**7)):
+    try:
+        act()
+    except (EngineError, MemoryError) as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell what a process has")
+def test_memory_beyond_a_cap_is_refused_and_the_process_lives():
+    done = subprocess.run([sys.executable, "-c", CAPPED], capture_output=True, text=True, check=True)
+    engine, array = done.stdout.splitlines()
+    assert "ONNX Runtime, graph train.all" in engine
+    assert "Unable to allocate" in array
+
+
+def test_a_cap_ends_with_the_work(bundle):
+    before, watcher = resource.getrlimit(resource.RLIMIT_DATA), Watcher(10**12)
+    with guarded(watcher, lambda: None):
+        assert resource.getrlimit(resource.RLIMIT_DATA) == before
+        watcher.start()
+        assert 0 < resource.getrlimit(resource.RLIMIT_DATA)[0] < 10**12
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
 def test_a_session_is_refused_that_does_not_fit_into_what_is_free_by_now(bundle, monkeypatch):
