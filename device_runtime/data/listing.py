@@ -10,7 +10,7 @@ from . import database, labels, table
 from .database import DATABASE
 from .npz import NPZ
 from .place import DATABASES, Place
-from .refusal import Refused, Skip
+from .refusal import Refused, Skip, Tally
 from .single import DECODERS, SINGLE
 from .table import TABLE
 from .unit import Source, Unit, stamp_of
@@ -24,12 +24,12 @@ class Listing:
     """`strays`: what lies there and is not read, and why."""
 
     units: dict[str, Unit] = field(default_factory=dict)
-    strays: list[Skip] = field(default_factory=list)
+    strays: Tally = field(default_factory=Tally)
 
     def add(self, unit: Unit | Skip) -> None:
         """The first of a name counts: what a table lists is not looked for in folders."""
         if isinstance(unit, Skip):
-            self.strays.append(unit)
+            self.strays.add(unit)
         else:
             self.units.setdefault(unit.name, unit)
 
@@ -39,17 +39,26 @@ def listing(place: Place) -> Listing:
     found = Listing()
     if place.query:
         _database(place, found)
-    elif not place.path.is_dir():
+    elif place.path.is_file():
         _file(place.path, place, found)
     else:
-        entries = sorted(path for path in place.path.iterdir() if not path.name.startswith("."))
-        for path in entries:
-            if not path.is_dir() and path.name != labels.FILE:
-                _file(path, place, found)
-        for path in entries:
-            if path.is_dir():
-                _class(path, place, found)
+        _folder(place, found)
     return found
+
+
+def _folder(place: Place, found: Listing) -> None:
+    """Files first: a table may list what lies in the folders. Pipes and the like are passed over."""
+    try:
+        entries = sorted(path for path in place.path.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        found.add(Skip("cannot be read", f"{place}: {error.strerror}"))
+        return
+    for path in entries:
+        if path.is_file() and path.name != labels.FILE:
+            _file(path, place, found)
+    for path in entries:
+        if path.is_dir():
+            _class(path, place, found)
 
 
 def _database(place: Place, found: Listing) -> None:
@@ -66,11 +75,11 @@ def _file(path: Path, place: Place, found: Listing) -> None:
     elif ending in WHOLE:
         found.add(_unit(path, place, WHOLE[ending]))
     elif ending in DECODERS:
-        found.add(Skip("a file without a label: it lies in no class folder", path.name))
+        found.add(Skip("a file without a label: it lies in no class folder", _name(path, place)))
     elif ending in DATABASES:
-        found.add(Skip("a database is read by a query: sqlite:FILE?QUERY", path.name))
+        found.add(Skip("a database is read by a query: sqlite:FILE?QUERY", _name(path, place)))
     else:
-        found.add(_unread(path, path.name))
+        found.add(_unread(path, place))
 
 
 def _table(path: Path, place: Place, found: Listing) -> None:
@@ -82,7 +91,7 @@ def _table(path: Path, place: Place, found: Listing) -> None:
         for one in table.listed(path, form):
             found.add(one if isinstance(one, Skip) else _unit(one[0], place, SINGLE, one[1]))
     except Refused as error:
-        found.add(Skip.of(error, path.name))
+        found.add(Skip.of(error, _name(path, place)))
 
 
 def _class(folder: Path, place: Place, found: Listing) -> None:
@@ -91,7 +100,7 @@ def _class(folder: Path, place: Place, found: Listing) -> None:
         if path.suffix.lower() in DECODERS:
             found.add(_unit(path, place, SINGLE, folder.name))
         else:
-            found.add(_unread(path, _name(path, place)))
+            found.add(_unread(path, place))
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -101,8 +110,9 @@ def _files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _unread(path: Path, name: str) -> Skip:
-    return Skip(f"a kind of file that is not read ({path.suffix.lower() or 'no ending'})", name)
+def _unread(path: Path, place: Place) -> Skip:
+    ending = printable(path.suffix.lower()[:12]) or "no ending"
+    return Skip(f"a kind of file that is not read ({ending})", _name(path, place))
 
 
 def _unit(path: Path, place: Place, source: Source, label: str | None = None) -> Unit | Skip:
@@ -114,4 +124,9 @@ def _unit(path: Path, place: Place, source: Source, label: str | None = None) ->
 
 
 def _name(path: Path, place: Place) -> str:
-    return path.relative_to(place.path if place.path.is_dir() else place.path.parent).as_posix()
+    return printable(path.relative_to(place.path if place.path.is_dir() else place.path.parent).as_posix())
+
+
+def printable(name: str) -> str:
+    """A file's name, with what cannot be printed (line breaks, bytes that are no UTF-8) escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)

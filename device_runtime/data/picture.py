@@ -14,8 +14,8 @@ from .refusal import Refused
 from .resizing import resized
 
 LARGEST_SIDE = 1 << 14
-LARGEST_PIXELS = 1 << 25
-"""A picture is decoded only if it has at most 16,384 pixels a side and 33.5 million in all."""
+LARGEST_PIXELS = 1 << 24
+"""A picture is decoded only if it has at most 16,384 pixels a side and 16.8 million in all."""
 
 GREY = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R 601
 BYTE = 255

@@ -46,7 +46,11 @@ class Place:
 
     def check(self) -> Place:
         """The same, if there is anything: known before the task is. Raises DataError."""
-        if not self.path.exists():
+        try:
+            there = self.path.exists()
+        except OSError as error:
+            raise DataError(f"{self.path} cannot be read: {error.strerror}") from None
+        if not there:
             raise DataError(f"no data at {self.path}: give {SHAPES}")
         return self
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 EXAMPLES = 3
 """Of each reason that are named."""
+REASONS = 30
+OTHER = "other reasons"
 
 
 class Refused(Exception):
@@ -42,12 +44,20 @@ class Skipped:
         return f"{self.reason}: {self.count} ({', '.join(self.examples)}{more})"
 
 
-def together(skipped: Iterable[Skip | Skipped]) -> tuple[Skipped, ...]:
-    """By reason, the most frequent first."""
-    found: dict[str, tuple[int, tuple[str, ...]]] = {}
-    for one in skipped:
-        count, examples = (1, (one.where,)) if isinstance(one, Skip) else (one.count, one.examples)
-        before, named = found.get(one.reason, (0, ()))
-        found[one.reason] = before + count, (*named, *examples)[:EXAMPLES]
-    listed = [Skipped(reason, count, examples) for reason, (count, examples) in found.items()]
-    return tuple(sorted(listed, key=lambda one: (-one.count, one.reason)))
+class Tally:
+    """Counts by reason; beyond `REASONS` of them the rest are one."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Skipped] = {}
+
+    def add(self, one: Skip | Skipped) -> None:
+        if isinstance(one, Skip):
+            one = Skipped(one.reason, 1, (one.where,))
+        reason = one.reason if one.reason in self._found or len(self._found) < REASONS else OTHER
+        before = self._found.get(reason, Skipped(reason, 0, ()))
+        examples = (*before.examples, *one.examples)[:EXAMPLES]
+        self._found[reason] = Skipped(reason, before.count + one.count, examples)
+
+    def __iter__(self) -> Iterator[Skipped]:
+        """The most frequent first."""
+        return iter(sorted(self._found.values(), key=lambda one: (-one.count, one.reason)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from models.manifest import InputSpec
@@ -12,6 +13,7 @@ from .shelf import Shelf
 from .wav import is_sound
 
 BAR = 30
+FORMS = 10
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,18 @@ def report(shelf: Shelf) -> Report:
         len(shelf.training) + len(shelf.held),
         len(shelf.held),
         tuple(Class(label, a + b) for label, (a, b) in zip(manifest.labels, counts, strict=True)),
-        dict(shelf.forms.most_common()),
+        _most(shelf.forms),
         shelf.skipped,
         shelf.memory_bytes,
         taken_as(manifest.input),
     )
+
+
+def _most(forms: Counter[str]) -> dict[str, int]:
+    """The most frequent, and how many are stored otherwise."""
+    found = dict(forms.most_common(FORMS))
+    others = forms.total() - sum(found.values())
+    return {**found, "otherwise": others} if others else found
 
 
 def taken_as(given: InputSpec) -> str:

@@ -36,10 +36,14 @@ class Rows:
     def append(self, x: NDArray[Any], y: NDArray[np.int64]) -> None:
         """Behind what is there; copied."""
         end = self._count + len(y)
-        if end > len(self._y):
-            self._grow(max(LEAST, 2 * end))
+        self.reserve(end)
         self._x[self._count : end], self._y[self._count : end] = x, y
         self._count = end
+
+    def reserve(self, count: int) -> None:
+        """Room for `count` rows in all, and as many again: what is there moves at most now."""
+        if count > len(self._y):
+            self._grow(max(LEAST, 2 * count))
 
     def cut(self, count: int) -> None:
         """Only the first `count` stay."""

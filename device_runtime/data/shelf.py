@@ -19,7 +19,7 @@ from .held_out import is_held_out
 from .labels import LabelMap
 from .listing import listing
 from .place import Place
-from .refusal import Refused, Skip, Skipped, together
+from .refusal import Refused, Skip, Skipped, Tally
 from .rows import Rows
 from .unit import Batch, Unit, Wanted, stamp_of
 
@@ -47,7 +47,7 @@ class _Known:
 
     stamp: tuple[int, int]
     counts: tuple[int, int] = (0, 0)
-    skipped: list[Skip] = field(default_factory=list)
+    skipped: Tally = field(default_factory=Tally)
     forms: Counter[str] = field(default_factory=Counter)
 
 
@@ -63,7 +63,7 @@ class Shelf:
         given = manifest.input
         self._rows = Rows(given.shape, given.dtype), Rows(given.shape, given.dtype)
         self._known: dict[str, _Known] = {}  # in the order of their rows
-        self._strays: list[Skip] = []
+        self._strays = Tally()
 
     @property
     def training(self) -> LocalData:
@@ -78,7 +78,11 @@ class Shelf:
     @property
     def skipped(self) -> tuple[Skipped, ...]:
         """What is left out, by reason."""
-        return together([*self._strays, *(skip for known in self._known.values() for skip in known.skipped)])
+        every = Tally()
+        for tally in (self._strays, *(known.skipped for known in self._known.values())):
+            for one in tally:
+                every.add(one)
+        return tuple(every)
 
     @property
     def forms(self) -> Counter[str]:
@@ -108,6 +112,7 @@ class Shelf:
             self._forget(name)
         new = [unit for name, unit in found.units.items() if name not in self._known]
         before = self.memory_bytes
+        self._reserve(len(new))
         for unit in new:
             self._take(unit)
         return bool(gone) or self.memory_bytes != before
@@ -119,7 +124,7 @@ class Shelf:
         try:
             for part in unit.source.read(unit, self._wanted):
                 if isinstance(part, Skip):
-                    known.skipped.append(part)
+                    known.skipped.add(part)
                 else:
                     self._put(part, unit, known)
             if _stamp(unit) != unit.stamp:
@@ -128,15 +133,17 @@ class Shelf:
             for rows, start in zip(self._rows, starts, strict=True):
                 rows.cut(start)
             if isinstance(error, _Unsettled):
-                self._strays.append(Skip.of(error, unit.name))
+                self._strays.add(Skip.of(error, unit.name))
                 return
-            known = _Known(unit.stamp, skipped=[Skip.of(error, unit.name)])
+            known = _Known(unit.stamp)
+            known.skipped.add(Skip.of(error, unit.name))
         known.counts = (len(self._rows[0]) - starts[0], len(self._rows[1]) - starts[1])
         self._known[unit.name] = known
 
     def _put(self, batch: Batch, unit: Unit, known: _Known) -> None:
         """Samples of the task's classes, prepared, in blocks. Raises Refused."""
         y = self._numbers(batch, unit, known)
+        self._reserve(len(y))
         for start in range(0, len(y), BLOCK):
             part = slice(start, start + BLOCK)
             there = y[part] >= 0
@@ -161,7 +168,7 @@ class Shelf:
             try:
                 y[i] = self._labels.number(name)
             except Refused as error:
-                known.skipped.append(Skip.of(error, unit.name))
+                known.skipped.add(Skip.of(error, unit.name))
         return y
 
     def _checked(self, y: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
@@ -182,6 +189,10 @@ class Shelf:
         if not np.isfinite(x).all():
             raise Refused("values are not finite", f"{int((~np.isfinite(x)).sum())} values of x")
         return x
+
+    def _reserve(self, count: int) -> None:
+        for rows in self._rows:
+            rows.reserve(len(rows) + count)
 
     def _room_for(self, count: int) -> None:
         room = self._keep.room_bytes

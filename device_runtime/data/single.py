@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from models.manifest import InputSpec
@@ -75,7 +76,10 @@ def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
 
 
 def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
-    yield one_stored(whole(unit.path))
+    data = whole(unit.path)
+    yield one_stored(data)
+    if ending_of(unit.path.name) == ".npy":  # of one sample, or of many: which one is for a task to say
+        yield np.atleast_2d(arrays.decode(data).values)
 
 
 SINGLE = Source(_read, _stored)

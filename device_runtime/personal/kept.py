@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 FOLDER, FILE = "personal", "model.json"
 FORMAT = 1
 MOST_ROUNDS = 100
+RACES = 2
 SUFFIX = ".safetensors"
 
 
@@ -116,7 +117,15 @@ class Keeper:
         )
 
     def read(self) -> Kept:
-        """Raises NothingKept."""
+        """Also while another process goes on to the next round. Raises NothingKept."""
+        for _ in range(RACES):
+            try:
+                return self._read()
+            except NothingKept:
+                continue
+        return self._read()
+
+    def _read(self) -> Kept:
         record = self.record()
         if record is None:
             raise NothingKept(f"no model is kept in {self._folder}: join a task first")

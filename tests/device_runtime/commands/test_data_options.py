@@ -17,7 +17,7 @@ def parsed(*arguments):
 
 def test_a_place_is_a_path_or_a_query_with_its_labels(tmp_path):
     (tmp_path / "a.db").write_bytes(b"")
-    given = "sqlite:" + str(tmp_path / "a.db") + "?SELECT x, y FROM t"
+    given = "sqlite:" + str(tmp_path / "a.db") + "?SELECT x, y FROM t"  # noqa: S608
     options = parsed("--data", given, "--labels", "l.toml", "--label-column", "y")
     wanted = Place(tmp_path / "a.db", "SELECT x, y FROM t", Path("l.toml"), "y")
     assert data_options.place(options.data, options) == wanted

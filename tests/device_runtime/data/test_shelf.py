@@ -157,6 +157,16 @@ def test_growing_does_not_copy_what_is_there_each_time():
     assert rows.data.y.tolist() == list(range(1000))
 
 
+def test_what_is_known_to_come_is_room_for_all_at_once():
+    rows = Rows((4,), "float32")
+    rows.reserve(1000)
+    rows.append(np.zeros((1, 4), np.float32), np.zeros(1, np.int64))
+    place = rows.data.x.ctypes.data
+    for _ in range(1999):
+        rows.append(np.zeros((1, 4), np.float32), np.zeros(1, np.int64))
+    assert rows.data.x.ctypes.data == place
+
+
 def test_dropped_rows_close_up():
     rows = Rows((300_000,), "float32")  # larger than a block of the move
     rows.append(np.arange(6, dtype=np.float32)[:, None].repeat(300_000, 1), np.arange(6))
