@@ -74,8 +74,9 @@ class HttpSection(Section, frozen=True):
 
     Who asks needs the token in `token_file` (None: one is made, in the run folder); on this machine alone
     `open = true` does without. Beyond this machine it is HTTPS (`cert`, `key`), or `insecure = true` says
-    that something in front of it does that. `stalled_s`: after so many seconds without a sign of life
-    /healthz says so; `min_free_mb`: with less room on the disk too.
+    that something in front of it does that. `stay`: go on to answer when all tasks are done, until stopped.
+    `stalled_s`: after so many seconds without a sign of life /healthz says so; `min_free_mb`: with less room
+    on the disk too.
     """
 
     host: str = "127.0.0.1"
@@ -85,6 +86,7 @@ class HttpSection(Section, frozen=True):
     cert: Path | None = None
     key: Path | None = None
     insecure: bool = False
+    stay: bool = False
     stalled_s: Annotated[float, Meta(gt=0)] = 600.0
     min_free_mb: Annotated[int, Meta(ge=0)] = 100
 

@@ -105,10 +105,13 @@ class Process:
             if site:
                 self._say(f"http: {site.start()}")
             link.connect()
-            stack.enter_context(Workers(self._server.workers, self._order(url), inbox))
+            at_work = stack.enter_context(ExitStack())
+            at_work.enter_context(Workers(self._server.workers, self._order(url), inbox))
             with Watchdog(lambda: lodger.silence_s(self._lodgers)):
                 lodger.serve(self._lodgers, inbox, link.publish, self._server.max_devices)
                 self._leave(link)
+                at_work.close()
+                self._stay()
         for one in self._lodgers:
             if not one.done:
                 text = f"stopped in round {one.round}; the same command goes on with it"
@@ -154,6 +157,12 @@ class Process:
         for will in wills[:-1]:
             link.publish(will.topic, will.payload, will.retain)
         link.close(wills[-1] if wills else None)
+
+    def _stay(self) -> None:
+        """Where it is wished, HTTP goes on to answer when all is done, until a signal."""
+        if self._server.http and self._server.http.stay and not self._stop.is_set():
+            self._say("all is done; http answers until it is stopped")
+            self._stop.wait()
 
     @contextmanager
     def _site(self, link: Link) -> Iterator[Site | None]:

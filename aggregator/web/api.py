@@ -131,6 +131,10 @@ class Api:
         hosted = self._of(name)
         if self._guard.open:
             raise HTTPException(403, "going back needs a token: set http.token_file")
+        if hosted.watch.live().phase == "finished":
+            raise HTTPException(
+                409, f"the task is done: device-runtime models {hosted.folder} --rollback {round}"
+            )
         try:
             check_rollback(hosted.folder, round, hosted.database)
             wishes.ask(hosted.folder, round)

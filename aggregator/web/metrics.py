@@ -103,14 +103,18 @@ class Metrics:
             made.labels(hosted.task.name).set_function(number)
 
         live, link = hosted.watch.live, hosted.link
+
+        def at_work(value: float) -> float | None:
+            return None if live().phase == "finished" else value
+
         gauge("round", "The round that is open, or was last.", lambda: live().round)
         gauge("rounds", "Rounds that the task has.", lambda: live().rounds)
         gauge("devices_online", "Devices that are online.", lambda: live().online)
         gauge("devices_known", "Devices that were ever heard of.", lambda: live().devices)
         gauge("accuracy", "Of the served model on the evaluation data, 0 to 1.", lambda: live().accuracy)
         gauge("loss", "Of the served model on the evaluation data.", lambda: live().loss)
-        gauge("broker_connected", "1 while the broker has us.", lambda: link.connected)
+        gauge("broker_connected", "1 while the broker has us.", lambda: at_work(link.connected))
         gauge("link_bytes_up", "PUBLISH packets sent since the start.", lambda: link.bytes_up)
         gauge("link_bytes_down", "PUBLISH packets received since the start.", lambda: link.bytes_down)
-        gauge("loop_silence_seconds", "Since the loop last looked.", lambda: hosted.pulse.silence_s)
+        gauge("loop_silence_seconds", "Since the loop last looked.", lambda: at_work(hosted.pulse.silence_s))
         gauge("journal_dropped", "Lines that the log of contributions lost.", lambda: hosted.journal.dropped)
