@@ -16,6 +16,7 @@ from .duty import Duty
 from .errors import Stopped
 from .hours import LOOK_S, Hours
 from .inbox import Inbox
+from .meters import resting
 from .offers import Open, opened
 from .one_task import MakeTask
 from .speaking import Voice, Wire
@@ -255,7 +256,7 @@ class Agent:
         if self.hours.open() or current is None:
             return
         rest()
-        with self.hours.held():
+        with self.hours.held(), resting(self.settings.meter):
             while not self.hours.open():
                 self._duty.stand_by()
                 self._hear_next(LOOK_S)

@@ -1,6 +1,6 @@
 """Meters of energy: one file for each source, a contract, and how one is chosen."""
 
-from .account import Account
+from .account import Account, resting
 from .finding import AUTO, WISHES, Found, find
 from .meter import MODELLED, About, Energy, Meter, MeterError, NoMeter, Reading, spent, together
 from .modelled import modelled
@@ -19,6 +19,7 @@ __all__ = [
     "Reading",
     "find",
     "modelled",
+    "resting",
     "spent",
     "together",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from math import nan
 
 from profiles import Power
@@ -12,6 +13,20 @@ from .meter import Energy, Meter, MeterError, Reading, spent
 from .modelled import modelled
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def resting(meter: Meter | None) -> Iterator[None]:
+    """Work that is measured stands still inside: what the device uses then is not the work's."""
+    if meter is None:
+        yield
+        return
+    with suppress(MeterError):
+        meter.read()
+    meter.rest()
+    yield
+    with suppress(MeterError):
+        meter.read()
 
 
 class Account:

@@ -50,6 +50,15 @@ class Watts:
         joules = self.reading.joules + seconds * (value + before) / 2
         return replace(self, reading=Reading(joules, self.reading.variance + off**2), last=(t, value))
 
+    def held(self, t: float) -> Watts:
+        """It is `t`, and nothing came since the last sample: that it still holds is believed to no joule."""
+        if self.last is None:
+            return self
+        then, watts = self.last
+        joules = max(0.0, t - then) * watts
+        reading = Reading(self.reading.joules + joules, self.reading.variance + joules**2)
+        return replace(self, reading=reading, last=(t, watts))
+
     def broken(self) -> Watts:
         return replace(self, last=None)
 

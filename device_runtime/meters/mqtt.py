@@ -13,16 +13,16 @@ from paho.mqtt.enums import CallbackAPIVersion
 from broker.errors import UrlError
 from broker.url import BrokerUrl
 
-from .integral import Integral, Joules, Watts
+from .integral import Watts
 from .meter import About, MeterError, Reading
-from .quantity import UNITS, Quantity, in_message
+from .quantity import UNITS, in_message
 
-POWER = About("mqtt", "what the plug measures", error=0.03, every_s=10.0)
-ENERGY = About("mqtt", "what the plug measures", error=0.03, step_j=3.6, every_s=60.0)
+ABOUT = About("mqtt", "what the plug measures", error=0.03, every_s=10.0)
 WAIT_S = 75.0
 """How long the first message is waited for, and the latest holds: a Shelly speaks once a minute where nothing
 changes. Tasmota does so each five minutes, unless it is told to by `TelePeriod 10`.
 """
+POWER = tuple(unit for unit, (energy, _) in UNITS.items() if not energy)
 USAGE = "mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC[#PATH[,UNIT]], as mqtt://127.0.0.1/tele/plug/SENSOR#ENERGY.Power"
 
 
@@ -47,21 +47,22 @@ class Source:
         except (UrlError, ValueError) as error:
             raise MeterError(f"{error}; expected {USAGE}") from None
         topic = parts.path.lstrip("/")
-        if not topic or "+" in topic or (unit and unit not in UNITS):
-            raise MeterError(f"expected {USAGE}, UNIT of {', '.join(UNITS)}")
+        if not topic or "+" in topic or (unit and unit not in POWER):
+            raise MeterError(f"expected {USAGE}, UNIT of {', '.join(POWER)}")
         return cls(url, topic, path, unit)
 
 
 class Published:
-    """See `meter.Meter`. Between two messages the last one holds."""
+    """See `meter.Meter`. Of power only: a counter's messages come too seldom to cut a piece of work out."""
+
+    about = ABOUT
 
     def __init__(self, source: Source, clock: Callable[[], float], wait_s: float = WAIT_S) -> None:
         """Connects in the background; a reading waits `wait_s` seconds for the first message."""
         self._source, self._clock, self._wait_s = source, clock, wait_s
         self._heard = threading.Condition()
-        self._integral: Integral | None = None
-        self._last: Quantity | None = None
-        self._came = 0.0
+        self._integral = Watts(ABOUT.every_s)
+        self._latest: tuple[float, float] | None = None
         self._wrong = ""
         self._resting = True
         self._client = _client(source.url)
@@ -73,48 +74,40 @@ class Published:
             raise MeterError(f"{source.url}: {error}") from None
         self._client.loop_start()
 
-    @property
-    def about(self) -> About:
-        return ENERGY if self._last is not None and self._last.energy else POWER
-
     def hear(self, payload: bytes) -> None:
         """A message came."""
         with self._heard:
             try:
                 said = in_message(payload, self._source.path, self._source.unit)
-                if self._last is not None and said.energy is not self._last.energy:
-                    raise MeterError(f"{self._source.topic} says now power, now energy")
+                if said.energy:
+                    raise MeterError("it tells energy, expected power")
             except MeterError as error:
                 self._wrong = str(error)
             else:
-                self._last, self._came = said, self._clock()
+                self._latest = self._clock(), said.value
                 if not self._resting:
-                    self._add(said.value)
+                    self._integral = self._integral.after(*self._latest)
             self._heard.notify_all()
 
     def read(self) -> Reading:
         with self._heard:
-            self._heard.wait_for(lambda: self._last is not None or self._wrong, self._wait_s)
-            if self._last is None:
+            self._heard.wait_for(lambda: self._latest is not None or self._wrong, self._wait_s)
+            if self._latest is None:
                 raise self._silent(self._wrong or f"no message in {self._wait_s:g} s")
-            if (silent_s := self._clock() - self._came) > WAIT_S:
-                raise self._silent(f"no message for {silent_s:.0f} s: it should speak more often")
+            (came, watts), now = self._latest, self._clock()
+            if now - came > WAIT_S:
+                raise self._silent(f"no message for {now - came:.0f} s: it should speak more often")
+            self._integral = self._integral.after(now, watts) if self._resting else self._integral.held(now)
             self._resting = False
-            return self._add(self._last.value)
+            return self._integral.reading
 
     def rest(self) -> None:
         with self._heard:
             self._resting = True
-            self._integral = self._integral and self._integral.broken()
+            self._integral = self._integral.broken()
 
     def _silent(self, why: str) -> MeterError:
         return MeterError(f"{self._source.url}, {self._source.topic}: {why}")
-
-    def _add(self, value: float) -> Reading:
-        if self._integral is None:
-            self._integral = Joules() if self.about is ENERGY else Watts(POWER.every_s)
-        self._integral = self._integral.after(self._clock(), value)
-        return self._integral.reading
 
 
 def found(text: str, clock: Callable[[], float]) -> Published:

@@ -29,10 +29,8 @@ FIELDS = {
     "power": "W",
     "ENERGY.Power": "W",  # Tasmota: tele/NAME/SENSOR
     "StatusSNS.ENERGY.Power": "W",
-    "aenergy.total": "Wh",
-    "ENERGY.Total": "kWh",
 }
-"""Where smart plugs have it in their JSON, and in what unit; without a path the first that is there."""
+"""Where smart plugs have their power in JSON, and in what unit; without a path the first that is there."""
 
 LONGEST = 100
 """Characters that a figure with its unit may have, spaces included."""

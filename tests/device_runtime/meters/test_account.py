@@ -2,7 +2,9 @@ from math import isnan
 
 import pytest
 
-from device_runtime.meters import About, Account, Energy, MeterError, Reading, modelled, together
+from device_runtime.meters import About, Account, Energy, MeterError, Reading, modelled, resting, together
+from device_runtime.meters.integral import Joules
+from device_runtime.meters.polled import Polled
 from profiles import Power
 
 POWER = Power(2.0, 8.0, "maker", uncertainty=0.4)
@@ -91,3 +93,27 @@ def test_a_sum_is_off_by_as_much_as_its_parts_and_measured_if_all_of_them_are():
     assert (mixed.joules, mixed.source, mixed.uncertainty) == (40.0, "mixed", pytest.approx(0.15))
     assert together([a, guess]).source == "modelled"
     assert not together([]).measured
+
+
+def test_what_passes_while_the_work_stands_still_is_not_its_energy(clock):
+    counter = iter([0.0, 30.0, 500.0, 520.0])
+    meter = Polled(About("m", "all", 0.0, every_s=3600.0), lambda: next(counter), Joules(), clock)
+    account = Account(meter)
+    account.begin()
+    with resting(meter):
+        clock.now += 1000.0
+    assert account.end(POWER, 10.0).joules == 50.0
+
+
+def test_work_that_is_given_up_while_it_stands_still_leaves_the_meter_at_rest():
+    meter = Scripted(1.0, 2.0)
+    account = Account(meter)
+    account.begin()
+    with pytest.raises(KeyError), resting(meter):
+        raise KeyError
+    assert (meter.rests, meter.readings) == (1, [])
+
+
+def test_where_nothing_is_measured_nothing_rests():
+    with resting(None):
+        pass

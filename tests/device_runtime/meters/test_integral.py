@@ -33,6 +33,12 @@ def test_a_look_that_is_a_little_late_is_no_gap():
     assert added(Watts(1.0), [(0.0, 5.0), (1.9, 5.0)]).variance == 0.0
 
 
+def test_power_that_is_taken_to_hold_is_believed_to_no_joule():
+    reading = Watts(1.0).after(0.0, 5.0).held(2.0).after(3.0, 5.0).reading
+    assert reading == Reading(15.0, 100.0)
+    assert Watts(1.0).held(5.0) == Watts(1.0)
+
+
 def test_nothing_is_added_for_the_time_of_a_rest():
     integral = Watts(1.0).after(0.0, 5.0).after(1.0, 5.0).broken().after(100.0, 5.0).after(101.0, 5.0)
     assert integral.reading.joules == 10.0

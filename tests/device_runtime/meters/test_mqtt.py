@@ -3,7 +3,7 @@ import pytest
 from broker import mosquitto
 from broker.mosquitto import Mosquitto
 from broker.url import BrokerUrl
-from device_runtime.meters import MeterError, find
+from device_runtime.meters import MeterError, find, spent
 from device_runtime.meters.mqtt import Published, Source
 
 TASMOTA = '{"Time":"2023-05-19T20:52:56","ENERGY":{"Total":514.153,"Power":56,"Voltage":234}}'
@@ -33,9 +33,9 @@ def publish(broker):
 
 
 def test_an_address_is_broker_topic_path_and_unit():
-    source = Source.of("mqtt://user:secret@127.0.0.1:1884/tele/plug/SENSOR#ENERGY.Today,kWh")
+    source = Source.of("mqtt://user:secret@127.0.0.1:1884/tele/plug/SENSOR#ENERGY.Power,kW")
     assert (source.url.port, source.url.user, source.url.password) == (1884, "user", "secret")
-    assert (source.topic, source.path, source.unit) == ("tele/plug/SENSOR", "ENERGY.Today", "kWh")
+    assert (source.topic, source.path, source.unit) == ("tele/plug/SENSOR", "ENERGY.Power", "kW")
 
 
 def test_a_plug_s_broker_on_the_network_may_be_plain_where_no_password_goes_there():
@@ -54,27 +54,37 @@ def test_what_is_no_address_is_refused_with_one_that_is(text):
         Source.of(text)
 
 
-def test_power_is_held_from_one_message_to_the_next(clock):
+def test_what_comes_between_two_readings_is_integrated(clock):
     meter = Published(Source.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
     meter.hear(b"4")
     first = meter.read()
     clock.now = 10.0
     meter.hear(b"4")
     clock.now = 15.0
-    assert meter.read().joules - first.joules == 60.0
+    last = meter.read()
+    assert last.joules - first.joules == 60.0
+    assert last.variance == (5 * 4.0) ** 2  # since the last message it may have been anything
     meter.rest()
-    clock.now = 100.0
+    clock.now = 60.0
     meter.hear(b"4")
     assert meter.read().joules - first.joules == 60.0
 
 
-def test_a_counter_of_energy_adds_its_steps(clock):
-    meter = Published(Source.of("mqtt://127.0.0.1:1/t#aenergy.total"), clock, wait_s=0.0)
-    meter.hear(b'{"aenergy":{"total":5.0}}')
+def test_of_work_that_is_over_before_the_plug_speaks_again_nothing_is_known(clock):
+    meter = Published(Source.of("mqtt://127.0.0.1:1/t"), clock, wait_s=0.0)
+    meter.hear(b"4")
     first = meter.read()
-    meter.hear(b'{"aenergy":{"total":5.5}}')
-    assert meter.read().joules - first.joules == 1800.0
-    assert meter.about.step_j > 0
+    clock.now = 5.0
+    assert spent(meter.about, first, meter.read()).uncertainty == 1.0
+
+
+def test_a_counter_of_energy_is_refused(clock):
+    meter = Published(Source.of("mqtt://127.0.0.1:1/t#ENERGY.Total"), clock, wait_s=0.0)
+    meter.hear(b"0.5 kWh")
+    with pytest.raises(MeterError):
+        meter.read()
+    with pytest.raises(MeterError, match="UNIT of W, mW, kW"):
+        Source.of("mqtt://127.0.0.1/t#ENERGY.Total,kWh")
 
 
 def test_without_a_message_there_is_no_reading_and_it_says_why(clock):
