@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
+from broker import brokers
+from broker.running import RunningBroker
 from models.bundle import Bundle, shipped
 from models.onnx_engine import OnnxModel
 from strategies.kind import LocalData, RoundModel
@@ -56,6 +58,14 @@ def until(condition: Callable[[], T], timeout_s: float = 120.0) -> T:
 @pytest.fixture(scope="session")
 def eventually() -> Callable[..., Any]:
     return until
+
+
+@pytest.fixture
+def broker() -> Iterator[RunningBroker]:
+    """Mosquitto, or else amqtt."""
+    running = brokers.start()
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,10 @@
 """Real processes over a real broker: devices, aggregator, demo; killed, restarted, fed with rubbish."""
 
 import csv
-import json
 import queue
 import subprocess
-import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -23,80 +19,35 @@ from broker.url import BrokerUrl
 from models import tensors
 from strategies import registry
 
-COMMAND = str(Path(sys.executable).with_name("device-runtime"))
+
+@pytest.fixture
+def serve(broker, launched, tmp_path):
+    """A service of the shipped bundle; `flags` are options and their values."""
+
+    def start(rounds=3, **flags):
+        options = {"rounds": rounds, "deadline": 4, "min-devices": 2, **flags}
+        given = [part for name, value in options.items() for part in (f"--{name}", value)]
+        where = ("--broker", broker.url, "--run-dir", tmp_path / "run")
+        return launched(tmp_path / "serve.log", "serve", "--bundle", "digits-wrn-10-1", *given, *where)
+
+    return start
 
 
 @pytest.fixture
-def broker():
-    running = brokers.start("auto")
-    yield running
-    running.stop()
+def join(broker, launched, digits_in, tmp_path):
+    """A device with data of its own, or with `data`."""
+
+    def start(name, *extra, data=None):
+        mine = ("--data", data or digits_in(tmp_path / f"{name}.npz"), "--state", tmp_path / name)
+        return launched(tmp_path / f"{name}.log", "join", broker.url, "--name", name, *mine, *extra)
+
+    return start
 
 
-def samples(folder, name, labels=range(10), n=60):
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    mine = np.flatnonzero(np.isin(digits.target, list(labels)))[:n]
-    path = folder / f"{name}.npz"
-    np.savez(path, x=digits.images[mine].astype(np.uint8), y=digits.target[mine])
-    return path
-
-
-@contextmanager
-def started(*arguments, log=None):
-    """A `device-runtime` process; killed at the end if it is still there."""
-    with (log or Path("/dev/null")).open("ab") as out:
-        process = subprocess.Popen(
-            [COMMAND, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
-def serve(broker, folder, rounds=3, **flags):
-    options = {"deadline": 4, "min-devices": 2, **flags}
-    extra = [part for name, value in options.items() for part in (f"--{name}", value)]
-    return started(
-        "serve",
-        "--bundle",
-        "digits-wrn-10-1",
-        *("--rounds", rounds, "--broker", broker.url, "--run-dir", folder / "run", *extra),
-        log=folder / "serve.log",
-    )
-
-
-def join(broker, folder, name, *extra, data=None):
-    return started(
-        "join",
-        broker.url,
-        *("--data", data or samples(folder, name), "--name", name, "--state", folder / name, *extra),
-        log=folder / f"{name}.log",
-    )
-
-
-def eventually(condition, timeout_s=30.0):
-    """Wait for a condition. Fails when it does not come true in time."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    pytest.fail(f"not within {timeout_s} s: {condition}")
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def test_the_demo_runs_every_kind_on_every_device_and_keeps_its_figures(tmp_path):
+def test_the_demo_runs_every_kind_on_every_device_and_keeps_its_figures(lines, program, tmp_path):
     folder = tmp_path / "demo"
     ended = subprocess.run(
-        [COMMAND, "demo", "--rounds", "4", "--run-dir", folder],
+        [program, "demo", "--rounds", "4", "--run-dir", folder],
         capture_output=True,
         text=True,
         timeout=180,
@@ -122,19 +73,19 @@ def test_the_demo_runs_every_kind_on_every_device_and_keeps_its_figures(tmp_path
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_aggregator_killed_in_a_round_goes_on_with_what_it_had_acknowledged(broker, tmp_path):
+def test_an_aggregator_killed_in_a_round_goes_on_with_what_it_had_acknowledged(serve, join, lines, tmp_path):
     stored = tmp_path / "run" / "contributions.jsonl"
     slow = ("--as", "pi-5", "--slow", "20")
-    with join(broker, tmp_path, "a", *slow) as a, join(broker, tmp_path, "b", *slow) as b:
+    with join("a", *slow) as a, join("b", *slow) as b:
         for kill_after_s in (4.0, 2.5):
-            with serve(broker, tmp_path, rounds=6) as service:
+            with serve(rounds=6) as service:
                 time.sleep(kill_after_s)
                 assert service.poll() is None
                 service.kill()
         accepted = {
             name: (tmp_path / f"{name}.log").read_text().count("full accepted") for name in ("a", "b")
         }
-        with serve(broker, tmp_path, rounds=6) as service:
+        with serve(rounds=6) as service:
             assert service.wait(60) == 0
         assert (a.poll(), b.poll()) == (None, None)
     counted = Counter((c["round"], c["device"]) for c in lines(stored))
@@ -144,36 +95,36 @@ def test_an_aggregator_killed_in_a_round_goes_on_with_what_it_had_acknowledged(b
         assert sum(device == name for _, device in counted) >= told
 
 
-def test_bad_data_ends_the_device_in_one_line_and_the_others_go_on(broker, tmp_path):
+def test_bad_data_ends_the_device_in_one_line_and_the_others_go_on(serve, join, lines, tmp_path):
     wrong = tmp_path / "wrong.npz"
     np.savez(wrong, x=np.zeros((3, 8, 8)), y=np.array([1, 2, 99]))
     unreadable = tmp_path / "unreadable"
     unreadable.mkdir()
     (unreadable / "a.npz").write_bytes(b"nothing of the kind")
-    with serve(broker, tmp_path, rounds=2) as service:
+    with serve(rounds=2) as service:
         for name, data, message in (
             ("bad-labels", wrong, "label 99 is not of the task, whose labels are 0 to 9"),
             ("bad-files", unreadable, "no readable samples in"),
         ):
-            with join(broker, tmp_path, name, data=data) as device:
+            with join(name, data=data) as device:
                 assert device.wait(30) == 2
             last = (tmp_path / f"{name}.log").read_text().splitlines()[-1]
             assert last.startswith("device-runtime: ")
             assert message in last
         with (
-            join(broker, tmp_path, "a", "--until-done") as a,
-            join(broker, tmp_path, "b", "--until-done") as b,
+            join("a", "--until-done") as a,
+            join("b", "--until-done") as b,
         ):
             assert (service.wait(60), a.wait(20), b.wait(20)) == (0, 0, 0)
     assert {c["device"] for c in lines(tmp_path / "run" / "contributions.jsonl")} == {"a", "b"}
 
 
-def test_a_wrong_password_is_said_in_one_line(tmp_path):
+def test_a_wrong_password_is_said_in_one_line(digits_in, program, tmp_path):
     running = brokers.start("auto", BrokerOptions(users={"pi": "secret", "aggregator": "other"}))
     try:
-        with_password = running.url.replace("mqtt://", "mqtt://pi:wrong@")
+        with_password, data = running.url.replace("mqtt://", "mqtt://pi:wrong@"), tmp_path / "pi.npz"
         ended = subprocess.run(
-            [COMMAND, "join", with_password, "--data", str(samples(tmp_path, "pi")), "--state", tmp_path],
+            [program, "join", with_password, "--data", digits_in(data), "--state", tmp_path],
             capture_output=True,
             text=True,
             timeout=30,
@@ -187,8 +138,8 @@ def test_a_wrong_password_is_said_in_one_line(tmp_path):
     assert "wrong@" not in line
 
 
-def test_a_device_idle_after_joining_holds_less_than_90_mb(broker, tmp_path):
-    with serve(broker, tmp_path), join(broker, tmp_path, "a") as device:
+def test_a_device_idle_after_joining_holds_less_than_90_mb(serve, join, eventually, tmp_path):
+    with serve(), join("a") as device:
         eventually(lambda: "samples of" in (tmp_path / "a.log").read_text())
         time.sleep(1.0)
         assert psutil.Process(device.pid).memory_info().rss < 90e6
@@ -256,14 +207,16 @@ class ScriptedAggregator:
 
 
 @pytest.mark.parametrize("kind", ["zeroth-order", "full"])
-def test_a_contribution_without_receipt_survives_kill_9_of_the_device(broker, bundle, tmp_path, kind):
+def test_a_contribution_without_receipt_survives_kill_9_of_the_device(
+    broker, bundle, tmp_path, join, eventually, digits_in, kind
+):
     aggregator = ScriptedAggregator(broker, bundle)
-    data = samples(tmp_path, "a")
-    with join(broker, tmp_path, "a", data=data) as device:
+    data = digits_in(tmp_path / "a.npz")
+    with join("a", data=data) as device:
         first = aggregator.answer([kind])
         device.kill()
     assert list((tmp_path / "a" / "outbox").glob("*.msg"))
-    with join(broker, tmp_path, "a", data=data) as device:
+    with join("a", data=data) as device:
         again = aggregator.answer([kind])
         assert (again.run, again.round, again.kind) == (first.run, first.round, first.kind)
         assert (again.body, again.blob) == (first.body, first.blob)
@@ -273,9 +226,9 @@ def test_a_contribution_without_receipt_survives_kill_9_of_the_device(broker, bu
         assert device.poll() is None
 
 
-def test_rubbish_from_the_aggregator_s_side_does_not_end_a_device(broker, bundle, tmp_path):
+def test_rubbish_from_the_aggregator_s_side_does_not_end_a_device(broker, bundle, join, eventually, tmp_path):
     aggregator = ScriptedAggregator(broker, bundle)
-    with join(broker, tmp_path, "a") as device:
+    with join("a") as device:
         eventually(lambda: "connected" in (tmp_path / "a.log").read_text())
         for leaf in ("task", "receipt", "get", "block/00/0", "what/is/this"):
             for rubbish in (b"", b"\x00", b"\xc1" * 50, b"\x99" + bytes(20)):
@@ -294,23 +247,32 @@ min_devices = {devices}
 """
 
 
-def serve_two(broker, folder, *extra, turned=False):
+@pytest.fixture
+def serve_two(broker, launched, tmp_path):
+    """A service of two tasks; `turned`: named in the other order."""
     tasks = {"digits": (2, 2), "letters": (4, 1)}
     for name, (rounds, devices) in tasks.items():
-        (folder / f"{name}.toml").write_text(TASK.format(name=name, rounds=rounds, devices=devices))
-    files = [folder / f"{name}.toml" for name in (reversed(tasks) if turned else tasks)]
-    options = ("--broker", broker.url, "--run-dir", folder / "runs", *extra)
-    return started("serve", *files, *options, log=folder / "serve.log")
+        (tmp_path / f"{name}.toml").write_text(TASK.format(name=name, rounds=rounds, devices=devices))
+
+    def start(turned=False):
+        files = [tmp_path / f"{name}.toml" for name in (reversed(tasks) if turned else tasks)]
+        where = ("--broker", broker.url, "--run-dir", tmp_path / "runs")
+        return launched(tmp_path / "serve.log", "serve", *files, *where)
+
+    return start
 
 
-def devices_by_round(folder, task):
-    """Who contributed, by round."""
-    path = folder / "runs" / task / "contributions.jsonl"
-    rounds = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        record = json.loads(line)
-        rounds.setdefault(record["round"], set()).add(record["device"])
-    return rounds
+@pytest.fixture
+def devices_by_round(lines, tmp_path):
+    """Who contributed to a task, by round."""
+
+    def of(task):
+        rounds = {}
+        for record in lines(tmp_path / "runs" / task / "contributions.jsonl"):
+            rounds.setdefault(record["round"], set()).add(record["device"])
+        return rounds
+
+    return of
 
 
 def signing_keys(folder):
@@ -318,16 +280,18 @@ def signing_keys(folder):
     return [(folder / "runs" / task / AGGREGATOR_KEY).read_text() for task in ("digits", "letters")]
 
 
-def test_each_device_is_in_its_task_and_goes_on_to_the_next_when_it_may(broker, tmp_path):
+def test_each_device_is_in_its_task_and_goes_on_to_the_next_when_it_may(
+    join, serve_two, devices_by_round, tmp_path
+):
     with (
-        serve_two(broker, tmp_path) as service,
-        join(broker, tmp_path, "a", "--task", "digits", "--until-done") as a,
-        join(broker, tmp_path, "any", "--until-done") as anywhere,
-        join(broker, tmp_path, "c", "--task", "letters", "--until-done") as c,
+        serve_two() as service,
+        join("a", "--task", "digits", "--until-done") as a,
+        join("any", "--until-done") as anywhere,
+        join("c", "--task", "letters", "--until-done") as c,
     ):
         for process in (a, anywhere, c, service):
             assert process.wait(timeout=120) == 0
-    first, second = devices_by_round(tmp_path, "digits"), devices_by_round(tmp_path, "letters")
+    first, second = devices_by_round("digits"), devices_by_round("letters")
     assert set(first) == {1, 2}
     assert set(second) == {1, 2, 3, 4}
     assert set().union(*first.values()) <= {"a", "any"}
@@ -338,41 +302,41 @@ def test_each_device_is_in_its_task_and_goes_on_to_the_next_when_it_may(broker, 
     assert "letters: round 4 of 4" in said
 
 
-def test_all_tasks_go_on_after_a_kill(broker, tmp_path):
-    data = samples(tmp_path, "shared")
+def test_all_tasks_go_on_after_a_kill(join, eventually, digits_in, serve_two, devices_by_round, tmp_path):
+    data = digits_in(tmp_path / "shared.npz")
     with (
-        join(broker, tmp_path, "a", "--task", "digits", data=data),
-        join(broker, tmp_path, "b", "--task", "digits", data=data),
-        join(broker, tmp_path, "c", "--task", "letters", data=data),
+        join("a", "--task", "digits", data=data),
+        join("b", "--task", "digits", data=data),
+        join("c", "--task", "letters", data=data),
     ):
-        with serve_two(broker, tmp_path) as service:
-            eventually(lambda: devices_by_round(tmp_path, "letters") and devices_by_round(tmp_path, "digits"))
+        with serve_two() as service:
+            eventually(lambda: devices_by_round("letters") and devices_by_round("digits"))
             service.kill()
             service.wait()
         keys = signing_keys(tmp_path)
-        with serve_two(broker, tmp_path, turned=True) as service:
+        with serve_two(turned=True) as service:
             assert service.wait(timeout=120) == 0
     assert len(set(keys)) == 2
     assert signing_keys(tmp_path) == keys
     assert "resumed" in (tmp_path / "serve.log").read_text()
     for task, rounds, devices in (("digits", 2, {"a", "b"}), ("letters", 4, {"c"})):
-        counted = devices_by_round(tmp_path, task)
+        counted = devices_by_round(task)
         assert set(counted) == set(range(1, rounds + 1))
         assert all(who == devices for who in counted.values())
 
 
-def test_two_tasks_of_one_name_are_refused(broker, tmp_path):
+def test_two_tasks_of_one_name_are_refused(broker, launched, tmp_path):
     (tmp_path / "one.toml").write_text(TASK.format(name="same", rounds=1, devices=1))
     arguments = ("serve", tmp_path / "one.toml", tmp_path / "one.toml", "--broker", broker.url)
-    with started(*arguments, log=tmp_path / "serve.log") as service:
+    with launched(tmp_path / "serve.log", *arguments) as service:
         assert service.wait(timeout=30) != 0
     assert "tasks are called same, same: each needs a name of its own" in (tmp_path / "serve.log").read_text()
 
 
-def test_the_run_of_one_task_is_not_begun_anew_when_another_comes_to_it(broker, tmp_path):
+def test_the_run_of_one_task_is_not_begun_anew_when_another_comes_to_it(serve_two, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "run.sqlite").touch()
-    with serve_two(broker, tmp_path) as service:
+    with serve_two() as service:
         assert service.wait(timeout=30) != 0
     assert (
         "is the run folder of one task, and several have a folder each"

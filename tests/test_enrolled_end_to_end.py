@@ -3,15 +3,12 @@
 import json
 import os
 import pwd
+import queue
 import signal
 import subprocess
-import sys
-import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 
-import numpy as np
 import pytest
 
 from broker import mosquitto, topics
@@ -22,46 +19,32 @@ from broker.signing import Signer
 from broker.site import Opened
 
 pytestmark = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
-COMMAND = str(Path(sys.executable).with_name("device-runtime"))
 PATIENCE_S = 120.0
 
 
-def command(*arguments):
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE_S)
+@pytest.fixture
+def command(program):
+    """The command, run to its end."""
+
+    def run(*arguments):
+        words = [program, *map(str, arguments)]
+        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    return run
 
 
-@contextmanager
-def started(log, *arguments):
-    """A process whose output goes to a log; killed at the end if it is still there."""
-    with log.open("ab") as out:
-        process = subprocess.Popen([*map(str, arguments)], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
-def eventually(condition):
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.1)
-
-
-def samples(path, seed):
-    rng = np.random.default_rng(seed)
-    np.savez(path, x=rng.integers(0, 17, (40, 8, 8)).astype(np.uint8), y=rng.integers(0, 10, 40))
-    return path
+@pytest.fixture
+def build(tmp_path, command, launched, digits_in, lines):
+    """Set up a house; `web`: who is enrolled to connect over WebSockets."""
+    return lambda web=(): House(tmp_path, (command, launched, digits_in, lines), web)
 
 
 class House:
     """The folder of a broker, Mosquitto on it, and the folders of devices."""
 
-    def __init__(self, folder, web=()):
-        """`web`: who is enrolled to connect over WebSockets."""
+    def __init__(self, folder, tools, web):
         self.folder, self.web = folder, web
+        self._command, self._launched, self._digits_in, self._lines = tools
         self.site = folder / "enrolment"
         user = ["--run-as", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
         ports = set()
@@ -69,12 +52,12 @@ class House:
             ports.add(find_port(BrokerOptions()))
         port, web_port = ports
         listeners = ["--port", port, *(["--websockets", web_port] if web else [])]
-        made = command("broker", "init", self.site, "--name", "127.0.0.1", *listeners, *user)
+        made = self._command("broker", "init", self.site, "--name", "127.0.0.1", *listeners, *user)
         assert made.returncode == 0, made.stderr
         self.start = next(line.strip() for line in made.stdout.splitlines() if "-c " in line).split()
 
     def mosquitto(self):
-        return started(self.folder / "mosquitto.log", *self.start)
+        return self._launched(self.folder / "mosquitto.log", other=tuple(self.start))
 
     def running(self):
         return "running" in (self.folder / "mosquitto.log").read_text()
@@ -82,42 +65,33 @@ class House:
     def enrol(self, name):
         """As an operator does: the line that is printed, pasted on the device."""
         web = ["--websockets"] if name in self.web else []
-        added = command("device", "add", name, "--dir", self.site, *web)
+        added = self._command("device", "add", name, "--dir", self.site, *web)
         program, *line = added.stdout.split()
         assert (program, added.returncode) == ("device-runtime", 0), added.stderr
-        joined = command(*line, "--state", self.folder / name)
+        joined = self._command(*line, "--state", self.folder / name)
         assert joined.returncode == 0, joined.stderr
 
     def join(self, name, *extra):
-        data = samples(self.folder / f"{name}.npz", len(name))
-        log = self.folder / f"{name}.log"
-        return started(log, COMMAND, "join", "--data", data, "--state", self.folder / name, *extra)
+        mine = ("--data", self._digits_in(self.folder / f"{name}.npz"), "--state", self.folder / name)
+        return self._launched(self.folder / f"{name}.log", "join", *mine, *extra)
 
     def serve(self, rounds, *extra):
-        options = [
-            "--bundle",
-            "digits-wrn-10-1",
-            "--kinds",
-            "few-shot",
-            "--rounds",
-            rounds,
-            "--deadline",
-            "20",
-        ]
+        options = f"--bundle digits-wrn-10-1 --kinds few-shot --rounds {rounds} --deadline 20".split()
         run = ["--enrolment", self.site, "--run-dir", self.folder / "run", "--min-devices", "2", *extra]
-        return started(self.folder / "serve.log", COMMAND, "serve", *options, *run)
+        return self._launched(self.folder / "serve.log", "serve", *options, *run)
 
     def said(self, name):
         path = self.folder / f"{name}.log"
         return path.read_text() if path.exists() else ""
 
     def contributions(self):
-        path = self.folder / "run" / "contributions.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return self._lines(self.folder / "run" / "contributions.jsonl")
 
 
-def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_not(tmp_path):
-    house = House(tmp_path)
+def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_not(
+    build, command, eventually, tmp_path
+):
+    house = build()
     with house.mosquitto() as broker:
         eventually(house.running)
         for name in ("pi-1", "pi-2", "pi-3"):
@@ -129,7 +103,7 @@ def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_
             eventually(lambda: "connected" in house.said("pi-1") and "connected" in house.said("pi-2"))
 
             # An offer of somebody else who may speak to all, by the broker's own word, is not acted on.
-            forger = Link(Opened(house.site).for_aggregator, "forger", _nowhere(), LinkOptions())
+            forger = Link(Opened(house.site).for_aggregator, "forger", queue.SimpleQueue(), LinkOptions())
             forger.connect()
             forged = _offer(b"forged")
             for payload in (Signer(bytes(32)).seal(topics.down("pi-1", "task"), forged, 1), b"\x93\x03"):
@@ -168,9 +142,11 @@ def test_two_enrolled_devices_take_part_over_tls_and_whoever_is_not_let_in_does_
         broker.send_signal(signal.SIGTERM)
 
 
-def test_devices_over_web_sockets_and_one_over_tcp_go_on_where_mosquitto_was_killed(tmp_path):
+def test_devices_over_web_sockets_and_one_over_tcp_go_on_where_mosquitto_was_killed(
+    build, command, eventually, tmp_path
+):
     names, rounds = ("pi-1", "pi-2", "pi-3"), 5
-    house = House(tmp_path, web=names[:2])
+    house = build(names[:2])
     with ExitStack() as stack:
         with house.mosquitto() as broker:
             eventually(lambda: house.running() or broker.poll() is not None)
@@ -195,8 +171,8 @@ def test_devices_over_web_sockets_and_one_over_tcp_go_on_where_mosquitto_was_kil
     assert counted == Counter((number, name) for number in range(1, rounds + 1) for name in names)
 
 
-def test_an_aggregator_with_another_key_gets_no_update(tmp_path):
-    house = House(tmp_path)
+def test_an_aggregator_with_another_key_gets_no_update(build, eventually):
+    house = build()
     with house.mosquitto():
         eventually(house.running)
         house.enrol("pi-1")
@@ -205,12 +181,6 @@ def test_an_aggregator_with_another_key_gets_no_update(tmp_path):
             eventually(lambda: "refused: it is not signed by the aggregator" in house.said("pi-1"))
             assert device.poll() is None
         assert not house.contributions()
-
-
-def _nowhere():
-    import queue
-
-    return queue.SimpleQueue()
 
 
 def _offer(content):

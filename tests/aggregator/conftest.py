@@ -4,7 +4,7 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -210,13 +210,6 @@ def bench(tmp_path, database):
     yield make
     for one in benches:
         one.service.close()
-
-
-@pytest.fixture
-def broker() -> Iterator:
-    running = brokers.start()
-    yield running
-    running.stop()
 
 
 class Scripted:

@@ -1,10 +1,8 @@
 """The real command over a real socket: what is not to be believed, and a broker that is killed under it."""
 
 import queue
-import subprocess
-import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import msgspec
 import numpy as np
@@ -16,31 +14,6 @@ from broker.messages import Blob, Contribution, Hello, Metrics, Offer, Receipt, 
 from broker.running import BrokerOptions
 from broker.url import BrokerUrl
 from models import tensors
-
-MAIN = "import sys; from device_runtime.cli import main; sys.exit(main(sys.argv[1:]))"
-
-
-def words(line):
-    return line.split()
-
-
-def started(*arguments, log):
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            [sys.executable, "-c", MAIN, *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-        )
-
-
-@pytest.fixture
-def processes():
-    running = []
-    yield running
-    for process in running:
-        process.kill()
-        process.wait()
 
 
 class Sender:
@@ -127,23 +100,11 @@ def lies(good, n):
 
 
 def test_what_is_not_to_be_believed_is_refused_in_one_line_and_the_served_model_is_untouched(
-    broker, processes, update_of, bundle, tmp_path
+    broker, serve, update_of, bundle, tmp_path
 ):
-    options = [
-        "--bundle",
-        "digits-wrn-10-1",
-        "--rounds",
-        "1",
-        "--deadline",
-        "60",
-        "--min-devices",
-        "2",
-        "--kinds",
-        "few-shot",
-    ]
     folder = tmp_path / "run"
-    log = tmp_path / "log"
-    processes.append(started("serve", *options, "--broker", broker.url, "--run-dir", folder, log=log))
+    options = "--bundle digits-wrn-10-1 --rounds 1 --deadline 60 --min-devices 2 --kinds few-shot --quiet"
+    service = serve(*options.split(), "--broker", broker.url, "--run-dir", folder)
     liar, honest = Sender("liar", broker.url), Sender("honest", broker.url)
     liar.hello()
     offer = honest.hello()
@@ -160,7 +121,8 @@ def test_what_is_not_to_be_believed_is_refused_in_one_line_and_the_served_model_
             liar.link.publish(topics.up("liar", leaf), rubbish)
             liar.link.publish(topics.up("honest", leaf), rubbish)  # an open broker lets it through
     assert honest.send(offer, (good, n)).status == "accepted"
-    assert processes[0].wait(30) == 0
+    output, _ = service.communicate(timeout=120)
+    assert service.returncode == 0, output
     served = tensors.decode((folder / "served.safetensors").read_bytes())
     for name, value in {**bundle.weights(), **good}.items():
         np.testing.assert_allclose(served[name], value, rtol=1e-6)
@@ -169,46 +131,28 @@ def test_what_is_not_to_be_believed_is_refused_in_one_line_and_the_served_model_
 
 
 @pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
-def test_a_run_goes_on_when_the_broker_is_killed_in_mid_round_and_comes_back(processes, tmp_path, eventually):
-    rng = np.random.default_rng(0)
-    data = tmp_path / "data.npz"
-    np.savez(data, x=rng.integers(0, 16, (60, 8, 8)).astype(np.uint8), y=np.arange(60) % 10)
+def test_a_run_goes_on_when_the_broker_is_killed_in_mid_round_and_comes_back(
+    launched, digits_in, lines, eventually, tmp_path
+):
     running = brokers.start("mosquitto")
-    port = BrokerUrl.parse(running.url).port
-    options = [
-        "--bundle",
-        "digits-wrn-10-1",
-        "--rounds",
-        "4",
-        "--deadline",
-        "60",
-        "--min-devices",
-        "2",
-        "--min-contributions",
-        "2",
-    ]
-    folder = tmp_path / "run"
+    port, folder = BrokerUrl.parse(running.url).port, tmp_path / "run"
+    words = "--bundle digits-wrn-10-1 --rounds 4 --deadline 60 --min-devices 2 --min-contributions 2"
+    options = words.split()
     where = ("--broker", running.url, "--run-dir", folder)
-    processes.append(started("serve", *options, *where, log=tmp_path / "serve.log"))
-    for name in ("a", "b"):
-        device = ("join", running.url, "--data", data, "--name", name, "--state", tmp_path / name)
-        slow = ("--as", "pi-5", "--slow", "10", "--until-done")
-        processes.append(started(*device, *slow, log=tmp_path / f"{name}.log"))
-
-    def closed():
-        rounds = folder / "rounds.jsonl"
-        return len(rounds.read_bytes().splitlines()) if rounds.exists() else 0
-
-    assert eventually(lambda: closed() >= 1, 40)
-    running.kill()
-    time.sleep(0.5)
-    before = closed()
-    running = brokers.start("mosquitto", BrokerOptions(port=port))
-    try:
-        assert before < 4
-        assert [process.wait(60) for process in processes] == [0, 0, 0]
-    finally:
-        running.stop()
-    lines = [msgspec.json.decode(line) for line in (folder / "contributions.jsonl").read_bytes().splitlines()]
-    counted = [(line["round"], line["device"]) for line in lines]
+    with ExitStack() as stack:
+        stack.callback(running.stop)
+        processes = [stack.enter_context(launched(tmp_path / "serve.log", "serve", *options, *where))]
+        for name in ("a", "b"):
+            mine = ("--data", digits_in(tmp_path / f"{name}.npz"), "--name", name, "--state", tmp_path / name)
+            slow = ("--as", "pi-5", "--slow", "10", "--until-done")
+            device = launched(tmp_path / f"{name}.log", "join", running.url, *mine, *slow)
+            processes.append(stack.enter_context(device))
+        assert eventually(lambda: lines(folder / "rounds.jsonl"))
+        running.kill()
+        time.sleep(0.5)
+        assert len(lines(folder / "rounds.jsonl")) < 4
+        running = brokers.start("mosquitto", BrokerOptions(port=port))
+        stack.callback(running.stop)
+        assert [process.wait(120) for process in processes] == [0, 0, 0]
+    counted = [(one["round"], one["device"]) for one in lines(folder / "contributions.jsonl")]
     assert sorted(counted) == [(number, name) for number in range(1, 5) for name in ("a", "b")]

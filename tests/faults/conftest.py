@@ -38,16 +38,6 @@ KINDS = {
 }
 
 
-def until(condition, timeout_s=30.0):
-    """Wait for it; whether it came true."""
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
-
-
 Rule = Callable[[bool, str, bytes], list[tuple[str, bytes]] | None]
 """(up, topic, payload) of a message -> what goes on in its place: None for itself, [] for nothing."""
 
@@ -318,6 +308,7 @@ class Site:
 
     kind: str
     folder: object
+    digits_in: Callable
     parts: list = field(default_factory=list)
 
     def broker(self, **options):
@@ -352,14 +343,9 @@ class Site:
         return self.parts[-1].start()
 
     def data(self, name):
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        mine = np.random.default_rng(list(name.encode())).choice(len(digits.target), 30, replace=False)
+        mine = np.random.default_rng(list(name.encode())).choice(1797, 30, replace=False)
         (self.folder / "data").mkdir(exist_ok=True)
-        path = self.folder / "data" / f"{name}.npz"
-        np.savez(path, x=digits.images[mine].astype(np.uint8), y=digits.target[mine])
-        return path
+        return self.digits_in(self.folder / "data" / f"{name}.npz", mine)
 
     def audit(self, aggregator, *devices, rounds=2):
         """Nothing acknowledged is lost, nothing counts twice, every round has its record."""
@@ -398,29 +384,24 @@ def quick(monkeypatch):
 
 
 @pytest.fixture(params=[pytest.param("mosquitto", marks=needs_mosquitto), "amqtt"])
-def site(request, tmp_path):
+def site(request, tmp_path, digits_in):
     """On both brokers, one after the other."""
-    made = Site(request.param, tmp_path)
+    made = Site(request.param, tmp_path, digits_in)
     yield made
     made.close()
 
 
 @pytest.fixture
-def mosquitto_site(tmp_path):
+def mosquitto_site(tmp_path, digits_in):
     if mosquitto.find() is None:
         pytest.skip("mosquitto is not installed")
-    made = Site("mosquitto", tmp_path)
+    made = Site("mosquitto", tmp_path, digits_in)
     yield made
     made.close()
 
 
 @pytest.fixture
-def amqtt_site(tmp_path):
-    made = Site("amqtt", tmp_path)
+def amqtt_site(tmp_path, digits_in):
+    made = Site("amqtt", tmp_path, digits_in)
     yield made
     made.close()
-
-
-@pytest.fixture
-def eventually():
-    return until
