@@ -23,13 +23,14 @@ def resampled(samples: NDArray[np.float32], rate: int, wanted: int, count: int) 
     steps = np.arange(-reach, reach + 1)
     made = np.empty(count, np.float32)
     for begin in range(0, count, BLOCK):
-        times = np.arange(begin, min(begin + BLOCK, count)) * (rate / wanted)
-        nearest = np.rint(times).astype(np.int64)
-        away = (times - nearest)[:, None] - steps
+        times = np.arange(begin, min(begin + BLOCK, count)) * rate  # in units of 1 / wanted
+        nearest = (times + wanted // 2) // wanted
+        phases, which = np.unique(times - nearest * wanted, return_inverse=True)  # as few as the ratio has
+        away = (phases / wanted)[:, None] - steps
         window = np.cos(np.pi / 2 * np.clip(away / (reach + 1), -1, 1)) ** 2
         weights = width * np.sinc(width * away) * window
         taken = padded[np.minimum(nearest[:, None] + steps + reach + 1, len(padded) - 1)]
-        made[begin : begin + BLOCK] = (weights * taken).sum(axis=1)
+        made[begin : begin + BLOCK] = np.einsum("ij,ij->i", weights[which], taken)
     return made
 
 

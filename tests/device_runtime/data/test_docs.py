@@ -1,0 +1,79 @@
+"""The examples of docs/data-on-device.md, run on the files that they speak of."""
+
+import re
+import shlex
+import sqlite3
+import wave
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from device_runtime.cli import main
+
+DOCS = (Path(__file__).parents[3] / "docs" / "data-on-device.md").read_text("utf-8")
+EXAMPLES = dict(re.findall(r"^\$ device-runtime (data check .*)\n((?:(?!\$ |```).*\n)+)", DOCS, re.M))
+RECORDED = (
+    ("Yes", 16000, 1, 1.0, 6),
+    ("no", 44100, 2, 1.5, 4),
+    ("kitchen", 8000, 1, 0.6, 2),
+    ("door", 8000, 1, 1.0, 1),
+)
+"""Folder, rate, channels, seconds and number of the recordings."""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, png_bytes):
+    """A folder with pictures/, digits.db and recorded/, as the page has them."""
+    monkeypatch.chdir(tmp_path)
+    digits = load_digits()
+    with closing(sqlite3.connect("digits.db")) as database, database:
+        database.execute("CREATE TABLE seen (pixels BLOB, digit INTEGER)")
+        for number in range(120):
+            image, label = np.uint8(digits.images[number]), str(digits.target[number])
+            put(tmp_path / "pictures" / label / f"{number}.png", png_bytes(image * 15))
+            database.execute("INSERT INTO seen VALUES (?, ?)", (image.tobytes(), label))
+    put(tmp_path / "pictures" / "blank" / "0.png", png_bytes(np.uint8(digits.images[0]) * 15))
+    put(tmp_path / "pictures" / "1" / "cut.png", png_bytes(np.uint8(digits.images[0]))[:60])
+    put(tmp_path / "pictures" / "notes.txt", b"")
+    return tmp_path
+
+
+def put(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def record(path, rate, channels, seconds):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setparams((channels, 2, rate, 0, "NONE", ""))
+        file.writeframes(np.random.default_rng(0).bytes(2 * channels * int(rate * seconds)))
+
+
+@pytest.mark.parametrize("line", [line for line in EXAMPLES if "recorded" not in line])
+def test_data_check_prints_what_the_page_shows(place, capsys, line):
+    assert main(shlex.split(line)) == 0
+    assert capsys.readouterr().out.rstrip() == EXAMPLES[line].rstrip()
+
+
+def test_the_label_map_of_the_page_does_what_the_page_shows(place, speech, monkeypatch, capsys):
+    for name, rate, channels, seconds, count in RECORDED:
+        for number in range(count):
+            record(place / "recorded" / name / f"{number}.wav", rate, channels, seconds)
+    cut = place / "recorded" / "no" / "3.wav"
+    cut.write_bytes(cut.read_bytes()[:9000])
+    [labels] = re.findall(r"```toml\n(.*?)```", DOCS, re.S)
+    (place / "recorded" / "labels.toml").write_text(labels)
+    manifest = msgspec.structs.replace(speech, name="words", labels=("yes", "no", "_unknown_", "_silence_"))
+    monkeypatch.setattr("device_runtime.commands.data.find", lambda name: name)
+    monkeypatch.setattr(
+        "device_runtime.commands.data.Bundle.open", lambda path: SimpleNamespace(manifest=manifest)
+    )
+    [line] = [line for line in EXAMPLES if "recorded" in line]
+    assert main(shlex.split(line)) == 0
+    assert capsys.readouterr().out.rstrip() == EXAMPLES[line].rstrip()
