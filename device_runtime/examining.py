@@ -20,7 +20,7 @@ from models.bundle import Bundle
 from models.engine import DeviceModel
 from models.engines import engine_choices, open_model
 from models.errors import EngineError, ModelError
-from profiles.cost import SESSION_BYTES
+from profiles.cost import session_bytes
 from strategies.accountant import PrivacyError
 from strategies.privacy import DpSgd
 
@@ -114,7 +114,9 @@ def memory(bundle: Bundle) -> Finding:
     """What is free now against what each graph needs in batches of 32."""
     free = limit_bytes(None, None) - int(psutil.Process().memory_info().rss)
     graphs = bundle.manifest.graphs.items()
-    needed = {name: SESSION_BYTES + graph.memory_bytes(graph.rows(BATCH)) for name, graph in graphs}
+    needed = {
+        name: session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(BATCH)) for name, graph in graphs
+    }
     most = max(needed, key=lambda name: needed[name])
     found = f"{_mb(free)} free; {most} needs most, {_mb(needed[most])}"
     if free >= needed[most]:

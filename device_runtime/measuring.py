@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,23 +14,43 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from models.engine import DeviceModel, Inputs
-from models.manifest import Manifest
+from models.engine import DeviceModel, Gradients, Inputs
+from models.engines import EngineWish
+from models.head import SoftmaxHead
+from models.manifest import TRAINING, Graph, Manifest
+from models.optimizer import Sgd
 from profiles import DeviceProfile, Speed, host_profile, measure_speed
-from profiles.measure import Trial
+from profiles.measure import Clocks, Trial
 
 from .errors import OutOfMemory
 from .watching import Pretence
 
 log = logging.getLogger(__name__)
 
+STEP = Sgd(1e-3, momentum=0.5, weight_decay=1e-5)
+"""As most kinds train."""
 
-def measure(model: DeviceModel, clock: Callable[[], float], batch: int = 32) -> Speed:
-    """Time forward passes, training steps and losses of this bundle, in under 3 seconds.
+HEAD, HEAD_STEPS = "head", 50
+"""The classifier alone, and how many of its steps are timed together: one takes some microseconds."""
 
-    One graph is held at a time. What the memory does not allow is left out; raises OutOfMemory when that is
-    even a forward pass.
+
+def ready(model: DeviceModel) -> None:
+    """The engine is loaded, and what it holds is part of the idle process; no graph is held.
+
+    Raises OutOfMemory when the memory does not even allow a forward pass.
     """
+    x, _ = drawn(model.manifest, 1)
+    model.forward(x)
+    model.unload()
+
+
+def measure(model: DeviceModel, clocks: Clocks, batch: int = 32) -> Speed:
+    """Time forward passes, training steps and losses of this bundle, in about 3 seconds.
+
+    One graph is held at a time. What the memory does not allow is left out, and predicted; raises OutOfMemory
+    when that is even a forward pass.
+    """
+    ready(model)
     graphs = model.manifest.graphs
     x, y = drawn(model.manifest, batch)
     wanted = ("forward", *(f"train.{tunable}" for tunable in model.manifest.sets), "loss.all")
@@ -37,7 +58,37 @@ def measure(model: DeviceModel, clock: Callable[[], float], batch: int = 32) -> 
     for name in (name for name in wanted if name in graphs):
         held = _Held(model, partial(_runnable, model, name, x, y))
         trials[name] = Trial(held.run, batch, graphs[name].flops, held.close)
-    return measure_speed(trials, clock, left_out=OutOfMemory)
+    return completed(
+        measure_speed({**trials, HEAD: _head_steps(model)}, clocks, left_out=OutOfMemory), graphs
+    )
+
+
+def completed(speed: Speed, graphs: Mapping[str, Graph]) -> Speed:
+    """With the graphs that were not measured: as fast, operation for operation, as those measured of their
+    sort, and as slow to open as these are for their size.
+    """
+    measured = [name for name in graphs if name in speed.seconds]
+    seconds, opening = ({name: known[name] for name in measured} for known in (speed.seconds, speed.opening))
+    a_byte = sum(opening.values()) / sum(graphs[name].bytes for name in measured)
+    for name, graph in graphs.items():
+        if name not in measured:
+            alike = [other for other in measured if _trains(other) == _trains(name)] or measured
+            flops = sum(graphs[other].flops for other in alike)
+            seconds[name] = graph.flops * sum(speed.seconds[other] for other in alike) / max(flops, 1)
+            opening[name] = graph.bytes * a_byte
+    source = f"{speed.source}; {len(graphs) - len(measured)} of {len(graphs)} graphs by their operations"
+    return Speed(speed.flops_per_s, seconds, source, opening, speed.seconds.get(HEAD, 0.0))
+
+
+def _trains(graph: str) -> bool:
+    return graph.partition(".")[0] in TRAINING
+
+
+def _head_steps(model: DeviceModel) -> Trial:
+    """Steps of the linear classifier on few samples, which are hardly any arithmetic."""
+    head = SoftmaxHead(model.manifest, model.weights)
+    features, y = np.zeros((4, model.manifest.head.features), np.float32), np.zeros(4, np.int64)
+    return Trial(partial(head.train, features, y, [np.arange(4)] * HEAD_STEPS, STEP), HEAD_STEPS, 0.0)
 
 
 class _Held:
@@ -71,8 +122,19 @@ def _runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[np.int64]) ->
         return partial(model.forward, x)
     what, tunable = name.split(".")
     if what == "train":
-        return partial(model.trainer(tunable).loss_and_grads, x, y)
+        return _training(model.trainer(tunable), x, y)
     return partial(model.probe(tunable).loss, x, y)
+
+
+def _training(trainer: Gradients, x: Inputs, y: NDArray[np.int64]) -> Callable[[], object]:
+    """With the optimiser's step."""
+    steps = STEP.start(trainer.params.vector)
+
+    def step() -> None:
+        trainer.loss_and_grads(x, y)
+        steps.step(trainer.params.vector, trainer.grads.vector)
+
+    return step
 
 
 def profile(speed: Speed, engine: str, pretence: Pretence | None = None) -> DeviceProfile:
@@ -104,6 +166,12 @@ class SpeedCache:
             temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self._known)))
             temporary.replace(self._path)
         return self._known[key]
+
+
+def clocks(passed: Callable[[], float], wish: EngineWish, pretence: Pretence | None) -> Clocks:
+    """To measure by: what the process computes says nothing of a GPU, nor of what it pretends to be."""
+    here = pretence is None and wish.device == "cpu"
+    return Clocks(passed, time.process_time if here else passed)
 
 
 def cache_key(bundle_sha: str, engine: str, pretence: Pretence | None) -> str:

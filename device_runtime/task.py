@@ -24,7 +24,7 @@ from .choose import MAIN, choose
 from .data import Keep, Place
 from .equipment import Equipment
 from .link_speed import LinkSpeed
-from .measuring import SpeedCache, cache_key, measure, profile
+from .measuring import SpeedCache, cache_key, clocks, measure, profile, ready
 from .memories import Memories
 from .meters import Account, Meter
 from .one_task import OneTask
@@ -245,7 +245,10 @@ class DeviceTask(OneTask):
     def _measured(self, bundle: Bundle, clock: Callable[[], float]) -> Speed:
         speeds = SpeedCache(self.settings.folder / "speed.json")
         key = cache_key(bundle.sha256, f"{self._engine} {self.settings.engine}", self.settings.pretence)
-        return speeds.get(key, lambda: measure(self.model, clock))
+        by = clocks(clock, self.settings.engine, self.settings.pretence)
+        speed = speeds.get(key, lambda: measure(self.model, by))
+        ready(self.model)
+        return speed
 
     def _as_it_is_now(self) -> DeviceProfile:
         """Memory that is free, battery and temperature change from round to round; the speed was measured."""

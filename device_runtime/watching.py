@@ -15,7 +15,7 @@ import psutil
 from models.freed_memory import give_back
 from models.manifest import Graph
 from profiles import Bandwidth, DeviceProfile, Memory, shipped
-from profiles.cost import SESSION_BYTES
+from profiles.cost import session_bytes
 from profiles.machine_memory import room
 
 from .errors import OutOfMemory
@@ -139,7 +139,7 @@ class Watcher:
 
     def _needed(self, graph: Graph) -> int:
         """Bytes of the whole process with a session of this graph, and one batch in it."""
-        return self.resident() + SESSION_BYTES + graph.memory_bytes(graph.rows(self._batch))
+        return self.resident() + session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(self._batch))
 
     def _most(self) -> int:
         """Bytes that the process may hold now: others may have taken some since the limit was set."""

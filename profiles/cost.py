@@ -8,8 +8,10 @@ from functools import cached_property
 
 from .device import DeviceProfile
 
-SESSION_BYTES = 16 * 2**20
-"""What ONNX Runtime holds for an open session besides weights and activations (measured 10 to 20 MB)."""
+SESSION_BYTES = 6 * 2**20
+"""What the first runs of a session add besides its graph, weights and activations (measured 1 to 5 MB)."""
+GRAPH_FACTOR = 128
+"""What ONNX Runtime holds of an open graph, over its file (measured 70 to 150, graphs of 6 to 66 KB)."""
 
 
 class MissingGraph(LookupError):
@@ -30,12 +32,16 @@ class MissingGraph(LookupError):
 
 @dataclass(frozen=True)
 class GraphWork:
-    """One graph of a bundle: operations per sample, and what a run holds beside the weights, in bytes."""
+    """One graph of a bundle: operations per sample, and what a run holds beside the weights, in bytes.
+
+    `file_bytes` is the size of its file, `rows` the most samples of one run.
+    """
 
     flops: float
     fixed_bytes: int
     bytes_per_sample: int
-    rows: int = 32  # samples of one run at most
+    rows: int = 32
+    file_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -94,13 +100,15 @@ class Workload:
 class Pass:
     """`samples` samples through the graph of this name, at `flops` operations each.
 
-    `slowdown`: seconds over those that as many operations in whole batches take.
+    `slowdown`: seconds over those that as many operations in whole batches take. `steps`: of the classifier
+    alone, in as many batches.
     """
 
     graph: str
     samples: float
     flops: float
     slowdown: float = 1.0
+    steps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,18 +137,24 @@ class Cost:
     flops: float = 0.0
 
 
+def session_bytes(file_bytes: int) -> int:
+    """Of an open session of a graph whose file is so large."""
+    return SESSION_BYTES + GRAPH_FACTOR * file_bytes
+
+
 def activation_bytes(workload: Workload, graph: str, samples: int | None = None) -> int:
     """Peak of live activations of one run, and of the session that holds it."""
     work = workload.graph(graph)
     n = min(samples or work.rows, work.rows)
-    return SESSION_BYTES + work.fixed_bytes + n * work.bytes_per_sample
+    return session_bytes(work.file_bytes) + work.fixed_bytes + n * work.bytes_per_sample
 
 
 def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
     """What `work`, an update of this kind, costs on this device; corrected by what was measured before."""
-    compute = flops = 0.0
+    speed, flops = profile.speed, 0.0
+    compute = sum(speed.opening.get(graph, 0.0) for graph in dict.fromkeys(one.graph for one in work.passes))
     for one in work.passes:
-        compute += one.samples * one.slowdown * profile.speed.of(one.graph, one.flops)
+        compute += one.samples * one.slowdown * speed.of(one.graph, one.flops) + one.steps * speed.step_s
         flops += one.samples * one.flops
     compute *= profile.corrections.get(kind, 1.0)
     transfer = work.bytes_up / profile.bandwidth.up + work.bytes_down / profile.bandwidth.down

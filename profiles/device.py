@@ -20,12 +20,15 @@ class Speed:
     """How fast a bundle's graphs run here.
 
     `seconds` is per sample, by graph name, as measured on this bundle; a graph that was not measured is
-    predicted from its FLOPs at `flops_per_s`.
+    predicted from its FLOPs at `flops_per_s`. `opening`: seconds until a graph can be run, by its name.
+    `step_s`: of one step of a linear classifier alone, beside its operations.
     """
 
     flops_per_s: float
     seconds: Mapping[str, float] = field(default_factory=dict)
     source: str = ""
+    opening: Mapping[str, float] = field(default_factory=dict)
+    step_s: float = 0.0
 
     def of(self, graph: str, flops: float) -> float:
         """Seconds for one sample through `graph`, which takes `flops` operations."""

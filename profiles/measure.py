@@ -19,11 +19,26 @@ UNMEASURED_LINK = Bandwidth(up=1e6, down=4e6, source="assumed until seen")
 UNKNOWN_POWER = Power(idle_w=2.0, load_w=8.0, source="assumed: no profile", uncertainty=1.0)
 
 
+SQUEEZED = 1.1
+"""Seconds that pass for each of computing, from which on others, or a limit, are seen to take some."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """In seconds: `passed` as everybody's time goes, `busy` as this process computes.
+
+    They are the same clock where it is not known what is computed (a GPU, a pretended device).
+    """
+
+    passed: Callable[[], float]
+    busy: Callable[[], float]
+
+
 @dataclass(frozen=True)
 class Trial:
     """A graph to time: `run()` puts `samples` samples through it, at `flops` operations each.
 
-    `close()` is called when it has been timed, whatever came of it.
+    The first run opens it. `close()` is called when it has been timed, whatever came of it.
     """
 
     run: Callable[[], object]
@@ -34,49 +49,78 @@ class Trial:
 
 def measure_speed(
     trials: Mapping[str, Trial],
-    clock: Callable[[], float],
+    clocks: Clocks,
     budget_s: float = 2.5,
     left_out: type[Exception] | tuple[()] = (),
 ) -> Speed:
     """Time each graph, the first in order first, within `budget_s` seconds in all.
 
-    Every trial is run once to warm up and then up to five times, in its share of the time that is left; the
-    median counts. A graph for which no time is left is not measured and will be predicted from its FLOPs.
-    Nor is one that raises an error of type `left_out`. The first is always measured, or its error raised.
+    Every trial is run once to open it and then up to five times, in its share of the time that is left; the
+    median counts, of computing where the process is held to less than one core: then one run may fall
+    between two pauses, and as many seconds are added to each as were lost in all. A graph for which no time
+    is left is not measured and will be predicted from its FLOPs. Nor is one that raises an error of type
+    `left_out`. The first is always measured, or its error raised.
     """
-    seconds: dict[str, float] = {}
+    took: dict[str, _Took] = {}
     rate = 0.0
-    end = clock() + budget_s
+    began, busy = clocks.passed(), clocks.busy()
+    end = began + budget_s
     for position, (name, trial) in enumerate(trials.items()):
         expected = trial.samples * trial.flops / rate if rate else 0.0
-        now = clock()
-        if seconds and now + 2 * expected > end:
+        now = clocks.passed()
+        if took and now + 2 * expected > end:
             continue
         share = (end - now) / (len(trials) - position)
         try:
-            per_sample = _time(trial, clock, now + share) / trial.samples
+            took[name] = _time(trial, clocks, now + share)
         except left_out as error:
-            if not seconds:
+            if not took:
                 raise
             log.debug("%s is not measured: %s", name, error)
             continue
         finally:
             trial.close()
-        seconds[name] = per_sample
-        rate = rate or trial.flops / max(per_sample, 1e-9)
-    if not seconds:
+        rate = rate or trial.samples * trial.flops / max(took[name].passed, 1e-9)
+    if not took:
         raise ValueError("measure_speed was given nothing to time")
-    return Speed(rate, seconds, source="measured on this bundle")
+    return _speed(trials, took, (clocks.passed() - began) / max(clocks.busy() - busy, 1e-9))
 
 
-def _time(trial: Trial, clock: Callable[[], float], end: float, repeats: int = 5) -> float:
+@dataclass(frozen=True)
+class _Took:
+    """Seconds of one run, the median, and of what the first took beyond that; by both clocks."""
+
+    passed: float
+    busy: float
+    opening_passed: float
+    opening_busy: float
+
+
+def _speed(trials: Mapping[str, Trial], took: Mapping[str, _Took], stretch: float) -> Speed:
+    """`stretch`: seconds that passed for each of computing."""
+    squeezed = stretch > SQUEEZED
+    runs = {name: stretch * one.busy if squeezed else one.passed for name, one in took.items()}
+    opening = {
+        name: stretch * one.opening_busy if squeezed else one.opening_passed for name, one in took.items()
+    }
+    seconds = {name: run / trials[name].samples for name, run in runs.items()}
+    first = next(iter(seconds))
+    rate = trials[first].flops / max(seconds[first], 1e-9)
+    return Speed(rate, seconds, source="measured on this bundle", opening=opening)
+
+
+def _time(trial: Trial, clocks: Clocks, end: float, repeats: int = 5) -> _Took:
+    runs = [_once(trial, clocks)]
+    while len(runs) <= repeats and (len(runs) == 1 or clocks.passed() + runs[-1][0] < end):
+        runs.append(_once(trial, clocks))
+    passed, busy = (median(times) for times in zip(*runs[1:], strict=True))
+    return _Took(passed, busy, max(0.0, runs[0][0] - passed), max(0.0, runs[0][1] - busy))
+
+
+def _once(trial: Trial, clocks: Clocks) -> tuple[float, float]:
+    passed, busy = clocks.passed(), clocks.busy()
     trial.run()
-    times: list[float] = []
-    while len(times) < repeats and (not times or clock() + times[-1] < end):
-        start = clock()
-        trial.run()
-        times.append(clock() - start)
-    return median(times)
+    return clocks.passed() - passed, clocks.busy() - busy
 
 
 def host_profile(speed: Speed, engine: str = "") -> DeviceProfile:

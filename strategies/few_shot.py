@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any, ClassVar
 
 import numpy as np
@@ -71,8 +72,9 @@ class FewShot(Coded, Usual):
         """Features once, for every sample; then forward and backward (twice as much) through the head."""
         values = (workload.feature_width + 1) * workload.labels
         work = forward_work(workload, workload.samples, values, self.codec)
-        drawn = self.epochs * sum(min(self.shots, count) for count in workload.class_counts)
-        steps = Pass("head", 3 * drawn, workload.head_flops)
+        drawn = sum(min(self.shots, count) for count in workload.class_counts)
+        batches = self.epochs * ceil(drawn / self.batch)
+        steps = Pass("head", 3 * self.epochs * drawn, workload.head_flops, steps=batches)
         return replace(work, passes=(*work.passes, steps))
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:

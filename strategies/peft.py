@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -80,7 +81,8 @@ class Peft(TensorUpdate):
             return super().work(workload)
         n = workload.samples
         work = forward_work(workload, n, workload.values("head"), self.codec)
-        steps = Pass("head", 3 * n * self.epochs, workload.head_flops)
+        batches = self.epochs * ceil(n / self.batch)
+        steps = Pass("head", 3 * n * self.epochs, workload.head_flops, steps=batches)
         return replace(work, passes=(*work.passes, steps))
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:

@@ -8,7 +8,7 @@ import time
 import msgspec
 from tabulate import tabulate
 
-from device_runtime.measuring import measure
+from device_runtime.measuring import clocks, measure
 from device_runtime.measuring import profile as make_profile
 from device_runtime.watching import Watcher, limit_bytes, own_memory
 from models.bundle import Bundle, find
@@ -53,7 +53,7 @@ def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
     wish = engine_wish(options)
     engine = str(engine_choice(bundle, wish.engine))
     model = open_model(bundle, wish, watch=watcher)
-    speed = measure(model, time.perf_counter)
+    speed = measure(model, clocks(time.perf_counter, wish, other))
     model.unload()
     return own_memory(make_profile(speed, engine, other), memory_bytes(options))
 

@@ -3,9 +3,17 @@ import time
 import pytest
 
 from device_runtime.errors import OutOfMemory
-from device_runtime.measuring import measure
+from device_runtime.measuring import clocks, completed, measure, ready
+from device_runtime.watching import Pretence
 from models.bundle import Bundle, shipped
-from models.engines import open_model
+from models.engines import EngineWish, open_model
+from profiles import Speed
+from profiles.measure import Clocks
+
+
+@pytest.fixture
+def manifest():
+    return Bundle.open(shipped("digits-wrn-10-1")).manifest
 
 
 class Limited:
@@ -25,17 +33,54 @@ class Limited:
 
 def measured(**limits: str) -> set[str]:
     model = open_model(Bundle.open(shipped("digits-wrn-10-1")), watch=Limited(**limits))
-    speed = measure(model, time.perf_counter)
+    speed = measure(model, Clocks(time.perf_counter, time.process_time))
     assert not model._sessions  # nothing is held when all is measured
-    return set(speed.seconds)
+    return speed
 
 
-def test_every_training_graph_is_measured_and_the_loss():
-    assert measured() == {"forward", "train.all", "train.mid", "train.head", "loss.all"}
+def test_every_training_graph_is_measured_and_the_loss_and_a_step_of_the_classifier(manifest):
+    speed = measured()
+    assert set(speed.seconds) == set(speed.opening) == set(manifest.graphs)
+    assert "2 of 7 graphs by their operations" in speed.source  # loss.mid, loss.head
+    assert speed.step_s > 0
 
 
-def test_what_the_memory_does_not_allow_is_left_out_before_it_is_loaded_or_when_it_has_run():
-    assert measured(refused="train.all", too_large="train.mid") == {"forward", "train.head", "loss.all"}
+def test_what_the_memory_does_not_allow_is_left_out_before_it_is_loaded_or_when_it_has_run(manifest):
+    graphs, speed = manifest.graphs, measured(refused="train.all", too_large="train.mid")
+    assert "4 of 7 graphs by their operations" in speed.source
+    rate = graphs["train.head"].flops / speed.seconds["train.head"]
+    for name in ("train.all", "train.mid"):
+        assert graphs[name].flops / speed.seconds[name] == pytest.approx(rate)
+
+
+def test_what_is_not_measured_is_as_fast_as_its_sort_and_opens_as_slowly_as_its_size_says(manifest):
+    graphs = manifest.graphs
+    known = {"forward": 1e-3, "train.all": 9e-3}
+    speed = completed(Speed(1e9, known, opening={"forward": 0.01, "train.all": 0.05}), graphs)
+    assert speed.seconds["loss.mid"] == pytest.approx(
+        1e-3 * graphs["loss.mid"].flops / graphs["forward"].flops
+    )
+    assert speed.seconds["train.mid"] == pytest.approx(
+        9e-3 * graphs["train.mid"].flops / graphs["train.all"].flops
+    )
+    size = graphs["forward"].bytes + graphs["train.all"].bytes
+    assert speed.opening["train.mid"] == pytest.approx(0.06 * graphs["train.mid"].bytes / size)
+    assert {name: speed.seconds[name] for name in known} == known
+
+
+def test_what_a_gpu_or_a_pretended_device_computes_is_not_known():
+    known = clocks(time.monotonic, EngineWish(), None)
+    assert (known.passed, known.busy) == (time.monotonic, time.process_time)
+    for wish, pretence in ((EngineWish(device="cuda"), None), (EngineWish(), Pretence.of("pi-4"))):
+        assert clocks(time.monotonic, wish, pretence).busy == time.monotonic
+
+
+def test_a_device_whose_speed_is_remembered_has_its_engine_loaded_and_no_graph(manifest):
+    model = open_model(Bundle.open(shipped("digits-wrn-10-1")), watch=Limited())
+    ready(model)
+    assert not model._sessions
+    with pytest.raises(OutOfMemory):
+        ready(open_model(Bundle.open(shipped("digits-wrn-10-1")), watch=Limited(refused="forward")))
 
 
 def test_a_device_that_cannot_even_run_a_forward_pass_says_so():

@@ -9,7 +9,7 @@ from device_runtime.errors import OutOfMemory
 from device_runtime.watching import Pretence, Time, Watcher, limit_bytes, own_memory, watcher
 from models.onnx_engine import OnnxModel
 from profiles import Memory, ProfileError, Speed, shipped
-from profiles.cost import SESSION_BYTES
+from profiles.cost import session_bytes
 
 
 def test_a_run_takes_as_long_as_it_would_on_the_pretended_board(bundle, clock):
@@ -94,7 +94,7 @@ def test_the_link_of_a_virtual_device_is_not_pretended(clock):
 
 def test_a_virtual_device_s_memory_is_that_of_its_profile_and_not_of_this_process(bundle, clock):
     graph = bundle.manifest.graphs["train.all"]
-    needed = 40_000_000 + SESSION_BYTES + graph.memory_bytes(graph.rows(32))
+    needed = 40_000_000 + session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(32))
     enough = watcher(virtual(clock, memory=Memory(10**9, needed, 40_000_000)), None)
     enough.start()
     assert enough.peak_bytes == 40_000_000

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Pass, Power, Speed, Work, Workload, predict
-from profiles.cost import SESSION_BYTES, activation_bytes
+from profiles.cost import GRAPH_FACTOR, SESSION_BYTES, activation_bytes, session_bytes
 from profiles.straggler import classify, misfits
 
 
@@ -26,6 +28,13 @@ def test_time_is_measured_graphs_and_flops_and_the_link():
     """4 * 0.5 s measured, 8 * 25 / 100 s by FLOPs, 30/10 + 40/20 s of transfer."""
     cost = predict(device(), WORK, "full")
     assert (cost.compute_s, cost.seconds) == (4.0, 9.0)
+
+
+def test_each_graph_is_opened_once_and_steps_of_the_classifier_take_time_beside_their_operations():
+    """1 + 2 s to open, 2 * 4 * 0.5 s measured, 8 * 25 / 100 s by FLOPs, 5 steps of 0.1 s."""
+    speed = Speed(100.0, {"forward": 0.5}, opening={"forward": 1.0, "train.all": 2.0}, step_s=0.1)
+    twice = replace(WORK, passes=(WORK.passes[0], *WORK.passes, Pass("head", 0, 1.0, steps=5)))
+    assert predict(device(speed=speed), twice, "full").compute_s == pytest.approx(9.5)
 
 
 def test_energy_is_load_while_computing_and_idle_while_waiting():
@@ -61,7 +70,7 @@ def test_both_respects_are_named():
 
 def test_activations_are_of_one_batch_at_most():
     load = Workload(
-        graphs={"forward": GraphWork(1.0, 7, 3, rows=32)},
+        graphs={"forward": GraphWork(1.0, 7, 3, rows=32, file_bytes=2)},
         parameters={},
         tensors={},
         weights_bytes=0,
@@ -71,6 +80,8 @@ def test_activations_are_of_one_batch_at_most():
         sample_bytes=1,
     )
     assert (load.samples, load.labels, load.head_flops) == (7, 3, 24.0)
-    assert activation_bytes(load, "forward") == SESSION_BYTES + 7 + 32 * 3
-    assert activation_bytes(load, "forward", 5) == SESSION_BYTES + 7 + 5 * 3
-    assert activation_bytes(load, "forward", 500) == SESSION_BYTES + 7 + 32 * 3
+    session = session_bytes(2)
+    assert session == SESSION_BYTES + 2 * GRAPH_FACTOR
+    assert activation_bytes(load, "forward") == session + 7 + 32 * 3
+    assert activation_bytes(load, "forward", 5) == session + 7 + 5 * 3
+    assert activation_bytes(load, "forward", 500) == session + 7 + 32 * 3

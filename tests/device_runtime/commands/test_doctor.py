@@ -111,7 +111,7 @@ def test_logits_that_are_not_the_head_s_are_found(bundle):
 )
 def test_memory_is_held_against_what_the_graphs_need(bundle, monkeypatch, free_of, state):
     need = {
-        name: examining.SESSION_BYTES + graph.memory_bytes(examining.BATCH)
+        name: examining.session_bytes(graph.bytes) + graph.memory_bytes(examining.BATCH)
         for name, graph in bundle.manifest.graphs.items()
     }
     own = namedtuple("own", "rss")(5)
@@ -123,7 +123,8 @@ def test_memory_is_held_against_what_the_graphs_need(bundle, monkeypatch, free_o
 def test_with_memory_for_some_graphs_only_these_are_named(bundle, monkeypatch):
     graphs = bundle.manifest.graphs
     monkeypatch.setattr(examining.psutil.Process, "memory_info", lambda self: namedtuple("own", "rss")(0))
-    enough = examining.SESSION_BYTES + graphs["train.all"].memory_bytes(examining.BATCH) - 1
+    enough = examining.session_bytes(graphs["train.all"].bytes)
+    enough += graphs["train.all"].memory_bytes(examining.BATCH) - 1
     monkeypatch.setattr(examining, "limit_bytes", lambda pretence, memory: enough)
     found = examining.memory(bundle)
     assert found.state == "missing"
