@@ -151,10 +151,9 @@ def test_a_disk_that_is_full_for_a_while(site, eventually, monkeypatch, side):
     if side == "aggregator":  # its own models must be written: only what comes is refused
         monkeypatch.setattr(Blobs, "put", put)
     full[0] = True
-    eventually(lambda: refused, 20)
+    assert eventually(lambda: refused)
     full[0] = False
     assert eventually(lambda: aggregator.finished and not device.waiting, 120)
-    assert refused
     site.audit(aggregator, device, rounds=3)
 
 
