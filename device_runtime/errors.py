@@ -40,4 +40,4 @@ class NoDevice(DeviceError):
 
 
 class InstallError(DeviceError):
-    """A service that cannot be installed here, or a device that cannot be removed."""
+    """A service that cannot be installed here, a device that cannot be removed, wheels that cannot be had."""
