@@ -29,16 +29,16 @@ def fill(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: fr
     Paths are relative to the file. Raises PolicyError with the file and the key.
     """
     path: Path = options.config
-    actions = {action.dest: action for action in parser._actions if action.dest not in (*ONCE, "help")}
+    actions = _actions(parser)
     for name, value in read(path):
         table, _, key = name.rpartition(".")
-        dest = key.replace("-", "_")
-        action = actions.get(dest)
-        if action is None or (dest in rules) != (table == POLICY):
+        option = key.replace("-", "_")
+        action = actions.get(option)
+        if action is None or (option in rules) != (table == POLICY):
             known = sorted(one for one in actions if (one in rules) == (table == POLICY))
             raise PolicyError(f"{path}: {name}: there is no such key; there are {', '.join(known)}")
-        if getattr(options, dest, action.default) == action.default:
-            setattr(options, dest, _meant(path, name, action, value))
+        if getattr(options, action.dest, action.default) == action.default:
+            setattr(options, action.dest, _meant(path, name, action, value))
 
 
 def text(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: frozenset[str]) -> str:
@@ -47,14 +47,24 @@ def text(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: fr
     What is said once for all, an enrolment, is not in it.
     """
     given = {
-        action.dest: getattr(options, action.dest)
-        for action in parser._actions
-        if action.dest not in (*ONCE, "help") and getattr(options, action.dest) != action.default
+        key: getattr(options, action.dest)
+        for key, action in _actions(parser).items()
+        if getattr(options, action.dest) != action.default
     }
     lines = [f"{key} = {_written(value)}" for key, value in given.items() if key not in rules]
     lines += ["", f"[{POLICY}]"]
     lines += [f"{key} = {_written(value)}" for key, value in given.items() if key in rules]
     return "\n".join([*lines, ""])
+
+
+def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """By their names in a file."""
+    known = {}
+    for action in parser._actions:
+        if action.dest not in (*ONCE, "help"):
+            name = max(action.option_strings, key=len, default=action.dest)
+            known[name.lstrip("-").replace("-", "_")] = action
+    return known
 
 
 def _written(value: object) -> str:

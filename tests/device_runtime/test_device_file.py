@@ -17,6 +17,7 @@ name = "kitchen-pi"
 data = "samples.npz"
 threads = 2
 until-done = true
+as = "pi-5"
 
 [policy]
 mains = true
@@ -51,7 +52,7 @@ def read(tmp_path):
 def test_every_option_of_join_may_stand_in_a_file(read, tmp_path):
     options = read(ALL)
     assert (options.broker, options.name, options.threads) == ("mqtts://broker.example.org", "kitchen-pi", 2)
-    assert options.until_done is True
+    assert (options.until_done, options.pretend) == (True, "pi-5")
     assert Path(options.data) in (tmp_path / "samples.npz", Path("samples.npz"))
     windows = (Window.of("22:00-06:30"), Window.of("12:00-13:00"))
     assert policy_options.policy(options) == Policy(True, 40.0, 65.5, True, windows, 30.0, 50_000_000)
