@@ -39,18 +39,23 @@ def taken(folder: Path) -> int | None:
 
 
 def done(folder: Path, to: int) -> None:
-    """It is done, or cannot be; what has been asked for since then is still to be."""
-    with suppress(OSError), _alone(folder):
+    """It is done, or cannot be; what has been asked for since then is still to be. Never waits: while
+    somebody asks, it is left for the next time.
+    """
+    with suppress(OSError), _alone(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
         if taken(folder) == to:
             (folder / FILE).unlink()
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else changes what is asked for; whoever is killed meanwhile leaves it to the next."""
+def _alone(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Nobody else changes what is asked for; whoever is killed meanwhile leaves it to the next.
+
+    Raises OSError.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, how)
         yield
     finally:
         os.close(handle)

@@ -1,6 +1,8 @@
 """Versions of the served model: kept, listed, gone back to; and a kill at any moment."""
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -253,6 +255,17 @@ def test_what_is_asked_for_as_an_earlier_wish_is_taken_away_is_not_lost(tmp_path
     wishes.done(tmp_path, 1)
     asking.join()
     assert real(tmp_path) == 2
+
+
+def test_who_is_stopped_as_it_asks_does_not_hold_up_the_rounds(tmp_path):
+    wishes.ask(tmp_path, 1)
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    wishes.done(tmp_path, 1)
+    assert wishes.taken(tmp_path) == 1
+    os.close(held)
+    wishes.done(tmp_path, 1)
+    assert wishes.taken(tmp_path) is None
 
 
 def test_the_command_lists_beside_a_running_aggregator_and_asks_it(bench, make_task, update_of, capsys):
