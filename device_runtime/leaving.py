@@ -49,14 +49,19 @@ UNSENT = ("outbox", "blobs", "left")
 
 def name_in(folder: Path) -> str:
     """Of the device whose folder this is."""
-    with suppress(PolicyError):
-        for key, value in device_file.read(folder / SETTINGS):
-            if key == "name":
-                return str(value)
+    if name := setting(folder, "name"):
+        return name
     with suppress(EnrolmentError):
         if enrolment := Enrolment.load(folder):
             return enrolment.name
     return folder.name
+
+
+def setting(folder: Path, key: str) -> str:
+    """What its service joins with; empty where there is none, or it does not say."""
+    with suppress(PolicyError):
+        return str(dict(device_file.read(folder / SETTINGS)).get(key, ""))
+    return ""
 
 
 def waiting(folder: Path) -> int:

@@ -1,5 +1,6 @@
 """One ONNX graph with its weights, ready to run on ONNX Runtime."""
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -86,7 +87,8 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
 
 
 def onnxruntime() -> Any:
-    """The module, imported at the first call. Raises EngineError if it is missing."""
+    """The module, imported at the first call; it tells nobody. Raises EngineError if it is missing."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # 1.31 sends events to its maker, on Linux too
     try:
         import onnxruntime as ort
     except ImportError as error:

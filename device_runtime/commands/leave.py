@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     if not (options.yes or _agreed()):
         print("Nothing was removed.")
         return 1
-    goodbye = None if running else _goodbye(options)
+    goodbye = None if running else _goodbye(options, folder)
     for done in leaving.stop(leaving.name_in(folder), folder):
         print(done)
     if goodbye:
@@ -64,8 +64,10 @@ def _agreed() -> bool:
     return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _goodbye(options: argparse.Namespace) -> str:
-    """What came of it; a device without an enrolment needs --broker for it."""
+def _goodbye(options: argparse.Namespace, folder: Path) -> str:
+    """What came of it; a device that is neither enrolled nor a service needs --broker for it."""
+    options.state, options.name = folder, leaving.name_in(folder)
+    options.broker = options.broker or leaving.setting(folder, "broker") or None
     try:
         return leaving.say_goodbye(connect(options))
     except BrokerError as error:
