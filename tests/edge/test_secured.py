@@ -2,102 +2,112 @@
 
 import os
 import pwd
-import shutil
 import subprocess
 from collections import Counter
 from contextlib import ExitStack
 
 import pytest
 
+from broker import mosquitto
 from broker.running import BrokerOptions, find_port
 
-from .test_end_to_end import COMMAND, ROUNDS, contributions_of_site, lines, samples, started, until
+ROUNDS = 3
 
 
-class Secured:
-    """A broker by `broker init`, in a folder of its own."""
+@pytest.fixture
+def run(program):
+    """The command, run to its end: what it has said."""
 
-    def __init__(self, folder, name):
-        self.folder, self.name = folder, name
-        self.site = folder / f"{name}-enrolment"
+    def run(*arguments):
+        words = [program, *map(str, arguments)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def level(run, launched, eventually, tmp_path):
+    """A broker by `broker init`, running until the stack ends, and who is enrolled at it: its folder."""
+
+    def start(stack, name, *enrolled):
+        site, log = tmp_path / f"{name}-enrolment", tmp_path / f"{name}-broker.log"
         user = ("--run-as", pwd.getpwuid(0).pw_name) if os.geteuid() == 0 else ()
-        command(
-            "broker", "init", self.site, "--name", "127.0.0.1", "--port", find_port(BrokerOptions()), *user
-        )
+        port = find_port(BrokerOptions())
+        run("broker", "init", site, "--name", "127.0.0.1", "--port", port, *user)
+        stack.enter_context(launched(log, other=(mosquitto.find(), "-c", str(site / "mosquitto.conf"))))
+        eventually(lambda: "running" in log.read_text())
+        for one in enrolled:  # the line that is printed, pasted on the device, or on the edge
+            line = run("device", "add", one, "--dir", site)
+            run(*line.split()[1:], "--state", tmp_path / one)
+        return site
 
-    def running(self, stack):
-        """Started as the command has printed; until the stack ends."""
-        log = self.folder / f"{self.name}-broker.log"
-        out = stack.enter_context(log.open("wb"))
-        program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
-        process = subprocess.Popen([program, "-c", self.site / "mosquitto.conf"], stdout=out, stderr=out)
-        stack.callback(process.wait)
-        stack.callback(process.kill)
-        until(lambda: "running" in log.read_text())
-        return self
-
-    def enrol(self, *names):
-        """As an operator does: the line that is printed, pasted on the device, or on the edge."""
-        for name in names:
-            added = command("device", "add", name, "--dir", self.site)
-            command(*added.split()[1:], "--state", self.folder / name)
+    return start
 
 
-def command(*arguments):
-    done = subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def join(launched, digits_in, tmp_path):
+    """A device that is enrolled, with a part of the digits."""
+
+    def start(name, part, *more):
+        data = digits_in(tmp_path / f"{name}.npz", part)
+        mine = ("--data", data, "--state", tmp_path / name, "--until-done", "--held-out", 0)
+        return launched(tmp_path / f"{name}.log", "join", *mine, *more)
+
+    return start
 
 
-def join(folder, name, part, *more):
-    options = (
-        "--data",
-        samples(folder, name, part),
-        "--state",
-        folder / name,
-        "--until-done",
-        "--held-out",
-        0,
-    )
-    return started(folder, name, "join", *options, *more)
+@pytest.fixture
+def edge(launched, tmp_path):
+    """An edge that is enrolled, above the broker of a site."""
 
+    def start(name, site):
+        least = ("--min-devices", 2, "--min-contributions", 2)
+        words = ("--state", tmp_path / name, "--enrolment", site, *least, "--until-done")
+        return launched(tmp_path / f"{name}.log", "edge", *words)
 
-def edge(folder, name, below):
-    options = ("--state", folder / name, "--enrolment", below.site, "--min-devices", 2)
-    return started(folder, name, "edge", *options, "--min-contributions", 2, "--until-done")
+    return start
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed")
-def test_an_edge_below_an_edge_over_tls_loses_nothing_when_the_one_between_is_killed_in_a_round(tmp_path):
+@pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
+def test_an_edge_below_an_edge_over_tls_loses_nothing_when_the_one_between_is_killed_in_a_round(
+    level, launched, join, edge, lines, eventually, tmp_path
+):
     held = {
         "top-1": slice(0, 100),
         "mid-1": slice(100, 250),
         "low-1": slice(250, 400),
         "low-2": slice(400, 520),
     }
+
+    def of_site(name):
+        files = (tmp_path / name / "site").glob("*/*/contributions.jsonl")
+        return [one for file in files for one in lines(file)]
+
     with ExitStack() as stack:
-        top, mid, low = (Secured(tmp_path, name).running(stack) for name in ("top", "mid", "low"))
-        top.enrol("top-1", "mid")
-        mid.enrol("mid-1", "low")
-        low.enrol("low-1", "low-2")
         enter = stack.enter_context
+        top = level(stack, "top", "top-1", "mid")
+        mid = level(stack, "mid", "mid-1", "low")
+        low = level(stack, "low", "low-1", "low-2")
         serve = enter(
-            started(
-                tmp_path, "serve", "serve", "--bundle", "digits-wrn-10-1", "--rounds", ROUNDS,
+            launched(
+                tmp_path / "serve.log", "serve", "--bundle", "digits-wrn-10-1", "--rounds", ROUNDS,
                 "--deadline", 600, "--min-devices", 2, "--min-contributions", 2, "--kinds", "full",
-                "--enrolment", top.site, "--run-dir", tmp_path / "run",
+                "--enrolment", top, "--run-dir", tmp_path / "run",
             )
         )  # fmt: skip
         slow = {"low-2": ("--as", "pi-5", "--slow", "40")}
-        leaving = [enter(join(tmp_path, name, part, *slow.get(name, ()))) for name, part in held.items()]
-        leaving.append(enter(edge(tmp_path, "low", low)))
-        with edge(tmp_path, "mid", mid) as victim:
-            log = tmp_path / "mid-1.log"
-            until(lambda: log.exists() and "round 2: full accepted" in log.read_text())
-            assert len([one for one in contributions_of_site(tmp_path, "low") if one["round"] == 2]) < 2
-            victim.kill()  # mid-1 has its receipt of round 2, the edge below it is still at work
-        leaving.append(enter(edge(tmp_path, "mid", mid)))
+        leaving = [enter(join(name, part, *slow.get(name, ()))) for name, part in held.items()]
+        leaving.append(enter(edge("low", low)))
+        with edge("mid", mid) as victim:
+            first = [tmp_path / f"{name}.log" for name in ("mid-1", "low")]
+            said = "round 2: full accepted"
+            eventually(lambda: any(log.exists() and said in log.read_text() for log in first), 300)
+            assert said not in (tmp_path / "mid.log").read_text()
+            victim.kill()  # one of its two has its receipt of round 2, the other is still at work
+        leaving.append(enter(edge("mid", mid)))
         assert serve.wait(300) == 0
         assert [process.wait(120) for process in leaving] == [0] * len(leaving)
 
@@ -106,12 +116,13 @@ def test_an_edge_below_an_edge_over_tls_loses_nothing_when_the_one_between_is_ki
     sizes["mid"] = sizes["mid-1"] + sizes["low"]
     counted = {
         ("top-1", "mid"): lines(tmp_path / "run" / "contributions.jsonl"),
-        ("mid-1", "low"): contributions_of_site(tmp_path, "mid"),
-        ("low-1", "low-2"): contributions_of_site(tmp_path, "low"),
+        ("mid-1", "low"): of_site("mid"),
+        ("low-1", "low-2"): of_site("low"),
     }
     for devices, contributions in counted.items():
         once = Counter((number, device) for number in range(1, ROUNDS + 1) for device in devices)
         assert Counter((one["round"], one["device"]) for one in contributions) == once
         assert all(one["num_examples"] == sizes[one["device"]] for one in contributions)
+    assert "which goes on" in (tmp_path / "mid.log").read_text()
     for name in held:
         assert (tmp_path / f"{name}.log").read_text().count("full accepted") == ROUNDS
