@@ -5,9 +5,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 import pytest
 
 from aggregator.crowd import MOST_DEVICES
@@ -341,6 +343,26 @@ def serve(program):
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def is_worker(process):
+    """Whether it is one, and alive; the aggregator may have a broker of its own."""
+    with suppress(psutil.NoSuchProcess):
+        words = process.cmdline()  # none of a zombie
+        return any("aggregator.worker" in word for word in words)
+    return False
+
+
+@pytest.fixture
+def alive():
+    """The workers that are alive: of these processes of psutil, or of the children of a service."""
+
+    def of(processes):
+        if isinstance(processes, subprocess.Popen):
+            processes = psutil.Process(processes.pid).children()
+        return [one for one in processes if is_worker(one)]
+
+    return of
 
 
 @pytest.fixture

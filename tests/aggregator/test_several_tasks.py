@@ -2,9 +2,8 @@
 
 import signal
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import closing
 
-import psutil
 import pytest
 
 from aggregator import place
@@ -19,16 +18,6 @@ min_devices = {devices}
 min_contributions = {devices}
 """
 pytestmark = pytest.mark.slow
-
-
-def workers_of(process):
-    """Those that are alive."""
-    found = []
-    for child in psutil.Process(process.pid).children():
-        with suppress(psutil.NoSuchProcess):
-            if any("aggregator.worker" in word for word in child.cmdline()):
-                found.append(child)
-    return found
 
 
 @pytest.fixture
@@ -58,7 +47,7 @@ def served(serve, closed_broker, postgres, scripted, update_of, tmp_path):
 
 
 def test_what_is_killed_costs_no_task_anything_and_none_has_of_the_other_s(
-    served, postgres, eventually, tmp_path
+    served, alive, postgres, eventually, tmp_path
 ):
     def more(count=3):
         """Every device of a task that is not over has so many more receipts."""
@@ -72,9 +61,9 @@ def test_what_is_killed_costs_no_task_anything_and_none_has_of_the_other_s(
 
     first = served()
     more()
-    victim = workers_of(first)[0]
+    victim = alive(first)[0]
     victim.kill()
-    assert eventually(lambda: {one.pid for one in workers_of(first)} - {victim.pid})
+    assert eventually(lambda: {one.pid for one in alive(first)} - {victim.pid})
     more()
     first.kill()
     first.wait()

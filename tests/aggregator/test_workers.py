@@ -12,7 +12,6 @@ from collections import Counter
 from contextlib import closing, suppress
 
 import numpy as np
-import psutil
 import pytest
 
 from aggregator import command, worker
@@ -313,20 +312,8 @@ def test_a_worker_that_cannot_reach_the_database_ends_the_service_as_the_databas
     assert "worker 1 cannot work: " in said and 'too many connections for role "locked"' in said
 
 
-def is_worker(process):
-    """Whether it is one, and alive; the aggregator may have a broker of its own."""
-    with suppress(psutil.NoSuchProcess):
-        words = process.cmdline()  # none of a zombie
-        return any("aggregator.worker" in word for word in words)
-    return False
-
-
-def at_work(process):
-    return [child for child in psutil.Process(process.pid).children() if is_worker(child)]
-
-
 def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
-    closed_broker, serve, scripted, update_of, eventually, tmp_path
+    closed_broker, serve, alive, scripted, update_of, eventually, tmp_path
 ):
     rounds, folder = 40, tmp_path / "run"
     url_of = closed_broker(*(f"pi-{kind}" for kind in KINDS))
@@ -352,18 +339,18 @@ def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
     try:
         for wanted in (8, 24):
             assert eventually(lambda least=wanted: receipts() >= least, 120)
-            victim = at_work(first)[0]
+            victim = alive(first)[0]
             victim.send_signal(signal.SIGKILL)
-            assert eventually(lambda dead=victim.pid: dead not in {one.pid for one in at_work(first)}, 60)
-        assert eventually(lambda: len(at_work(first)) == 2 and receipts() >= 32, 120)
-        orphans = at_work(first)
+            assert eventually(lambda dead=victim.pid: dead not in {one.pid for one in alive(first)}, 60)
+        assert eventually(lambda: len(alive(first)) == 2 and receipts() >= 32, 120)
+        orphans = alive(first)
     finally:
         first.kill()
         first.wait()
         said = first.stdout.read()
         first.stdout.close()
     assert said.count("has ended (status -9); starting another") == 2
-    assert eventually(lambda: not any(map(is_worker, orphans)), 60)
+    assert eventually(lambda: not alive(orphans), 60)
     last = serve(*options)
     output, _ = last.communicate(timeout=300)
     assert last.returncode == 0, output
