@@ -44,8 +44,9 @@ def opened(place: Place | Path | str, manifest: Manifest, keep: Keep | None = No
     for skipped in shelf.skipped:
         log.warning("skipped %s", skipped)
     if not len(shelf.training):
-        why = "; ".join(str(skipped) for skipped in shelf.skipped[:3])
-        raise DataError(f"no samples in {place}: {why or 'nothing is there'}")
+        if why := "; ".join(str(skipped) for skipped in shelf.skipped[:3]):
+            raise DataError(f"no readable samples in {place}: {why}")
+        raise DataError(f"no samples in {place}: nothing is there")
     return shelf
 
 

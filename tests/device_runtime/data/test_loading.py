@@ -41,7 +41,7 @@ def test_no_data_is_an_error_that_says_what_to_give(tmp_path, bundle):
 @pytest.mark.parametrize("junk", [b"", b"not a zip", b"PK\x05\x06" + bytes(18), b"\x93NUMPY\x01\x00"])
 def test_nothing_readable_is_an_error(tmp_path, bundle, junk):
     (tmp_path / "only.npz").write_bytes(junk)
-    with pytest.raises(DataError, match=r"no samples in .*: (not a \.npz file|has no array 'x').*only\.npz"):
+    with pytest.raises(DataError, match=r"no readable samples in .*: (not a \.npz file|has no array 'x').*only\.npz"):
         data.load(tmp_path, bundle.manifest)
 
 
