@@ -29,7 +29,7 @@ from .memories import Memories
 from .meters import Account, Meter
 from .one_task import OneTask
 from .personal import after_round
-from .personal.judging import OwnHead
+from .personal.judging import OwnHead, judged
 from .personal.kept import Keeper
 from .personal.wish import Wish
 from .samples import Samples
@@ -215,7 +215,9 @@ class DeviceTask(OneTask):
             return
         model, offer = self._loaded(given), given.offer
         own = OwnHead(offer.seed, self.settings.name, self._equipment.clock) if wish.head else None
-        after_round.judge(self._keeper, offer.round, model, (samples.training, samples.held), own)
+        after_round.judge(
+            self._keeper, offer.round, lambda: judged(model, samples.training, samples.held, own)
+        )
         model.unload()
         self._rest()
 

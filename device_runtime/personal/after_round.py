@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from math import isfinite
 
 from broker.messages import Offer
 from device_runtime.errors import DeviceError
 from models.bundle import Bundle
-from models.engine import DeviceModel
 from models.errors import ModelError
 from models.softmax import Evaluation
 from models.tensors import Tensors
-from strategies.kind import LocalData
 
-from .judging import Judgement, OwnHead, judged
+from .judging import Judgement
 from .kept import Judged, Keeper
 
 log = logging.getLogger(__name__)
@@ -28,16 +27,10 @@ def keep(keeper: Keeper, offer: Offer, bundle: Bundle, weights: Tensors) -> None
         log.warning("the model of round %d cannot be kept: %s", offer.round, error)
 
 
-def judge(
-    keeper: Keeper, number: int, model: DeviceModel, samples: tuple[LocalData, LocalData], own: OwnHead | None
-) -> None:
-    """The model of round `number`, on samples to train on and those held out; told and written down.
-
-    What cannot be done costs a warning.
-    """
-    training, held = samples
+def judge(keeper: Keeper, number: int, judged: Callable[[], Judgement]) -> None:
+    """The model of round `number`, as `judged` finds it; told and written down. A failure costs a warning."""
     try:
-        found = judged(model, training, held, own)
+        found = judged()
         told = Judged(number, _finite(found.served), _finite(found.own_head), found.head is not None)
         keeper.judge(told, found.head)
     except (OSError, ModelError, DeviceError) as error:
