@@ -98,7 +98,7 @@ def test_an_edge_below_an_edge_over_tls_loses_nothing_when_the_one_between_is_ki
                 "--enrolment", top, "--run-dir", tmp_path / "run",
             )
         )  # fmt: skip
-        slow = {"low-2": ("--as", "pi-5", "--slow", "40")}
+        slow = {"low-2": ("--as", "pi-5", "--slow", "80")}
         leaving = [enter(join(name, part, *slow.get(name, ()))) for name, part in held.items()]
         leaving.append(enter(edge("low", low)))
         with edge("mid", mid) as victim:
