@@ -39,9 +39,14 @@ class Skipped:
     count: int
     examples: tuple[str, ...]
 
-    def __str__(self) -> str:
+    @property
+    def named(self) -> str:
+        """The examples, and whether there are more."""
         more = ", .." if self.count > len(self.examples) else ""
-        return f"{self.reason}: {self.count} ({', '.join(self.examples)}{more})"
+        return ", ".join(self.examples) + more
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.count} ({self.named})"
 
 
 class Tally:

@@ -93,13 +93,8 @@ def lines(told: Report) -> list[str]:
         text.append(f"{one.label:{wide}} {one.samples:6} {bar}".rstrip())
     for title, rows in (
         ("stored as", [f"{count:6}  {form}" for form, count in told.stored.items()]),
-        ("left out", [_left_out(skipped) for skipped in told.skipped]),
+        ("left out", [f"{one.count:6}  {one.reason}: {one.named}" for one in told.skipped]),
     ):
         if rows:
             text += ["", title, *rows]
     return text
-
-
-def _left_out(skipped: Skipped) -> str:
-    more = ", .." if skipped.count > len(skipped.examples) else ""
-    return f"{skipped.count:6}  {skipped.reason}: {', '.join(skipped.examples)}{more}"
