@@ -14,16 +14,14 @@ from broker.topics import TopicError
 
 from .duty import Duty
 from .errors import Stopped
-from .hours import LOOK_S, Hours
+from .going import Going
+from .hours import Hours
 from .inbox import Inbox
-from .meters import resting
 from .offers import Open, opened
 from .one_task import MakeTask
 from .speaking import Voice, Wire
 from .task import DeviceTask, Settings
 from .trust import Trust
-from .watching import rest
-from .work import HeldUp
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +51,11 @@ class Agent:
         self._voice = Voice(settings.name, boot)
         self.hours = Hours(clock)
         self._duty = Duty(settings, self.hours, self._voice, make)
-        self._duty.between = self._between
-        self._share = 0.0
+        self._going = Going(self.hours, self._duty, self._hear_next, settings.meter)
+        self._duty.between = self._going.between
         self._trust = Trust(settings.aggregator)
         self._clock = clock
         self._over: tuple[Open, float] | None = None
-        self._stop = threading.Event()
         self._voice.task = settings.task
         self._elsewhere: set[str] = set()
         self._heard = ("", 0)
@@ -105,7 +102,7 @@ class Agent:
 
     def begin(self, link: Wire, stop: threading.Event | None = None) -> None:
         """What it speaks through from now on; `stop`, where there is one, ends work that is being done."""
-        self._voice.link, self._stop = link, stop or self._stop
+        self._voice.link, self._going.stop = link, stop or self._going.stop
 
     def step(self, timeout: float = 0.0) -> bool:
         """Take one event and, when no other waits, do what is due. Returns whether there was an event.
@@ -240,42 +237,5 @@ class Agent:
             self._duty.hello()
 
     def _go_on(self, done: float) -> None:
-        """Called while training, `done` from 0 to 1. Raises as `_between` does."""
-        self._share = done
-        self._between()
-
-    def _between(self) -> None:
-        """Called between steps of the work: it stands still while it may not be done.
-
-        Raises Stopped when the device is to stop, or its round is over; HeldUp when that closed in the
-        meantime; OutOfMemory when memory runs out.
-        """
-        if self._stop.is_set():
-            raise Stopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
-        current = self._duty.open
-        if self.hours.open() or current is None:
-            return
-        rest()
-        with self.hours.held(), resting(self.settings.meter):
-            while not self.hours.open():
-                self._duty.stand_by()
-                self._hear_next(LOOK_S)
-                self._still_wanted(current)
-        self._duty.resume()
-
-    def _still_wanted(self, current: Open) -> None:
-        """Whether work that stands still is to go on one day. Raises as `_between` does."""
-        if self._stop.is_set():
-            raise Stopped(f"stopped with {self._share:.0%} of an update done: it is not sent")
-        newest = self._duty.open
-        if newest is None or (newest.offer.run, newest.offer.round) != (
-            current.offer.run,
-            current.offer.round,
-        ):
-            raise Stopped(
-                f"round {current.offer.round} given up, {self._share:.0%} done: {self.hours.reason}"
-            )
-        if self.hours.clock() >= newest.closes:
-            raise HeldUp(f"{self._share:.0%} done when the round closed; {self.hours.reason}")
-        if self._duty.task is not None:
-            self._duty.task.watcher.heed()
+        """Called while training, `done` from 0 to 1. Raises as `Going.between` does."""
+        self._going.progress(done)
