@@ -196,14 +196,12 @@ class DeviceTask(OneTask):
             aside=given.aside,
             lost=listener.lost,
         )
-        outcome = perform(
-            equipment,
-            self.profile,
-            Assignment(
-                registry.known(offer.kinds), offer.seed, deadline, listener.decided, elsewhere, listener.lost
-            ),
-        )
-        model.unload()
+        kinds = registry.known(offer.kinds)
+        assignment = Assignment(kinds, offer.seed, deadline, listener.decided, elsewhere, listener.lost)
+        try:
+            outcome = perform(equipment, self.profile, assignment)
+        finally:  # also where a pause ends it
+            model.unload()
         self.profile = replace(self.profile, corrections=corrected(self.profile, outcome))
         self._rest()
         return outcome
