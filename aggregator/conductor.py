@@ -149,6 +149,8 @@ class Conductor:
     def reply(self, reply: moves.Reply) -> None:
         """Send a receipt, and tell of it. One that cannot be sent is asked for again by its device."""
         update = reply.update
+        if reply.status != "accepted":
+            self.reception.turn_away(update)
         self.reception.release(update)
         self.out.send(
             update.device,

@@ -19,6 +19,7 @@ ROUNDS_KNOWN = 4
 
 _KEEP = "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _ONE = "SELECT * FROM contributions WHERE round = ? AND device = ? AND kind = ?"
+_WITH_BLOB = "SELECT round FROM contributions WHERE blob = ? LIMIT 1"
 _SAVE_TRAFFIC = """INSERT INTO traffic VALUES (?, ?, ?, ?) ON CONFLICT (round, device) DO UPDATE
 SET up = excluded.up, down = excluded.down"""
 
@@ -78,6 +79,16 @@ class Contributions:
         """
         self._kept.append((stored, moved))
         self._kept_keys.add((stored.round, stored.device, stored.kind))
+
+    def let_go(self, blob: Blob) -> None:
+        """Remove the content of one that does not count, unless one that does has the same.
+
+        Raises BlobError.
+        """
+        if not self._updates.has(blob) or any(stored.blob == blob for stored, _ in self._kept):
+            return
+        if not self._db.rows(_WITH_BLOB, msgspec.msgpack.encode(blob)):
+            self._updates.remove(blob)
 
     def settle(self) -> None:
         """Write what was kept, at once: all of it is on the disk when this returns, none when it raises."""

@@ -59,6 +59,15 @@ class Reception:
         self._in_hand.pop(update, None)
         self._refusals.pop(update, None)
 
+    def turn_away(self, update: Update) -> None:
+        """It does not count: its content would lie there until the round is closed."""
+        message = self._in_hand.get(update)
+        if message and message.blob:
+            try:
+                self._rounds.store.contributions.let_go(message.blob)
+            except BlobError as error:
+                log.warning("content from %s: %s", update.device, error)
+
     def fetch(self, update: Update, number: int) -> None:
         """Get the content of a message in hand, for the open round `number`."""
         message = self._in_hand[update]

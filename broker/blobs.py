@@ -126,6 +126,11 @@ class Blobs:
                 partial = self._live[blob] = Partial(blob, self._partials, self.path(blob.sha))
             return partial
 
+    def remove(self, blob: Blob | bytes) -> None:
+        """One that is not needed, if it is here."""
+        with self._lock, disk("remove", self.path(_sha(blob))):
+            self.path(_sha(blob)).unlink(missing_ok=True)
+
     def prune(self, keep: Iterable[Blob | bytes]) -> int:
         """Remove all but these, and those whose Partial someone holds. Returns the bytes freed."""
         kept = {_sha(blob).hex() for blob in keep}

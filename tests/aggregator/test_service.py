@@ -161,6 +161,21 @@ def test_a_blob_that_is_not_what_it_is_named_is_refused(bench, make_task, update
     assert "another hash" in b.receipts("pi-01")[0].reason
 
 
+def test_what_is_refused_does_not_lie_on_the_disk_but_what_counts_does(bench, make_task, update_of):
+    b = bench(make_task("full", min_devices=4))
+    b.join("pi-01", "pi-02", "liar", "slow")
+    good = b.contribution("full", update_of("full"))
+    content, examples = update_of("full", 1)
+    name = next(iter(content))
+    bad = b.contribution("full", ({**content, name: content[name] * np.float32(np.nan)}, examples))
+    assert b.contribute("liar", bad)[0].status == "refused"
+    assert b.contribute("pi-01", good)[0].status == "accepted"
+    twice = msgspec.structs.replace(good, num_examples=10**9)
+    assert b.contribute("pi-02", twice)[0].status == "refused"
+    assert b.store.updates.has(good.blob)
+    assert not b.store.updates.has(bad.blob)
+
+
 def test_late_contributions_are_discarded_or_counted_as_the_task_says(bench, make_task, update_of):
     b = bench(make_task("few-shot", late="count"))
     b.join("pi-01", "pi-02", "pi-03")
