@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from profiles import Cost, DeviceProfile, Verdict, Workload, classify
-from profiles.cost import MissingGraph
+from profiles.cost import MissingGraph, as_measured
 from profiles.straggler import misfits
 from strategies.full import Full
 from strategies.kind import AnyStrategy
@@ -103,7 +103,8 @@ def _verdict(
     if MAIN not in loads:
         return Verdict(True, ("the main model was not fetched",))
     try:
-        return classify(cost or USUAL.cost(loads[MAIN], profile), profile.memory, usable_s)
+        load = as_measured(loads[MAIN], profile.speed)
+        return classify(cost or USUAL.cost(load, profile), profile.memory, usable_s)
     except MissingGraph as error:
         return Verdict(True, (str(error),))
 
@@ -118,7 +119,7 @@ def _candidate(
     if unfit := form.unfit(workload) or barred(form):
         return Candidate(form, None, (unfit,))
     try:
-        cost = form.cost(workload, profile)
+        cost = form.cost(as_measured(workload, profile.speed), profile)
     except MissingGraph as error:
         return Candidate(form, None, (str(error),))
     lacks = () if form.member in here else ("its model was not fetched",)

@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-import msgspec
 import numpy as np
 import psutil
 from numpy.typing import NDArray
@@ -23,7 +21,7 @@ from profiles import DeviceProfile, Speed, host_profile, measure_speed
 from profiles.measure import Clocks, Trial
 
 from .errors import OutOfMemory
-from .watching import Pretence
+from .watching import Pretence, rest
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +40,7 @@ def ready(model: DeviceModel) -> None:
     x, _ = drawn(model.manifest, 1)
     model.forward(x)
     model.unload()
+    rest()
 
 
 def measure(model: DeviceModel, clocks: Clocks, batch: int = 32) -> Speed:
@@ -106,6 +105,7 @@ class _Held:
     def close(self) -> None:
         self._run = None
         self._model.unload()
+        rest()
 
 
 def drawn(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[np.int64]]:
@@ -144,28 +144,6 @@ def profile(speed: Speed, engine: str, pretence: Pretence | None = None) -> Devi
     resident = psutil.Process().memory_info().rss
     other = pretence.profile
     return replace(other, speed=speed, engine=engine, memory=replace(other.memory, resident_bytes=resident))
-
-
-class SpeedCache:
-    """Measured speeds in one JSON file, by bundle hash and device. A damaged file is measured anew."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: dict[str, Speed] = {}
-        if path.exists():
-            try:
-                self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, Speed])
-            except msgspec.MsgspecError as error:
-                log.warning("%s is not readable (%s): measuring anew", path, error)
-
-    def get(self, key: str, measured: Callable[[], Speed]) -> Speed:
-        """The speed kept under this key, or what `measured` returns, which is then kept."""
-        if key not in self._known:
-            self._known[key] = measured()
-            temporary = self._path.with_suffix(".tmp")
-            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self._known)))
-            temporary.replace(self._path)
-        return self._known[key]
 
 
 def clocks(passed: Callable[[], float], wish: EngineWish, pretence: Pretence | None) -> Clocks:

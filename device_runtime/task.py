@@ -13,7 +13,7 @@ from models.bundle import Bundle
 from models.engine import DeviceModel
 from models.engines import EngineWish, engine_choice, open_model
 from models.tensors import Tensors
-from profiles import DeviceProfile, Speed
+from profiles import DeviceProfile
 from strategies import registry
 from strategies.accountant import Limit
 from strategies.codecs import chain as codecs
@@ -23,8 +23,9 @@ from strategies.kind import Contribution
 from .choose import MAIN, choose
 from .data import Keep, Place
 from .equipment import Equipment
+from .learnt import Learnt, Measurements, grown
 from .link_speed import LinkSpeed
-from .measuring import SpeedCache, cache_key, clocks, measure, profile, ready
+from .measuring import cache_key, clocks, measure, profile, ready
 from .memories import Memories
 from .meters import Account, Meter
 from .one_task import OneTask
@@ -103,10 +104,13 @@ class DeviceTask(OneTask):
         self._memories = Memories(settings.folder / "memory")
         self._engine = f"{engine_choice(bundle, settings.engine.engine)}"
         self._virtual = settings.pretence if settings.pretence and settings.pretence.time else None
-        self._speed = speed = self._virtual.profile.speed if self._virtual else self._measured(bundle, clock)
+        self._measurements = Measurements(settings.folder / "speed.json")
+        self._key = cache_key(bundle.sha256, f"{self._engine} {settings.engine}", settings.pretence)
+        learnt = Learnt(self._virtual.profile.speed) if self._virtual else self._measured(clock)
+        self._speed = speed = learnt.speed
         self._link = link
         self._rest()
-        self.profile = self._as_it_is_now()
+        self.profile = replace(self._as_it_is_now(), corrections=learnt.corrections, growth=learnt.growth)
         samples = self._samples
         guard = samples.guard(settings.folder, settings.owner)
         account = Account(settings.meter, time.process_time) if settings.pretence is None else Account()
@@ -202,7 +206,7 @@ class DeviceTask(OneTask):
             outcome = perform(equipment, self.profile, assignment)
         finally:  # also where a pause ends it
             model.unload()
-        self.profile = replace(self.profile, corrections=corrected(self.profile, outcome))
+        self._learn(outcome)
         self._rest()
         return outcome
 
@@ -240,15 +244,25 @@ class DeviceTask(OneTask):
 
     def _profile_now(self) -> DeviceProfile:
         """With what was learnt in earlier rounds."""
-        return replace(self._as_it_is_now(), corrections=self.profile.corrections)
+        learnt = self.profile
+        return replace(self._as_it_is_now(), corrections=learnt.corrections, growth=learnt.growth)
 
-    def _measured(self, bundle: Bundle, clock: Callable[[], float]) -> Speed:
-        speeds = SpeedCache(self.settings.folder / "speed.json")
-        key = cache_key(bundle.sha256, f"{self._engine} {self.settings.engine}", self.settings.pretence)
-        by = clocks(clock, self.settings.engine, self.settings.pretence)
-        speed = speeds.get(key, lambda: measure(self.model, by))
+    def _learn(self, outcome: Outcome) -> None:
+        """From what a round took, for the next and for after a restart."""
+        corrections, growth = corrected(self.profile, outcome), grown(self.profile, outcome)
+        self.profile = replace(self.profile, corrections=corrections, growth=growth)
+        if not self._virtual:
+            self._measurements.put(self._key, Learnt(self._speed, corrections, growth))
+
+    def _measured(self, clock: Callable[[], float]) -> Learnt:
+        """Now, or when this device last had this bundle; the engine is loaded in any case."""
+        by, watcher = clocks(clock, self.settings.engine, self.settings.pretence), self.watcher
+        learnt = self._measurements.get(
+            self._key, lambda: replace(measure(self.model, by), held_bytes=watcher.grown)
+        )
+        watcher.held_bytes = learnt.speed.held_bytes
         ready(self.model)
-        return speed
+        return learnt
 
     def _as_it_is_now(self) -> DeviceProfile:
         """Memory that is free, battery and temperature change from round to round; the speed was measured."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import psutil
@@ -19,6 +19,9 @@ from profiles.cost import session_bytes
 from profiles.machine_memory import room
 
 from .errors import OutOfMemory
+
+MARGIN, MARGIN_BYTES = 1.1, 2 * 2**20
+"""By how much more a graph may hold than it was seen to."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Pretence:
 class Watcher:
     """Told of every session and run; see `models.engine.Watch`.
 
-    `limit_bytes` is what the process may hold. `pretence` makes every run take as long as that device would
+    `limit_bytes` is what the process may hold; `held_bytes` what a graph with a whole batch was seen to hold,
+    by its name, where that is known. `pretence` makes every run take as long as that device would
     take for its FLOPs, unless this machine took longer.
     """
 
@@ -72,6 +76,9 @@ class Watcher:
         self._owed_s = 0.0
         self._alarm = ""
         self._process = psutil.Process()
+        self._before: dict[str, int] = {}
+        self._grown: dict[str, int] = {}
+        self.held_bytes: Mapping[str, int] = {}
         self.hooked()
 
     def hooked(
@@ -90,13 +97,21 @@ class Watcher:
         if text:
             raise OutOfMemory(text)
 
+    @property
+    def grown(self) -> dict[str, int]:
+        """Bytes by which the process had grown with each graph that has had a whole batch in it, and some
+        more: what was free then may not be free again.
+        """
+        return {name: round(MARGIN * grown) + MARGIN_BYTES for name, grown in self._grown.items()}
+
     def will_load(self, name: str, graph: Graph) -> None:
         """Raises OutOfMemory when the session and one batch through it would not fit."""
-        needed, most = self._needed(graph), self._most()
+        needed, most = self._needed(name, graph), self._most()
         if needed > most:
             raise OutOfMemory(
                 f"{name} needs {needed / 1e6:.0f} MB in all, this device may use {most / 1e6:.0f} MB"
             )
+        self._before[name] = self.resident()
 
     def ran(self, name: str, graph: Graph, samples: int, seconds: float) -> None:
         """Sleep for what the pretended device would still be computing; note the memory held.
@@ -104,6 +119,8 @@ class Watcher:
         Raises OutOfMemory when the process has outgrown its limit: the work is given up, not the device.
         """
         held = self.resident()
+        if samples >= graph.rows(self._batch):
+            self._grown[name] = max(self._grown.get(name, 0), held - self._before.get(name, held))
         if held > self.limit_bytes:
             raise OutOfMemory(
                 f"{name} took the process to {held / 1e6:.0f} MB, over its {self.limit_bytes / 1e6:.0f} MB"
@@ -137,9 +154,10 @@ class Watcher:
         self._time.sleep(seconds)
         return seconds
 
-    def _needed(self, graph: Graph) -> int:
+    def _needed(self, name: str, graph: Graph) -> int:
         """Bytes of the whole process with a session of this graph, and one batch in it."""
-        return self.resident() + session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(self._batch))
+        predicted = session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(self._batch))
+        return self.resident() + self.held_bytes.get(name, predicted)
 
     def _most(self) -> int:
         """Bytes that the process may hold now: others may have taken some since the limit was set."""
@@ -171,8 +189,8 @@ class VirtualWatcher(Watcher):
         """Nothing: the simulated link takes the time."""
         return 0.0
 
-    def _needed(self, graph: Graph) -> int:
-        needed = super()._needed(graph)
+    def _needed(self, name: str, graph: Graph) -> int:
+        needed = super()._needed(name, graph)
         self.peak_bytes = max(self.peak_bytes, min(needed, self.limit_bytes))
         return needed
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from models.errors import ModelError
 from profiles import DeviceProfile, Power
+from profiles.cost import as_measured
 from strategies.accountant import PrivacyError
 from strategies.kind import AnyStrategy, Contribution, OutOfTime
 
@@ -127,7 +128,8 @@ class Outcome:
 
     `train_time_s` covers scoring and training, and what was given up on the way; so does `energy`, of the
     whole device where it was measured so. `timings` are of each attempt that said how long it takes.
-    `epsilon` is what was spent of the samples' privacy so far, where the update is private.
+    `epsilon` is what was spent of the samples' privacy so far, where the update is private. `outgrew`: kinds
+    given up for want of memory.
     """
 
     plan: Plan
@@ -138,6 +140,7 @@ class Outcome:
     gave_up: tuple[str, ...] = ()
     timings: tuple[Timing, ...] = ()
     epsilon: float = nan
+    outgrew: tuple[str, ...] = ()
 
     @property
     def energy_j(self) -> float:
@@ -154,6 +157,7 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
     kinds = assignment.kinds
     gave_up: tuple[str, ...] = ()
     timings: tuple[Timing, ...] = ()
+    outgrew: tuple[str, ...] = ()
     worker.begin()
     began = worker.clock()
     while True:
@@ -168,19 +172,22 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
                 must_end = _upload_begins(chosen, profile, assignment)
                 done, contribution = worker.train(chosen, assignment.seed, must_end)
                 if done is not chosen.strategy:
-                    plan = plan.ended_as(done, done.cost(worker.loads[done.member], profile))
+                    load = as_measured(worker.loads[done.member], profile.speed)
+                    plan = plan.ended_as(done, done.cost(load, profile))
                     chosen = plan.chosen or chosen
                 timings += _timing(chosen, worker.clock() - attempt)
             except (OutOfTime, OutOfMemory, PrivacyError, ModelError) as error:
                 gave_up = (*gave_up, f"{chosen.label} given up: {error}")
                 log.warning(gave_up[-1])
                 timings += _timing(chosen, error.whole_s) if isinstance(error, OutOfTime) else ()
+                outgrew += (chosen.kind,) if isinstance(error, OutOfMemory) else ()
                 kinds = cheaper(kinds, chosen)
                 continue
         seconds = worker.clock() - began
         energy = worker.energy(profile.power, seconds)
         epsilon = nan if chosen is None else worker.spent(chosen.strategy)
-        return Outcome(plan, contribution, seconds, energy, worker.peak_bytes, gave_up, timings, epsilon)
+        peak = worker.peak_bytes
+        return Outcome(plan, contribution, seconds, energy, peak, gave_up, timings, epsilon, outgrew)
 
 
 def _room_bytes(chosen: Candidate | None, profile: DeviceProfile, left_s: float) -> float:

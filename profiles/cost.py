@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from .device import DeviceProfile
+from .device import DeviceProfile, Speed
 
-SESSION_BYTES = 6 * 2**20
-"""What the first runs of a session add besides its graph, weights and activations (measured 1 to 5 MB)."""
+SESSION_BYTES = 12 * 2**20
+"""What an open session holds besides its graph, weights and activations (measured 1 to 11 MB)."""
 GRAPH_FACTOR = 128
 """What ONNX Runtime holds of an open graph, over its file (measured 70 to 150, graphs of 6 to 66 KB)."""
 
@@ -34,7 +34,8 @@ class MissingGraph(LookupError):
 class GraphWork:
     """One graph of a bundle: operations per sample, and what a run holds beside the weights, in bytes.
 
-    `file_bytes` is the size of its file, `rows` the most samples of one run.
+    `file_bytes` is the size of its file, `rows` the most samples of one run. `held_bytes`: what an open
+    session with so many in it was seen to hold; 0 where that was not measured.
     """
 
     flops: float
@@ -42,6 +43,7 @@ class GraphWork:
     bytes_per_sample: int
     rows: int = 32
     file_bytes: int = 0
+    held_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,18 @@ def activation_bytes(workload: Workload, graph: str, samples: int | None = None)
     """Peak of live activations of one run, and of the session that holds it."""
     work = workload.graph(graph)
     n = min(samples or work.rows, work.rows)
+    if work.held_bytes and n == work.rows:
+        return work.held_bytes
     return session_bytes(work.file_bytes) + work.fixed_bytes + n * work.bytes_per_sample
+
+
+def as_measured(workload: Workload, speed: Speed) -> Workload:
+    """The same, with what this device was seen to hold."""
+    held = speed.held_bytes
+    if not held:
+        return workload
+    graphs = {name: replace(work, held_bytes=held.get(name, 0)) for name, work in workload.graphs.items()}
+    return replace(workload, graphs=graphs)
 
 
 def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
@@ -157,11 +170,12 @@ def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
         compute += one.samples * one.slowdown * speed.of(one.graph, one.flops) + one.steps * speed.step_s
         flops += one.samples * one.flops
     compute *= profile.corrections.get(kind, 1.0)
+    grown = round(work.peak_bytes * profile.growth.get(kind, 1.0))
     transfer = work.bytes_up / profile.bandwidth.up + work.bytes_down / profile.bandwidth.down
     return Cost(
         seconds=compute + transfer,
         compute_s=compute,
-        peak_memory_bytes=profile.memory.resident_bytes + work.peak_bytes,
+        peak_memory_bytes=profile.memory.resident_bytes + grown,
         bytes_up=work.bytes_up,
         bytes_down=work.bytes_down,
         energy_j=compute * profile.power.load_w + transfer * profile.power.idle_w,

@@ -21,7 +21,8 @@ class Speed:
 
     `seconds` is per sample, by graph name, as measured on this bundle; a graph that was not measured is
     predicted from its FLOPs at `flops_per_s`. `opening`: seconds until a graph can be run, by its name.
-    `step_s`: of one step of a linear classifier alone, beside its operations.
+    `step_s`: of one step of a linear classifier alone, beside its operations. `held_bytes`: what a graph with
+    a whole batch in it was seen to hold, by its name.
     """
 
     flops_per_s: float
@@ -29,6 +30,7 @@ class Speed:
     source: str = ""
     opening: Mapping[str, float] = field(default_factory=dict)
     step_s: float = 0.0
+    held_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def of(self, graph: str, flops: float) -> float:
         """Seconds for one sample through `graph`, which takes `flops` operations."""
@@ -66,7 +68,10 @@ class Battery:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """One device. `corrections` is measured over predicted seconds of earlier rounds, by kind of update."""
+    """One device. `corrections` is measured over predicted seconds of earlier rounds, by kind of update.
+
+    `growth` is the same of the bytes that an update adds to the process, where they were more: 1 or above.
+    """
 
     name: str
     cores: int
@@ -78,3 +83,4 @@ class DeviceProfile:
     temperature_c: float | None = None
     engine: str = ""
     corrections: Mapping[str, float] = field(default_factory=dict)
+    growth: Mapping[str, float] = field(default_factory=dict)

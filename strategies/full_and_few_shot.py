@@ -12,6 +12,7 @@ from models.engine import DeviceModel
 from models.manifest import Manifest
 from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Work, Workload, predict
+from profiles.cost import activation_bytes
 
 from .few_shot import FewShot
 from .full import Full
@@ -75,9 +76,14 @@ class FullAndFewShot(TrainingSettings, Usual):
         return None if form is None else self._with(form)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """Of both, one after the other; of the full one alone where only those who fall back do both."""
+        """Of both, one after the other; of the full one alone where only those who fall back do both. What
+        gives the features stays open.
+        """
         full = self.full.work(workload)
-        if self.full.least or self.few_shot.unfit(workload):
+        if self.few_shot.unfit(workload):
+            return predict(profile, full, self.name)
+        full = replace(full, peak_bytes=full.peak_bytes + activation_bytes(workload, "forward"))
+        if self.full.least:
             return predict(profile, full, self.name)
         return predict(profile, _after(self.few_shot.work(workload), full), self.name)
 

@@ -116,7 +116,9 @@ class Representatives(Coded, Usual):
         return super().unfit(workload)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """Maps of one class at a time are held; those that are sent, while the model is trained."""
+        """Maps of one class at a time are held; those that are sent, and the graph that gave them, while the
+        model is trained.
+        """
         work, values = self._full.work(workload), workload.map_values(self.level)
         graph, counts = f"features.{self.level}", workload.class_counts
         rows = sum(self._rows(count) for count in counts)
@@ -131,7 +133,7 @@ class Representatives(Coded, Usual):
         work = replace(
             work,
             passes=(*work.passes, Pass(graph, workload.samples, workload.graph(graph).flops), selection),
-            peak_bytes=max(work.peak_bytes, choosing) + 4 * rows * values,
+            peak_bytes=max(work.peak_bytes + activation_bytes(workload, graph), choosing) + 4 * rows * values,
             bytes_up=upload_bytes(
                 workload.values("all"),
                 workload.tensors["all"] + 2,

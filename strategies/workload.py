@@ -92,7 +92,8 @@ def training_work(load: Workload, tunable: str, trained: float, scored: float = 
 
 def work_of(load: Workload, training: Training) -> Work:
     """Memory: weights, gradients and momentum of the set, and summed gradients where a batch takes several
-    runs; the optimiser's block; the model itself; a run's activations; the data, and a batch drawn from it.
+    runs; the optimiser's block; the model itself; a run's activations, and one's that scored, whose session
+    stays open; the data, and a batch drawn from it.
     """
     tunable, name = training.tunable, f"{training.objective}.{training.tunable}"
     values, graph = load.values(tunable), load.graph(name)
@@ -103,6 +104,8 @@ def work_of(load: Workload, training: Training) -> Work:
     set_bytes = 4 * (vectors * values + BLOCK)
     data_bytes = (load.samples + min(training.batch, load.samples)) * load.sample_bytes
     held = set_bytes + 2 * load.weights_bytes + data_bytes
+    if training.scored:
+        held += activation_bytes(load, "forward")
     return Work(
         passes=(*forward, Pass(name, training.trained, graph.flops, slowdown)),
         peak_bytes=held + activation_bytes(load, name, rows),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 import msgspec
 from tabulate import tabulate
@@ -53,7 +54,7 @@ def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
     wish = engine_wish(options)
     engine = str(engine_choice(bundle, wish.engine))
     model = open_model(bundle, wish, watch=watcher)
-    speed = measure(model, clocks(time.perf_counter, wish, other))
+    speed = replace(measure(model, clocks(time.perf_counter, wish, other)), held_bytes=watcher.grown)
     model.unload()
     return own_memory(make_profile(speed, engine, other), memory_bytes(options))
 

@@ -31,9 +31,20 @@ class Limited:
             raise OutOfMemory(name)
 
 
-def measured(**limits: str) -> set[str]:
+class Ticking:
+    """A millisecond passes with each look at it, however slow the machine is."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-3
+        return self.now
+
+
+def measured(**limits: str) -> Speed:
     model = open_model(Bundle.open(shipped("digits-wrn-10-1")), watch=Limited(**limits))
-    speed = measure(model, Clocks(time.perf_counter, time.process_time))
+    ticking = Ticking()
+    speed = measure(model, Clocks(ticking, ticking))
     assert not model._sessions  # nothing is held when all is measured
     return speed
 

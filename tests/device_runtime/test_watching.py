@@ -61,6 +61,36 @@ def test_work_that_outgrows_the_memory_is_given_up(bundle):
         model.forward(np.zeros((1, 1, 8, 8), np.float32))
 
 
+class Weighed(Watcher):
+    """Of a process that holds what it is told to."""
+
+    held = 1000
+
+    def resident(self) -> int:
+        return self.held
+
+
+def test_what_a_graph_with_a_whole_batch_holds_is_seen_and_told_with_some_more(bundle):
+    graphs, watch = bundle.manifest.graphs, Weighed(10**12)
+    watch.will_load("forward", graphs["forward"])
+    watch.held = 3000
+    watch.ran("forward", graphs["forward"], 31, 0.0)
+    assert watch.grown == {}
+    watch.ran("forward", graphs["forward"], 32, 0.0)
+    assert watch.grown == {"forward": round(1.1 * 2000) + 2 * 2**20}
+
+
+def test_a_session_is_refused_by_what_it_was_seen_to_hold_where_that_is_known(bundle):
+    graph, watch = bundle.manifest.graphs["train.all"], Weighed(6000)
+    with pytest.raises(OutOfMemory):
+        watch.will_load("train.all", graph)
+    watch.held_bytes = {"train.all": 5000}
+    watch.will_load("train.all", graph)
+    watch.held_bytes = {"train.all": 5001}
+    with pytest.raises(OutOfMemory):
+        watch.will_load("train.all", graph)
+
+
 def test_a_board_that_is_not_shipped_is_named_with_those_that_are():
     with pytest.raises(ProfileError, match="no profile named 'abacus'; there are pi-zero-2w, pi-4"):
         Pretence.of("abacus")

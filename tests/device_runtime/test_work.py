@@ -140,6 +140,7 @@ def test_memory_refused_midway_steps_down(bundle, digits, clock, every_kind):
     outcome = perform(equipment, believed(1e12), Assignment(every_kind, 1, deadline=60.0))
     assert outcome.contribution.kind == "few-shot"
     assert len(outcome.gave_up) == 4  # full, and the three shares of the entropy subset
+    assert outcome.outgrew == ("full", *["entropy-subset"] * 3)
 
 
 def test_a_device_for_which_nothing_fits_sits_out_with_its_reasons(bundle, digits, clock, every_kind):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Pass, Power, Speed, Work, Workload, predict
-from profiles.cost import GRAPH_FACTOR, SESSION_BYTES, activation_bytes, session_bytes
+from profiles.cost import GRAPH_FACTOR, SESSION_BYTES, activation_bytes, as_measured, session_bytes
 from profiles.straggler import classify, misfits
 
 
@@ -35,6 +35,12 @@ def test_each_graph_is_opened_once_and_steps_of_the_classifier_take_time_beside_
     speed = Speed(100.0, {"forward": 0.5}, opening={"forward": 1.0, "train.all": 2.0}, step_s=0.1)
     twice = replace(WORK, passes=(WORK.passes[0], *WORK.passes, Pass("head", 0, 1.0, steps=5)))
     assert predict(device(speed=speed), twice, "full").compute_s == pytest.approx(9.5)
+
+
+def test_what_a_kind_was_seen_to_add_beyond_its_prediction_is_added_to_the_next():
+    cost = predict(device(growth={"full": 1.5}), WORK, "full")
+    assert cost.peak_memory_bytes == 100 + 450
+    assert predict(device(growth={"full": 1.5}), WORK, "few-shot").peak_memory_bytes == 400
 
 
 def test_energy_is_load_while_computing_and_idle_while_waiting():
@@ -85,3 +91,7 @@ def test_activations_are_of_one_batch_at_most():
     assert activation_bytes(load, "forward") == session + 7 + 32 * 3
     assert activation_bytes(load, "forward", 5) == session + 7 + 5 * 3
     assert activation_bytes(load, "forward", 500) == session + 7 + 32 * 3
+    seen = as_measured(load, Speed(1.0, held_bytes={"forward": 77}))
+    assert [activation_bytes(seen, "forward", n) for n in (None, 500, 32)] == [77] * 3
+    assert activation_bytes(seen, "forward", 5) == session + 7 + 5 * 3  # of fewer nothing was seen
+    assert as_measured(load, Speed(1.0)) == load

@@ -9,6 +9,7 @@ from models import tensors
 from models.head import SoftmaxHead
 from models.optimizer import Sgd
 from profiles import shipped
+from profiles.cost import activation_bytes
 from strategies.few_shot import FewShot
 from strategies.full import Full
 from strategies.full_and_few_shot import FullAndFewShot
@@ -198,6 +199,9 @@ def test_the_classifier_costs_what_few_shot_costs_beside_the_full_update(bundle,
     assert reduced.cost(load, board).bytes_up == full.bytes_up + few.bytes_up
     assert reduced.cost(load, board).bytes_down == full.bytes_down
     assert falling.cost(load, board).flops == Full(epochs=3).cost(load, board).flops
+    for mine, alone in ((reduced, Full(epochs=1)), (falling, Full(epochs=3, reduced_epochs=1).variants()[0])):
+        more = mine.cost(load, board).peak_memory_bytes - alone.cost(load, board).peak_memory_bytes
+        assert more == activation_bytes(load, "forward")  # it stays open
     one_class = workload(bundle.manifest, (0, 9) + (0,) * 8)
     assert FullAndFewShot(epochs=1).cost(one_class, board) == Full(epochs=1).cost(one_class, board)
 

@@ -5,7 +5,7 @@ from models.blocks import BLOCK
 from models.bundle import Bundle, shipped
 from models.manifest import InputSpec
 from profiles import GraphWork, Workload
-from profiles.cost import SESSION_BYTES, MissingGraph
+from profiles.cost import SESSION_BYTES, MissingGraph, activation_bytes
 from strategies.few_shot import FewShot
 from strategies.workload import training_work, workload
 
@@ -33,6 +33,11 @@ def test_memory_counts_the_vectors_a_run_the_model_twice_and_the_data(load, batc
     expected = 4 * (vectors * 1000 + BLOCK) + 2 * 5000 + (100 + min(batch, 100)) * 13
     expected += SESSION_BYTES + 11 + run * 7
     assert training_work(load, "all", 100, batch=batch).peak_bytes == expected
+
+
+def test_the_graph_that_scored_stays_open_while_the_model_is_trained(load):
+    alone, scored = (training_work(load, "all", 100, scored=n).peak_bytes for n in (0, 100))
+    assert scored - alone == activation_bytes(load, "forward")
 
 
 @pytest.fixture

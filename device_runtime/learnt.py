@@ -1,0 +1,76 @@
+"""What a device knows of itself with a bundle: measured once, corrected by each round, kept over restarts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from profiles import DeviceProfile, Speed
+
+from .work import FADE, Outcome
+
+log = logging.getLogger(__name__)
+
+OUTGROWN, MOST = 1.25, 4.0
+"""By how much more a kind is taken to hold after it was given up for want of memory; and at most."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Its speed, and how far predictions were off; see DeviceProfile."""
+
+    speed: Speed
+    corrections: Mapping[str, float] = field(default_factory=dict)
+    growth: Mapping[str, float] = field(default_factory=dict)
+
+
+class Measurements:
+    """What was learnt, in one JSON file, by bundle hash and device. A damaged file is measured anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, Learnt] = {}
+        if path.exists():
+            try:
+                self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, Learnt])
+            except msgspec.MsgspecError as error:
+                log.warning("%s is not readable (%s): measuring anew", path, error)
+
+    def get(self, key: str, measured: Callable[[], Speed]) -> Learnt:
+        """What is kept under this key, or the speed that `measured` returns, which is then kept."""
+        if key not in self._known:
+            self.put(key, Learnt(measured()))
+        return self._known[key]
+
+    def put(self, key: str, learnt: Learnt) -> None:
+        """Keep it. A disk that refuses is warned of: it is still known until the process ends."""
+        self._known[key] = learnt
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self._known)))
+            temporary.replace(self._path)
+        except OSError as error:
+            log.warning("what was measured cannot be kept: %s", error)
+
+
+def grown(profile: DeviceProfile, outcome: Outcome) -> Mapping[str, float]:
+    """The profile's growth after this round: bytes that an update added to the process, over those predicted.
+
+    Where they were more, that holds at once, and `FADE` of the excess is forgotten in each round. Of a kind
+    that was given up for want of memory it is not known: `OUTGROWN` times what was thought. Nothing is learnt
+    of a kind that was done after one that was given up, for the peak may be of either.
+    """
+    known = profile.growth
+    growth = {kind: 1 + (1 - FADE) * (old - 1) for kind, old in known.items()}
+    seen = {kind: OUTGROWN * known.get(kind, 1.0) for kind in outcome.outgrew}
+    chosen, idle = outcome.plan.chosen, profile.memory.resident_bytes
+    if chosen is not None and chosen.cost is not None and outcome.contribution and not outcome.gave_up:
+        added = (outcome.peak_memory_bytes - idle) / (chosen.cost.peak_memory_bytes - idle)
+        seen[chosen.kind] = added * known.get(chosen.kind, 1.0)
+    for kind, factor in seen.items():
+        growth[kind] = min(MOST, max(1.0, factor, growth.get(kind, 1.0)))
+    return {kind: factor for kind, factor in growth.items() if factor > 1}

@@ -1,0 +1,59 @@
+import pytest
+
+from device_runtime.choose import Candidate, Plan
+from device_runtime.learnt import Learnt, Measurements, grown
+from device_runtime.work import Outcome
+from profiles import Bandwidth, Cost, DeviceProfile, Memory, Power, Speed, Verdict
+from strategies.class_means import ClassMeans
+from strategies.kind import Contribution
+
+SPEED = Speed(1e9, {"forward": 0.5}, "measured", {"forward": 0.1}, 0.01, {"forward": 77})
+
+
+def device(**growth):
+    """100 bytes while idle."""
+    memory, link = Memory(1000, 1000, 100), Bandwidth(1.0, 1.0)
+    return DeviceProfile("d", 1, memory, Speed(1.0), link, Power(1, 2), growth=growth)
+
+
+def outcome(peak, gave_up=(), outgrew=()):
+    """Of class means that were predicted to take the process to 300 bytes."""
+    cost = Cost(1.0, 1.0, 300, 0, 0, 0.0)
+    plan = Plan(Candidate(ClassMeans(), cost, ()), (), Verdict(False, ()))
+    made = Contribution("class-means", {}, 1, 0.0)
+    return Outcome(plan, made, peak_memory_bytes=peak, gave_up=gave_up, outgrew=outgrew)
+
+
+def test_an_update_that_added_more_than_predicted_is_taken_to_add_as_much_again():
+    assert grown(device(), outcome(400)) == {"class-means": pytest.approx(1.5)}
+    assert grown(device(**{"class-means": 1.2}), outcome(400)) == {"class-means": pytest.approx(1.8)}
+
+
+def test_one_that_added_less_changes_nothing_and_what_was_feared_is_forgotten_by_and_by():
+    assert grown(device(), outcome(200)) == {}
+    assert grown(device(full=2.0), outcome(200)) == {"full": pytest.approx(1.9)}
+
+
+def test_a_kind_given_up_for_want_of_memory_is_taken_to_need_more_and_the_peak_is_of_nobody():
+    after = grown(device(full=2.0), outcome(900, gave_up=("full given up",), outgrew=("full",)))
+    assert after == {"full": pytest.approx(2.5)}
+    assert grown(device(full=3.9), outcome(900, ("full given up",), ("full",))) == {"full": 4.0}
+
+
+def test_what_was_learnt_is_there_after_a_restart(tmp_path):
+    path = tmp_path / "speed.json"
+    assert Measurements(path).get("bundle", lambda: SPEED) == Learnt(SPEED)
+    learnt = Learnt(SPEED, {"full": 1.5}, {"full": 2.0})
+    Measurements(path).put("other", learnt)
+    again = Measurements(path)
+    assert again.get("bundle", pytest.fail) == Learnt(SPEED)
+    assert again.get("other", pytest.fail) == learnt
+
+
+def test_a_damaged_file_is_measured_anew_and_a_disk_that_refuses_is_no_reason_to_stop(tmp_path, caplog):
+    (tmp_path / "speed.json").write_bytes(b"{")
+    assert Measurements(tmp_path / "speed.json").get("bundle", lambda: SPEED).speed == SPEED
+    assert "measuring anew" in caplog.text
+    nowhere = Measurements(tmp_path / "not here" / "speed.json")
+    assert nowhere.get("bundle", lambda: SPEED) == nowhere.get("bundle", pytest.fail)
+    assert "cannot be kept" in caplog.text
