@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from profiles import Cost, DeviceProfile, Verdict, Workload, classify
-from profiles.cost import MissingGraph, as_measured
+from profiles.cost import MissingGraph, as_measured, of_another
 from profiles.straggler import misfits
 from strategies.full import Full
 from strategies.kind import AnyStrategy
@@ -95,6 +95,17 @@ def choose(
     return Plan(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
 
 
+def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
+    """What a form costs here. The main model was measured; smaller ones are as fast, operation for operation.
+
+    Raises MissingGraph, and KeyError for a member that `loads` does not have.
+    """
+    load, main = loads[form.member], loads.get(MAIN)
+    if form.member == MAIN or main is None:
+        return form.cost(as_measured(load, profile.speed), profile)
+    return form.cost(load, replace(profile, speed=of_another(profile.speed, main, load)))
+
+
 def _verdict(
     profile: DeviceProfile, candidates: Sequence[Candidate], loads: Loads, usable_s: float
 ) -> Verdict:
@@ -103,8 +114,7 @@ def _verdict(
     if MAIN not in loads:
         return Verdict(True, ("the main model was not fetched",))
     try:
-        load = as_measured(loads[MAIN], profile.speed)
-        return classify(cost or USUAL.cost(load, profile), profile.memory, usable_s)
+        return classify(cost or priced(USUAL, loads, profile), profile.memory, usable_s)
     except MissingGraph as error:
         return Verdict(True, (str(error),))
 
@@ -119,7 +129,7 @@ def _candidate(
     if unfit := form.unfit(workload) or barred(form):
         return Candidate(form, None, (unfit,))
     try:
-        cost = form.cost(as_measured(workload, profile.speed), profile)
+        cost = priced(form, {**elsewhere, **here}, profile)
     except MissingGraph as error:
         return Candidate(form, None, (str(error),))
     lacks = () if form.member in here else ("its model was not fetched",)

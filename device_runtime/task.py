@@ -189,6 +189,7 @@ class DeviceTask(OneTask):
         self._look_anew()
         self.profile = self._profile_now()
         self.watcher.limit_bytes = self.profile.memory.limit_bytes
+        self.watcher.held_bytes = self._speed.held_bytes if member == MAIN else {}
         loads = self._equipment.loads
         elsewhere = {other: load for other, load in loads.items() if other != member}
         equipment = replace(

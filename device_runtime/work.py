@@ -10,11 +10,10 @@ from typing import Protocol
 
 from models.errors import ModelError
 from profiles import DeviceProfile, Power
-from profiles.cost import as_measured
 from strategies.accountant import PrivacyError
 from strategies.kind import AnyStrategy, Contribution, OutOfTime
 
-from .choose import MARGIN, NOWHERE, Candidate, Loads, Plan, choose
+from .choose import MARGIN, NOWHERE, Candidate, Loads, Plan, choose, priced
 from .errors import OutOfMemory
 from .meters import Energy
 
@@ -172,8 +171,8 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
                 must_end = _upload_begins(chosen, profile, assignment)
                 done, contribution = worker.train(chosen, assignment.seed, must_end)
                 if done is not chosen.strategy:
-                    load = as_measured(worker.loads[done.member], profile.speed)
-                    plan = plan.ended_as(done, done.cost(load, profile))
+                    known = {**assignment.elsewhere, **worker.loads}
+                    plan = plan.ended_as(done, priced(done, known, profile))
                     chosen = plan.chosen or chosen
                 timings += _timing(chosen, worker.clock() - attempt)
             except (OutOfTime, OutOfMemory, PrivacyError, ModelError) as error:

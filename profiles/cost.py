@@ -162,6 +162,18 @@ def as_measured(workload: Workload, speed: Speed) -> Workload:
     return replace(workload, graphs=graphs)
 
 
+def of_another(speed: Speed, measured: Workload, other: Workload) -> Speed:
+    """On another bundle's graphs of the same names: as fast, operation for operation; what they hold is not
+    known.
+    """
+    seconds = {
+        name: one * other.graphs[name].flops / max(measured.graphs[name].flops, 1e-9)
+        for name, one in speed.seconds.items()
+        if name in measured.graphs and name in other.graphs
+    }
+    return replace(speed, seconds=seconds, held_bytes={})
+
+
 def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:
     """What `work`, an update of this kind, costs on this device; corrected by what was measured before."""
     speed, flops = profile.speed, 0.0

@@ -3,10 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from device_runtime.choose import MAIN, MARGIN, choose
+from device_runtime.choose import MAIN, MARGIN, choose, priced
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, shipped
 from strategies import registry
 from strategies.full import Full
+from strategies.prototypes import Prototypes
 from strategies.workload import workload
 
 EVEN = (18,) * 10
@@ -96,6 +97,20 @@ def test_the_offer_s_order_is_the_preference(load):
 def test_a_measured_correction_moves_the_choice(load):
     slower_than_thought = device(1e12, corrections={"full": 1e4})
     assert choose(slower_than_thought, every_kind(), {MAIN: load}, 3.0).chosen.kind == "entropy-subset"
+
+
+def test_a_smaller_model_is_as_fast_operation_for_operation_as_the_measured_one(load):
+    """Half the operations, half the time, but as long to open; what it holds is not that of the main one."""
+    half = replace(
+        load, graphs={name: replace(work, flops=work.flops / 2) for name, work in load.graphs.items()}
+    )
+    seconds = dict.fromkeys(load.graphs, 0.01)
+    speed = Speed(1e12, seconds, opening={"train.all": 1.0}, held_bytes={"train.all": 10**9})
+    profile, loads = replace(device(), speed=speed), {MAIN: load, "half": half}
+    whole = priced(Prototypes(beta=0.0), loads, profile)
+    smaller = priced(Prototypes(beta=0.0, members=("half",)), loads, profile)
+    assert smaller.compute_s - 1 == pytest.approx((whole.compute_s - 1) / 2)
+    assert whole.peak_memory_bytes > 10**9 > smaller.peak_memory_bytes
 
 
 def test_costs_follow_from_flops_bandwidth_and_power(load, bundle):
