@@ -1,0 +1,110 @@
+"""One device for some rounds of one kind, in a process of its own: what it predicted, and what it took."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+import msgspec
+
+from broker.messages import Base, Blob, Kind, Offer
+from device_runtime.choose import MAIN
+from device_runtime.errors import OutOfMemory
+from device_runtime.link_speed import LinkSpeed
+from device_runtime.one_kind import peak_bytes
+from device_runtime.task import DeviceTask, Given, Settings
+from device_runtime.work import Listener, Outcome
+from models.bundle import Bundle
+from strategies.kind import NOTHING
+
+_NO_BLOB = Blob(bytes(32), 0)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A kind with its settings, as written for an offer, on a bundle and data; the device's folder."""
+
+    bundle: str
+    data: str
+    folder: str
+    kind: Kind
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One round: seconds of computing and bytes of the whole process, predicted and measured.
+
+    `limit_bytes`: what the device took to be its own when it chose. `why`: what did not fit, or was given up.
+    """
+
+    label: str
+    predicted_s: float = 0.0
+    seconds: float = 0.0
+    predicted_bytes: int = 0
+    peak_bytes: int = 0
+    limit_bytes: int = 0
+    made: bool = False
+    tried: bool = False
+    why: str = ""
+
+
+def rounds(order: Order) -> list[Seen]:
+    """Joins as a device does, and does the rounds. A device that cannot join gives one that was not tried."""
+    bundle, name = Bundle.open(Path(order.bundle)), order.kind.name
+    settings = Settings("one", Path(order.data), Path(order.folder))
+    try:
+        task = DeviceTask(settings, {MAIN: bundle}, time.perf_counter, LinkSpeed())
+    except OutOfMemory as error:
+        return [Seen(name, why=f"does not join: {error}")]
+    base = bundle.weights()
+    return [
+        _round(task, Given(_offer(order.kind, number), MAIN, base, NOTHING)) for number in range(order.rounds)
+    ]
+
+
+def _round(task: DeviceTask, given: Given) -> Seen:
+    Path("/proc/self/clear_refs").write_text("5")  # the kernel's peak of this process begins anew
+    outcome = task.perform(given, inf, Listener(lambda _: None, lambda _: None))
+    return seen(outcome, task.watcher.limit_bytes, peak_bytes(Path("/proc/self/status").read_text()))
+
+
+def seen(outcome: Outcome, limit_bytes: int, peak: int) -> Seen:
+    """Of the form that was made in the end, or else of the first that was thought of."""
+    chosen, made = outcome.plan.chosen, outcome.contribution is not None
+    candidate = chosen or outcome.plan.candidates[0]
+    cost = candidate.cost
+    return Seen(
+        label=candidate.label,
+        predicted_s=cost.compute_s if cost else 0.0,
+        seconds=outcome.timings[-1].seconds if made and outcome.timings else 0.0,
+        predicted_bytes=cost.peak_memory_bytes if cost else 0,
+        peak_bytes=peak,
+        limit_bytes=limit_bytes,
+        made=made,
+        tried=made or bool(outcome.gave_up),
+        why="; ".join(outcome.reasons),
+    )
+
+
+def main() -> None:
+    """Reads an order, writes what was seen, as MessagePack."""
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(rounds(order)))
+
+
+def _offer(kind: Kind, number: int) -> Offer:
+    return Offer(
+        task="prediction",
+        run="prediction",
+        round=number + 1,
+        seed=number,
+        deadline_s=0.0,
+        remaining_s=0.0,
+        kinds=(kind,),
+        bundle=_NO_BLOB,
+        base=Base(checkpoint=(_NO_BLOB,), sha=_NO_BLOB.sha),
+    )

@@ -1,0 +1,144 @@
+"""Runs as figures: how far predictions were off, and how near what was let through came to its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from tabulate import tabulate
+
+from .device import Seen
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The rounds of one run. `died`: why there is none."""
+
+    model: str
+    quota: float
+    cap_mb: float
+    kind: str
+    repeat: int
+    rounds: tuple[Seen, ...]
+    died: str = ""
+
+
+@dataclass(frozen=True)
+class Errors:
+    """|predicted - measured| / measured, medians over runs: of the time in the first round and in the last,
+    and of the peak memory in both.
+    """
+
+    first_s: float
+    then_s: float
+    first_bytes: float
+    then_bytes: float
+
+    @classmethod
+    def of(cls, cells: Sequence[Cell]) -> Errors | None:
+        made = [cell.rounds for cell in cells if cell.rounds and all(seen.made for seen in cell.rounds)]
+        if not made:
+            return None
+        return cls(
+            median(_off(rounds[0].predicted_s, rounds[0].seconds) for rounds in made),
+            median(_off(rounds[-1].predicted_s, rounds[-1].seconds) for rounds in made),
+            median(_off(rounds[0].predicted_bytes, rounds[0].peak_bytes) for rounds in made),
+            median(_off(rounds[-1].predicted_bytes, rounds[-1].peak_bytes) for rounds in made),
+        )
+
+
+def _off(predicted: float, measured: float) -> float:
+    return abs(predicted - measured) / measured
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """Errors by model and kind, time by quota; and over all."""
+    quotas = sorted({cell.quota for cell in cells}, reverse=True)
+    rows = []
+    for model in dict.fromkeys(cell.model for cell in cells):
+        of_model = [cell for cell in cells if cell.model == model]
+        for kind in dict.fromkeys(cell.kind for cell in of_model):
+            of_kind = [cell for cell in of_model if cell.kind == kind]
+            rows.append([model, kind, *_row(of_kind, quotas)])
+        rows.append([model, "all", *_row(of_model, quotas)])
+    rows.append(["all", "all", *_row(cells, quotas)])
+    times = [f"{quota:.0%}: first, then" for quota in quotas]
+    headers = ["model", "kind", *times, "memory: first, then"]
+    return tabulate(rows, headers, disable_numparse=True)
+
+
+def _row(cells: Sequence[Cell], quotas: Sequence[float]) -> list[str]:
+    by_quota = [Errors.of([cell for cell in cells if cell.quota == quota]) for quota in quotas]
+    whole = Errors.of(cells)
+    time = [f"{one.first_s:.0%}, {one.then_s:.0%}" if one else "" for one in by_quota]
+    return [*time, f"{whole.first_bytes:.0%}, {whole.then_bytes:.0%}" if whole else ""]
+
+
+def fits(cells: Sequence[Cell]) -> Iterator[str]:
+    """What came of what was let through, and how near it came to its limit."""
+    seen = [(cell, one) for cell in cells for one in cell.rounds]
+    tried = [(cell, one) for cell, one in seen if one.tried]
+    made = sum(one.made for _, one in seen)
+    died = sum(bool(cell.died) for cell in cells)
+    yield (
+        f"{len(seen)} rounds: {made} made, {len(seen) - len(tried)} refused before anything was begun, "
+        f"{len(tried) - made} given up; {died} processes died"
+    )
+    if tried:
+        cell, one = max(tried, key=lambda pair: pair[1].peak_bytes / pair[1].limit_bytes)
+        yield (
+            f"nearest to its limit of those let through: {one.peak_bytes / one.limit_bytes:.1%} "
+            f"({mb(one.peak_bytes)} of {mb(one.limit_bytes)} MB: {cell.kind}, {cell.model}, "
+            f"cap {cell.cap_mb:g} MB)"
+        )
+        cell, one = max(tried, key=lambda pair: pair[1].peak_bytes / pair[1].predicted_bytes)
+        yield (
+            f"most beyond its prediction: {one.peak_bytes / one.predicted_bytes:.1%} "
+            f"({mb(one.peak_bytes)} of {mb(one.predicted_bytes)} MB: {cell.kind}, {cell.model})"
+        )
+    for cell in cells:
+        if cell.died:
+            yield f"died: {line(cell)}"
+
+
+def line(cell: Cell) -> str:
+    """Predicted/measured of each round."""
+    rounds = ", ".join(
+        f"{one.predicted_s:.3f}/{one.seconds:.3f} s "
+        f"{mb(one.predicted_bytes)}/{mb(one.peak_bytes)} of {mb(one.limit_bytes)} MB"
+        for one in cell.rounds
+    )
+    why = cell.died or next((one.why for one in cell.rounds if one.why), "")
+    return f"{cell.model} {cell.quota:.0%} {cell.cap_mb:g} MB {cell.kind}: {rounds} {why}"
+
+
+def mb(size: int) -> str:
+    return f"{size / 1e6:.0f}"
+
+
+def plot(cells: Sequence[Cell], path: Path) -> None:
+    """First rounds and last, predicted against measured, on logarithmic axes. Raises OSError."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    made = [cell for cell in cells if cell.rounds and all(one.made for one in cell.rounds)]
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
+    for place, name, colour in ((0, "first round", "#c26d5a"), (-1, "last round", "#4a7fa5")):
+        rounds = [cell.rounds[place] for cell in made]
+        style = {"s": 14, "alpha": 0.7, "color": colour, "label": name, "linewidths": 0}
+        axes[0].scatter([one.seconds for one in rounds], [one.predicted_s for one in rounds], **style)
+        peaks = ([one.peak_bytes / 1e6 for one in rounds], [one.predicted_bytes / 1e6 for one in rounds])
+        axes[1].scatter(*peaks, **style)
+    for axis, unit in zip(axes, ("seconds", "peak MB"), strict=True):
+        axis.set(xscale="log", yscale="log", xlabel=f"measured, {unit}", ylabel=f"predicted, {unit}")
+        low, high = min(axis.get_xlim()[0], axis.get_ylim()[0]), max(axis.get_xlim()[1], axis.get_ylim()[1])
+        for factor, dashes in ((1.0, "-"), (1.2, ":"), (1 / 1.2, ":")):
+            axis.plot([low, high], [factor * low, factor * high], dashes, color="#888", linewidth=0.8)
+        axis.set(xlim=(low, high), ylim=(low, high))
+        axis.legend(frameon=False)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
