@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from models.engine import DeviceModel
 from models.tensors import Tensors, check
 from profiles import Power
-from strategies.kind import NOTHING, AnyStrategy, Contribution, LocalData, Run
+from strategies.kind import NOTHING, AnyStrategy, Contribution, LocalData, OutOfTime, Run
 
 from .choose import Candidate, Loads
 from .errors import OutOfMemory
@@ -62,8 +62,11 @@ class Equipment:
         self.guard.before(strategy, len(self.data))
         try:
             trained = strategy.train(model, self.data, run)
-        except MemoryError as error:  # see watchdog.cap
-            raise OutOfMemory(f"no more memory is to be had: {error}") from None
+        except (OutOfTime, OutOfMemory, MemoryError) as error:
+            self.watcher.clear(model)
+            if isinstance(error, MemoryError):  # see watchdog.cap
+                raise OutOfMemory(f"no more memory is to be had: {error}") from None
+            raise
         check(trained.tensors, strategy.expected(model.manifest))
         form = trained.form or strategy.form
         return _ended(strategy, form), replace(trained, form=form)

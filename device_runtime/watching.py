@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from models.engine import DeviceModel
 from models.freed_memory import give_back
 from models.manifest import Graph
 from profiles import Bandwidth, DeviceProfile, Memory, shipped
@@ -154,6 +155,10 @@ class Watcher:
         self._time.sleep(seconds)
         return seconds
 
+    def clear(self, model: DeviceModel) -> None:
+        """What was given up holds no memory that the next piece of work was promised."""
+        model.unload()
+
     def _needed(self, name: str, graph: Graph) -> int:
         """Bytes of the whole process with a session of this graph, and one batch in it."""
         predicted = session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(self._batch))
@@ -193,6 +198,9 @@ class VirtualWatcher(Watcher):
         needed = super()._needed(name, graph)
         self.peak_bytes = max(self.peak_bytes, min(needed, self.limit_bytes))
         return needed
+
+    def clear(self, model: DeviceModel) -> None:
+        """Nothing: the model is of many."""
 
     def resident(self) -> int:
         return self._profile.memory.resident_bytes

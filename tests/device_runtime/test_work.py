@@ -143,6 +143,24 @@ def test_memory_refused_midway_steps_down(bundle, digits, clock, every_kind):
     assert outcome.outgrew == ("full", *["entropy-subset"] * 3)
 
 
+def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits, clock):
+    """Full updates are given up after their first run, and class means run a graph of their own."""
+    equipment = equip(bundle, digits, clock)
+    ran, watcher, model = [], equipment.watcher, equipment.models[MAIN]
+
+    def outgrown(name, graph, samples, seconds):
+        ran.append((name, set(model._sessions)))
+        if name == "train.all":
+            raise OutOfMemory("too much")
+
+    watcher.ran = outgrown
+    kinds = (Full(), ClassMeans())
+    outcome = perform(equipment, believed(1e12), Assignment(kinds, 1, deadline=60.0))
+    assert outcome.contribution.kind == "class-means"
+    assert ran[0] == ("train.all", {"train.all"})
+    assert all(held == {"forward"} for name, held in ran[1:])
+
+
 def test_a_device_for_which_nothing_fits_sits_out_with_its_reasons(bundle, digits, clock, every_kind):
     equipment = equip(bundle, digits, clock)
     outcome = perform(equipment, believed(1e3), Assignment(every_kind, 1, deadline=3.0))
