@@ -116,8 +116,8 @@ def test_a_device_that_was_too_hopeful_steps_down_and_still_makes_the_deadline(
 def test_a_device_that_was_too_hopeful_sends_the_epochs_that_are_whole(bundle, digits, clock):
     """It believes to be twice as fast as it is: the plan says what was done, the correction what it took."""
     kinds = (Full(epochs=4, reduced_epochs=1),)
-    equipment = equip(bundle, digits, clock, Pretence.of("pi-4", slow=10))
-    profile = believed(2 * 0.6e9 / 0.062 / 10)
+    equipment = equip(bundle, digits, clock, Pretence.of("pi-4", slow=1000))
+    profile = believed(2 * 0.6e9 / 0.062 / 1000)
     whole_s = kinds[0].cost(equipment.loads[MAIN], profile).compute_s
     outcome = perform(equipment, profile, Assignment(kinds, 1, deadline=1.2 * whole_s))
     assert outcome.gave_up == ()
@@ -175,9 +175,9 @@ def test_cheaper_leaves_the_forms_after_the_failed_one(every_kind):
 
 
 def test_predictions_are_corrected_by_what_was_measured(bundle, digits, clock, every_kind):
-    equipment = equip(bundle, digits, clock, Pretence.of("pi-4", slow=10))
-    profile = believed(2 * 0.6e9 / 0.062 / 10)  # it thinks it is twice as fast as it is
-    outcome = perform(equipment, profile, Assignment(every_kind, 1, deadline=600.0))
+    equipment = equip(bundle, digits, clock, Pretence.of("pi-4", slow=1000))
+    profile = believed(2 * 0.6e9 / 0.062 / 1000)  # it thinks it is twice as fast as it is
+    outcome = perform(equipment, profile, Assignment(every_kind, 1, deadline=60_000.0))
     assert corrected(profile, outcome)["full"] == pytest.approx(0.7 + 0.3 * 2, rel=0.1)
 
 
