@@ -2,9 +2,14 @@
 
     .venv/bin/python benchmarks/footprint.py             # import and memory, about 20 s
     .venv/bin/python benchmarks/footprint.py --install   # and a fresh device install from this checkout
+    .venv/bin/python benchmarks/footprint.py --peers FOLDER    # and flwr's SuperNode, nvflare's client
+    .venv/bin/python benchmarks/footprint.py --extras FOLDER   # and what each extra adds
 
-Medians of several processes. Memory is the resident set as the system counts it.
+Medians of several processes. Memory is the resident set as the system counts it, of a peer's client with its
+children. Peers and extras are installed into environments below FOLDER, and kept there.
 """
+
+# ruff: noqa: E402
 
 from __future__ import annotations
 
@@ -18,10 +23,13 @@ import venv
 from pathlib import Path
 from statistics import median
 
+sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
+
 import numpy as np
 import psutil
 from tabulate import tabulate
 
+from benchmarks.boards import clients
 from broker import brokers
 
 ROOT = Path(__file__).parent.parent
@@ -102,8 +110,14 @@ def _size(path: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--install", action="store_true", help="also install into a fresh environment")
+    parser.add_argument("--peers", type=Path, metavar="FOLDER", help="only: clients of other frameworks")
+    parser.add_argument("--extras", type=Path, metavar="FOLDER", help="only: what each extra adds")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
+    if options.peers or options.extras:
+        rows = clients.peers(options.peers) if options.peers else clients.extras(options.extras)
+        print(tabulate(rows, headers="keys", floatfmt=".0f"))
+        return
     rows = [
         ("import numpy", import_ms("import numpy"), rss_mb("import numpy")),
         ("import the device", *(f("import device_runtime.commands.join") for f in (import_ms, rss_mb))),
