@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -52,7 +52,7 @@ def measure(model: DeviceModel, clocks: Clocks, batch: int = 32) -> Speed:
     ready(model)
     graphs = model.manifest.graphs
     x, y = drawn(model.manifest, batch)
-    wanted = ("forward", *(f"train.{tunable}" for tunable in model.manifest.sets), "loss.all")
+    wanted = ("forward", "loss.all", *(f"train.{tunable}" for tunable in model.manifest.sets))
     trials = {}
     for name in (name for name in wanted if name in graphs):
         held = _Held(model, partial(_runnable, model, name, x, y))
@@ -71,7 +71,7 @@ def completed(speed: Speed, graphs: Mapping[str, Graph]) -> Speed:
     a_byte = sum(opening.values()) / sum(graphs[name].bytes for name in measured)
     for name, graph in graphs.items():
         if name not in measured:
-            alike = [other for other in measured if _trains(other) == _trains(name)] or measured
+            alike = _alike(name, measured)
             flops = sum(graphs[other].flops for other in alike)
             seconds[name] = graph.flops * sum(speed.seconds[other] for other in alike) / max(flops, 1)
             opening[name] = graph.bytes * a_byte
@@ -79,8 +79,13 @@ def completed(speed: Speed, graphs: Mapping[str, Graph]) -> Speed:
     return Speed(speed.flops_per_s, seconds, source, opening, speed.seconds.get(HEAD, 0.0))
 
 
-def _trains(graph: str) -> bool:
-    return graph.partition(".")[0] in TRAINING
+def _alike(name: str, measured: Sequence[str]) -> Sequence[str]:
+    """Those that do the same on another set; or that train, if it does, or do not; or all."""
+    what = name.partition(".")[0]
+    same = [other for other in measured if other.partition(".")[0] == what]
+    return (
+        same or [o for o in measured if (o.partition(".")[0] in TRAINING) == (what in TRAINING)] or measured
+    )
 
 
 def _head_steps(model: DeviceModel) -> Trial:

@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -74,6 +75,9 @@ def test_what_is_not_measured_is_as_fast_as_its_sort_and_opens_as_slowly_as_its_
     assert speed.seconds["train.mid"] == pytest.approx(
         9e-3 * graphs["train.mid"].flops / graphs["train.all"].flops
     )
+    assert completed(replace(speed, seconds={"forward": 1e-3, "loss.all": 2e-3}), graphs).seconds[
+        "loss.mid"
+    ] == pytest.approx(2e-3 * graphs["loss.mid"].flops / graphs["loss.all"].flops)
     size = graphs["forward"].bytes + graphs["train.all"].bytes
     assert speed.opening["train.mid"] == pytest.approx(0.06 * graphs["train.mid"].bytes / size)
     assert {name: speed.seconds[name] for name in known} == known
