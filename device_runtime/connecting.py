@@ -19,6 +19,9 @@ from .errors import NoDevice
 
 log = logging.getLogger(__name__)
 
+MARKS = (FILE, "outbox", "lock", "device.toml")
+"""What tells a device's folder: each has one of these from its first moment on."""
+
 
 @dataclass(frozen=True)
 class Connection:
@@ -44,6 +47,7 @@ def enrol(token: str, options: argparse.Namespace) -> Enrolment:
             f"{folder} is the folder of {before.name!r}, the token is for {enrolment.name!r}: "
             "give another --state"
         )
+    claim(folder)
     if before is not None and before.key != enrolment.key:
         log.warning("the aggregator's key is another than before: offers of the one before are refused now")
     enrolment.save(folder)
@@ -93,6 +97,25 @@ def folder_of(options: argparse.Namespace) -> Path:
     if not folder.is_dir():
         raise NoDevice(f"no device is in {folder}")
     return folder
+
+
+def is_device(folder: Path) -> bool:
+    """Whether the folder is a device's, and what has a name of ours in it therefore ours."""
+    return any((folder / mark).exists() for mark in MARKS)
+
+
+def claim(folder: Path) -> None:
+    """Make it a device's own, for its owner alone. Raises NoDevice where others have something in it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stranger = None if is_device(folder) else next(folder.iterdir(), None)
+    except OSError as error:
+        raise NoDevice(f"no device can be in {folder}: {(error.strerror or str(error)).lower()}") from None
+    if stranger is not None:
+        raise NoDevice(
+            f"{folder} has other things in it, as {stranger.name}: a device has its folder to itself. "
+            "Give another --state, a new or an empty one"
+        )
 
 
 def is_enrolled(options: argparse.Namespace) -> bool:

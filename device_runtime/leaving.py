@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,8 +17,8 @@ from broker.errors import BrokerError
 from broker.link import Link, LinkOptions
 
 from . import device_file, guest, installing
-from .connecting import Connection
-from .errors import InstallError, PolicyError
+from .connecting import Connection, is_device
+from .errors import InstallError, NoDevice, PolicyError
 from .inbox import Inbox
 from .speaking import Voice
 
@@ -35,6 +36,7 @@ KEPT = {
     "memory": "what kinds of update remember",
     "personal": "the personal model",
     "speed.json": "measurements",
+    "speed.tmp": "measurements",
     "privacy.json": "what was spent of the samples' privacy: joining again begins anew",
     "traffic.json": "bytes by day",
     "policy.json": "its rules",
@@ -64,6 +66,12 @@ def setting(folder: Path, key: str) -> str:
     return ""
 
 
+def check(folder: Path) -> None:
+    """Raises NoDevice for a folder in which a `personal` or a `memory` is somebody else's."""
+    if not is_device(folder):
+        raise NoDevice(f"no device is in {folder}: nothing is removed")
+
+
 def waiting(folder: Path) -> int:
     """Contributions without a receipt."""
     return len(list((folder / "outbox").glob("*.msg")))
@@ -72,13 +80,14 @@ def waiting(folder: Path) -> int:
 def parts(folder: Path, keep_outbox: bool = False) -> dict[Path, str]:
     """What is to be removed, and what it is."""
     names = [name for name in KEPT if not (keep_outbox and name in UNSENT)]
-    return {folder / name: KEPT[name] for name in names if (folder / name).exists()}
+    found = {folder / name: KEPT[name] for name in names if os.path.lexists(folder / name)}
+    cut_off = [path for name in names for path in folder.glob(f".{name}*") if path.is_file()]
+    return found | dict.fromkeys(cut_off, "a file that was being written")
 
 
 def size(path: Path) -> int:
     """Bytes on the disk."""
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    return sum(one.stat().st_size for one in files)
+    return sum(_bytes(one) for one in (path, *path.rglob("*")))
 
 
 def stop(name: str, folder: Path) -> Iterator[str]:
@@ -121,11 +130,20 @@ def remove(folder: Path, keep_outbox: bool) -> Path | None:
     """Everything in `parts`, and the folder if it is empty then; else it is returned. Raises InstallError."""
     for path in parts(folder, keep_outbox):
         try:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         except OSError as error:
-            raise InstallError(f"cannot remove {path}: {error.strerror}") from None
+            raise InstallError(f"cannot remove {path}: {error.strerror or error}") from None
     try:
         folder.rmdir()
     except OSError:
         return folder
     return None
+
+
+def _bytes(path: Path) -> int:
+    """Of a file; a device at work may just have taken it away."""
+    try:
+        known = path.lstat()
+    except OSError:
+        return 0
+    return known.st_size if stat.S_ISREG(known.st_mode) else 0

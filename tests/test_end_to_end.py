@@ -124,7 +124,7 @@ def test_a_wrong_password_is_said_in_one_line(digits_in, program, tmp_path):
     try:
         with_password, data = running.url.replace("mqtt://", "mqtt://pi:wrong@"), tmp_path / "pi.npz"
         ended = subprocess.run(
-            [program, "join", with_password, "--data", digits_in(data), "--state", tmp_path],
+            [program, "join", with_password, "--data", digits_in(data), "--state", tmp_path / "pi"],
             capture_output=True,
             text=True,
             timeout=30,

@@ -14,7 +14,7 @@ from pathlib import Path
 from broker.link import Link, LinkOptions
 from broker.topics import check_task
 from device_runtime.agent import Agent
-from device_runtime.connecting import Connection, connect, enrol
+from device_runtime.connecting import Connection, claim, connect, enrol
 from device_runtime.errors import DataError
 from device_runtime.guest import welcome
 from device_runtime.personal.wish import Wish
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
-    connection.folder.mkdir(parents=True, exist_ok=True)
+    claim(connection.folder)
     return Settings(
         connection.name,
         place(options.data, options),

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 when it was thought better of."""
     folder = folder_of(options)
+    leaving.check(folder)
     if (count := leaving.waiting(folder)) and not (options.keep_outbox or options.force):
         raise InstallError(
             f"contributions in {folder} that wait for a receipt: {count}. Join until they are sent, "

@@ -7,7 +7,9 @@ from datetime import datetime
 
 import pytest
 
-from device_runtime import guest, leaving, owner
+from broker.enrolment import Enrolment
+from device_runtime import connecting, guest, leaving, owner
+from device_runtime.cli import main
 from device_runtime.errors import InUse, PolicyError
 from device_runtime.manners import Manners
 from device_runtime.owner import Owner
@@ -97,6 +99,45 @@ def test_what_is_removed_is_named_and_samples_and_strangers_stay(tmp_path):
     (folder / "samples.npz").unlink()
     assert leaving.remove(folder, keep_outbox=False) is None
     assert not folder.exists()
+
+
+def test_files_cut_off_as_they_were_written_and_links_to_another_disk_go_too(tmp_path):
+    folder, disk = tmp_path / "pi", tmp_path / "disk"
+    folder.mkdir()
+    disk.mkdir()
+    (disk / "mine").write_bytes(b"mine")
+    (folder / "bundles").symlink_to(disk)
+    (folder / "blobs").symlink_to(tmp_path / "gone")
+    for cut_off in (".paused", ".traffic.json", ".enrolment.json.0a1b2c3d", "speed.tmp"):
+        (folder / cut_off).write_bytes(b"")
+    assert leaving.remove(folder, keep_outbox=False) is None
+    assert not folder.exists()
+    assert (disk / "mine").exists()
+
+
+def test_nothing_is_removed_from_a_folder_that_is_no_device_s(tmp_path):
+    (tmp_path / "personal").mkdir()
+    (tmp_path / "personal" / "letter").write_text("dear")
+    assert main(["leave", "--state", str(tmp_path), "--yes", "--force"]) == 2
+    assert (tmp_path / "personal" / "letter").exists()
+
+
+@pytest.mark.parametrize("enrols", [True, False])
+def test_a_device_does_not_move_in_where_others_have_something(tmp_path, capsys, enrols):
+    (tmp_path / "personal").mkdir()
+    token = Enrolment("mqtts://192.0.2.7", "pi", "secret", b"der", bytes(32), 5).token
+    how = ["--enrol", token] if enrols else ["mqtt://127.0.0.1:1", "--data", str(tmp_path)]
+    assert main(["join", *how, "--state", str(tmp_path)]) == 2
+    assert "has other things in it, as personal" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["personal"]
+
+
+def test_a_device_s_folder_is_its_owner_s_alone(tmp_path):
+    connecting.claim(tmp_path / "of" / "pi")
+    assert (tmp_path / "of" / "pi").stat().st_mode & 0o777 == 0o700
+    connecting.claim(tmp_path / "of" / "pi")
+    with guest.alone(tmp_path / "of" / "pi"):
+        connecting.claim(tmp_path / "of" / "pi")
 
 
 def test_the_name_is_that_of_the_settings_then_of_the_folder(tmp_path):
