@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from . import readouts
+from . import programs, readouts
 from .policy import NOT_LOOKED_AT, Charge, Conditions, Policy, Seen
 from .readouts import Ticks
 
@@ -39,14 +39,7 @@ def said(command: Sequence[str]) -> str:
     if shutil.which(command[0]) is None:
         return ""
     try:
-        done = subprocess.run(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_S,
-        )
+        done = programs.asked(command, COMMAND_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
 
-from . import service_unit
+from . import programs, service_unit
 from .errors import InstallError
 from .service_unit import Job, Service
 
@@ -80,9 +80,7 @@ def lingers() -> str:
         return "Open the app Termux:Boot once, so that it starts with the phone."
     user = getuser()
     try:
-        told = subprocess.run(
-            ["loginctl", "show-user", user, "-p", "Linger"], capture_output=True, text=True, timeout=COMMAND_S
-        ).stdout
+        told = programs.asked(("loginctl", "show-user", user, "-p", "Linger"), COMMAND_S).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
     if "Linger=yes" in told:
@@ -95,9 +93,7 @@ def lingers() -> str:
 def ran(command: Sequence[str]) -> str:
     """Empty where it did its work; else what it says."""
     try:
-        done = subprocess.run(
-            list(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_S
-        )
+        done = programs.asked(command, COMMAND_S)
     except FileNotFoundError:
         return f"{command[0]} is not installed"
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
+from device_runtime.programs import asked
+
 from .meter import MeterError
 
 TIMEOUT_S = 20.0
@@ -14,7 +16,7 @@ def output(words: Sequence[str]) -> str:
     """Its standard output. Raises MeterError where it does not run, fails, or does not end in time."""
     shown = " ".join(words)
     try:
-        ended = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S)
+        ended = asked(words, TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise MeterError(f"{shown}: no answer in {TIMEOUT_S:.0f} s") from None
     except (OSError, ValueError) as error:
