@@ -163,9 +163,10 @@ def in_a_child(order: Order) -> Figures:
 
 
 def idle_watts(meter: Meter, seconds: float, time: Time) -> float:
-    """What a meter shows while nothing is done. Raises MeterError."""
+    """What a meter shows while nothing is done; nan where it is too coarse to tell. Raises MeterError."""
     start, began = meter.read(), time.clock()
     time.sleep(seconds)
     ended, end = time.clock(), meter.read()
     meter.rest()
-    return spent(meter.about, start, end).joules / (ended - began)
+    energy = spent(meter.about, start, end)
+    return energy.joules / (ended - began) if energy.uncertainty < 1 else nan

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import nan
 
+from device_runtime.errors import Stopped
 from profiles import Power
 
 from .meter import Energy, Meter, MeterError, Reading, spent
@@ -17,16 +18,26 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def resting(meter: Meter | None) -> Iterator[None]:
-    """Work that is measured stands still inside: what the device uses then is not the work's."""
+    """Work that is measured stands still inside: what the device uses then is not the work's.
+
+    Where it is given up (Stopped) the meter stays at rest; else something goes on, if only what is cheaper.
+    """
     if meter is None:
         yield
         return
     with suppress(MeterError):
         meter.read()
     meter.rest()
-    yield
-    with suppress(MeterError):
-        meter.read()
+    goes_on = True
+    try:
+        yield
+    except Stopped:
+        goes_on = False
+        raise
+    finally:
+        if goes_on:
+            with suppress(MeterError):
+                meter.read()
 
 
 class Account:

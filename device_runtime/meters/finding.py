@@ -23,6 +23,8 @@ HERE: dict[str, Callable[[Path, Callable[[], float]], Meter]] = {
 """What is looked for by itself, the best first: those of the whole board, then what is exact, then coarse.
 An INA219 is not: asking an address on a bus may disturb whatever else is there.
 """
+_WRONG = (MeterError, OSError, ValueError)
+"""What a meter that is here may raise as it is first looked at: its files may be gone, or say nonsense."""
 WISHES = (AUTO, *HERE, "ina219[:BUS,ADDRESS,OHM]", "command:...", "mqtt://...", MODELLED)
 
 
@@ -52,7 +54,7 @@ def find(wish: str = AUTO, clock: Callable[[], float] = time.monotonic, root: Pa
         return _best(clock, root)
     try:
         return _asked(wish, clock, root)
-    except MeterError as error:
+    except _WRONG as error:
         raise MeterError(f"--meter {_shown(wish)}: {error}") from None
 
 
@@ -80,7 +82,7 @@ def _best(clock: Callable[[], float], root: Path) -> Found:
             return Found(make(root, clock), tuple(passed))
         except NoMeter:
             continue
-        except MeterError as error:
+        except _WRONG as error:
             passed.append(f"{name}: {error}")
     return Found(None, tuple(passed))
 

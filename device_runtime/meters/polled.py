@@ -28,7 +28,7 @@ class Polled:
         self._add()
         if self._resting is None:
             self._resting = threading.Event()
-            threading.Thread(target=self._watch, args=(self._resting,), name="meter", daemon=True).start()
+            self._start(self._resting)
         return self._integral.reading
 
     def rest(self) -> None:
@@ -37,6 +37,21 @@ class Polled:
             self._resting = None
         with self._lock:
             self._integral = self._integral.broken()
+
+    def _start(self, resting: threading.Event) -> None:
+        thread = threading.Thread(target=self._watch, args=(resting,), name="meter", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # memory runs out
+            self.rest()
+            raise MeterError(str(error)) from None
+
+    def _looked(self) -> float:
+        """What a device file or a program says may be nothing that is expected, or be gone."""
+        try:
+            return self._look()
+        except (OSError, ValueError) as error:
+            raise MeterError(str(error)) from None
 
     def _watch(self, resting: threading.Event) -> None:
         while not resting.wait(self.about.every_s):
@@ -49,6 +64,6 @@ class Polled:
         """
         with self._lock:
             first, began = self._resting is None, self._clock()
-            value = self._look()
+            value = self._looked()
             if resting is None or not resting.is_set():
                 self._integral = self._integral.after(self._clock() if first else began, value)

@@ -3,7 +3,9 @@ from math import isnan, nan
 import pytest
 
 from device_runtime import trials
-from device_runtime.meters import MODELLED, find
+from device_runtime.meters import MODELLED, About, find
+from device_runtime.meters.integral import Joules
+from device_runtime.meters.polled import Polled
 from device_runtime.one_kind import Device, Figures, Order, peak_bytes
 from device_runtime.trials import Spread, cells, idle_watts, in_a_child, interleaved, lines, row
 from device_runtime.watching import Time
@@ -113,3 +115,9 @@ def test_a_child_that_is_killed_is_told_so(monkeypatch):
 def test_power_at_rest_is_what_the_meter_shows_while_nothing_is_done(clock):
     found = find("command:echo 3 W", clock)
     assert idle_watts(found.meter, 4.0, Time(clock, clock.sleep)) == pytest.approx(3.0)
+
+
+def test_a_meter_too_coarse_for_seconds_at_rest_tells_no_power_at_rest(clock):
+    counter = iter([0.0, 36.0])
+    coarse = Polled(About("battery", "all", 0.1, step_j=36.0), lambda: next(counter), Joules(), clock)
+    assert isnan(idle_watts(coarse, 5.0, Time(clock, clock.sleep)))

@@ -2,6 +2,7 @@ from math import isnan
 
 import pytest
 
+from device_runtime.errors import OutOfMemory, Stopped
 from device_runtime.meters import About, Account, Energy, MeterError, Reading, modelled, resting, together
 from device_runtime.meters.integral import Joules
 from device_runtime.meters.polled import Polled
@@ -109,9 +110,19 @@ def test_work_that_is_given_up_while_it_stands_still_leaves_the_meter_at_rest():
     meter = Scripted(1.0, 2.0)
     account = Account(meter)
     account.begin()
-    with pytest.raises(KeyError), resting(meter):
-        raise KeyError
+    with pytest.raises(Stopped), resting(meter):
+        raise Stopped("overtaken")
     assert (meter.rests, meter.readings) == (1, [])
+
+
+def test_what_is_done_instead_of_work_that_did_not_get_on_is_measured(clock):
+    counter = iter([0.0, 30.0, 500.0, 520.0])
+    meter = Polled(About("m", "all", 0.0, every_s=3600.0), lambda: next(counter), Joules(), clock)
+    account = Account(meter)
+    account.begin()
+    with pytest.raises(OutOfMemory), resting(meter):
+        raise OutOfMemory("too little by now")
+    assert account.end(POWER, 10.0).joules == 50.0
 
 
 def test_where_nothing_is_measured_nothing_rests():

@@ -53,6 +53,17 @@ def test_one_that_cannot_be_read_is_passed_over_with_its_reason(bare, clock):
     assert why.startswith("rapl: zone intel-rapl:0 says 'broken'")
 
 
+@pytest.mark.parametrize("error", [OSError("hwmon3 is gone"), ValueError("1.2.3")])
+def test_one_that_goes_away_as_it_is_looked_at_ends_nothing(bare, clock, monkeypatch, error):
+    def gone(*_):
+        raise error
+
+    monkeypatch.setitem(HERE, "jetson", gone)
+    assert find("auto", clock, bare).passed == (f"jetson: {error}",)
+    with pytest.raises(MeterError, match=f"--meter jetson: {error}"):
+        find("jetson", clock, bare)
+
+
 def test_a_battery_on_its_charger_is_passed_over(bare, clock):
     battery(bare, status="Full")
     found = find("auto", clock, bare)

@@ -47,6 +47,28 @@ def test_a_look_that_fails_fails_the_reading_that_it_is_for(clock):
         polled(look, clock).read()
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "hwmon3 is gone"), ValueError("'1.2.3'")])
+def test_a_device_file_that_goes_away_or_says_nonsense_fails_the_reading_and_no_more(error, clock):
+    def look():
+        raise error
+
+    with pytest.raises(MeterError, match=r"gone|1\.2\.3"):
+        polled(look, clock).read()
+
+
+def test_where_no_thread_can_be_had_energy_is_not_measured(clock, monkeypatch):
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    meter = polled(lambda: 4.0, clock)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(MeterError, match="can't start new thread"):
+            meter.read()
+    meter.read()
+    meter.rest()
+
+
 def test_looks_that_fail_in_between_leave_a_gap(clock):
     answers = iter([5.0, 5.0])
     meter = polled(lambda: next(answers), clock)
