@@ -13,6 +13,8 @@ from .refusal import Refused
 
 CHANNELS = {b"P2": 1, b"P3": 3, b"P5": 1, b"P6": 3}
 TEXTS = (b"P2", b"P3")
+LARGEST_TEXT = 1 << 23
+"""Bytes: as words in memory they take twenty times as much."""
 GAP = rb"(?:\s|#[^\n]*\n)+"
 HEADER = re.compile(rb"(P[2356])" + GAP + rb"(\d{1,9})" + GAP + rb"(\d{1,9})" + GAP + rb"(\d{1,6})\s")
 
@@ -24,6 +26,10 @@ def decode(data: bytes) -> Picture:
         raise Refused("a damaged picture", "no PGM or PPM: it begins neither with P2, P3, P5 nor P6")
     kind, width, height, most = header[1], int(header[2]), int(header[3]), int(header[4])
     check_size(width, height)
+    if kind in TEXTS and len(data) > LARGEST_TEXT:
+        raise Refused(
+            "a picture that is too large", f"{len(data)} bytes of text, {LARGEST_TEXT} are the most"
+        )
     if not 0 < most < 1 << 16:
         raise Refused("a damaged picture", f"PGM or PPM whose white is {most}")
     count = width * height * CHANNELS[kind]
@@ -31,8 +37,8 @@ def decode(data: bytes) -> Picture:
     if len(values) < count:
         raise Refused("a file that ends too early", f"{len(values)} of {count} values")
     values = values[:count].reshape(height, width, CHANNELS[kind])
-    if values.max() > most:
-        raise Refused("a damaged picture", f"a value is {values.max()}, white is {most}")
+    if values.min() < 0 or values.max() > most:
+        raise Refused("a damaged picture", f"values of {values.min()} to {values.max()}, white is {most}")
     return Picture(_full(values, most))
 
 

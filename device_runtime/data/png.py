@@ -155,4 +155,5 @@ def _pixels(lines: Bytes, header: _Header, palette: bytes) -> NDArray[Any]:
 def _small(lines: Bytes, depth: int) -> Bytes:
     """Values of 1, 2 or 4 bits, the highest first."""
     bits = np.unpackbits(lines, axis=1).reshape(len(lines), -1, depth)
-    return (bits @ (1 << np.arange(depth)[::-1])).astype(np.uint8)
+    made: Bytes = bits @ (1 << np.arange(depth)[::-1]).astype(np.uint8)  # of bytes, not of machine words
+    return made

@@ -38,7 +38,7 @@ def test_ppm_and_pgm_are_read_as_text_and_as_bytes():
     "data, message",
     [
         (b"P6 2 2 255\n" + bytes(11), "11 of 12 values"),
-        (b"P5 1 1 7\n\x08", "a value is 8, white is 7"),
+        (b"P5 1 1 7\n\x08", "values of 8 to 8, white is 7"),
         (b"P7 2 2", "neither with P2"),
         (b"P5 0 2 255\n", "without pixels"),
         (b"P5 999999999 999999999 255\n", "too large"),
@@ -136,3 +136,42 @@ def test_white_is_what_the_scale_of_the_input_brings_to_one():
 def test_a_task_that_is_not_of_pictures_takes_none(given):
     with pytest.raises(Refused, match="the task's input is no picture"):
         Picture(COLOURS).raw(given)
+
+
+def test_a_photo_is_turned_as_its_camera_noted():
+    from PIL import Image
+
+    taken = Image.new("L", (4, 2))
+    taken.putpixel((0, 0), 255)
+    noted = Image.Exif()
+    noted[0x0112] = 6  # to be turned to the right
+    file = io.BytesIO()
+    taken.save(file, "TIFF", exif=noted)
+    pixels = photo.decode(file.getvalue()).pixels
+    assert pixels.shape == (4, 2, 1)
+    assert np.argwhere(pixels).tolist() == [[0, 1, 0]]
+
+
+def test_a_photo_of_more_than_8_bits_is_refused_and_not_made_white():
+    file = written("TIFF", np.full((3, 3), 700, np.uint16))
+    with pytest.raises(Refused, match=r"a picture that is not read: TIFF of mode I;16"):
+        photo.decode(file)
+
+
+def test_whatever_pillow_raises_refuses_the_picture(monkeypatch):
+    from PIL import ImageOps
+
+    def broken(_):
+        raise ZeroDivisionError("of EXIF")
+
+    monkeypatch.setattr(ImageOps, "exif_transpose", broken)
+    with pytest.raises(Refused, match="a damaged picture: of EXIF"):
+        photo.decode(written("JPEG"))
+
+
+def test_text_that_would_take_much_memory_and_values_below_black_are_refused(monkeypatch):
+    with pytest.raises(Refused, match="values of -1 to 2"):
+        netpbm.decode(b"P2 2 1 255\n-1 2 ")
+    monkeypatch.setattr(netpbm, "LARGEST_TEXT", 20)
+    with pytest.raises(Refused, match="too large"):
+        netpbm.decode(b"P2 2 2 255\n1 2 3 4 5 6 7 8 9")

@@ -1,5 +1,6 @@
 import io
 import struct
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -104,3 +105,17 @@ def test_any_bytes_are_a_picture_or_refused(png_bytes, data):
         assert png.decode(body).pixels.ndim == 3
     except Refused as error:
         assert error.reason
+
+
+def test_a_palette_of_few_bits_takes_no_more_memory_than_its_pixels_as_bytes(png_chunk):
+    side = 1024
+    lines = zlib.compress(bytes((side // 2 + 1) * side))
+    header = struct.pack(">IIBBBBB", side, side, 4, 3, 0, 0, 0)
+    chunks = (b"IHDR", header), (b"PLTE", bytes(3)), (b"IDAT", lines), (b"IEND", b"")
+    data = png.SIGNATURE + b"".join(png_chunk(*chunk) for chunk in chunks)
+    tracemalloc.start()
+    try:
+        png.decode(data)
+        assert tracemalloc.get_traced_memory()[1] < 12 * side * side
+    finally:
+        tracemalloc.stop()
