@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tokenize
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,12 @@ from numpy.typing import NDArray
 from models.manifest import InputSpec
 
 from .refusal import Refused
+
+DAMAGED = (
+    OSError, ValueError, EOFError, TypeError, AttributeError, KeyError, ArithmeticError, MemoryError,
+    SyntaxError, RecursionError, tokenize.TokenError,
+)  # fmt: skip
+"""What numpy raises for a file that is none of its own: it reads the header as Python."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ def decode(data: bytes) -> Stored:
     """A .npy file. Raises Refused for what is none, ends too early or holds objects."""
     try:
         values = np.load(io.BytesIO(data), allow_pickle=False)
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, MemoryError, SyntaxError) as error:
+    except DAMAGED as error:
         raise Refused("not a .npy file", str(error)[:200]) from None
     if not isinstance(values, np.ndarray):
         raise Refused("not a .npy file", "an archive of several")

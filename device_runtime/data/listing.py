@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,10 +55,10 @@ def _folder(place: Place, found: Listing) -> None:
         found.add(Skip("cannot be read", f"{place}: {error.strerror}"))
         return
     for path in entries:
-        if path.is_file() and path.name != labels.FILE:
+        if os.path.isfile(path) and path.name != labels.FILE:  # noqa: PTH113 (Path's raises for odd links)
             _file(path, place, found)
     for path in entries:
-        if path.is_dir():
+        if os.path.isdir(path):  # noqa: PTH112
             _class(path, place, found)
 
 
@@ -106,7 +107,7 @@ def _class(folder: Path, place: Place, found: Listing) -> None:
 def _files(folder: Path) -> Iterator[Path]:
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not hidden and path.is_file():
+        if not hidden and os.path.isfile(path):  # noqa: PTH113
             yield path
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from models.manifest import InputSpec
 
-from .arrays import Stored
+from .arrays import DAMAGED, Stored
 from .place import Place
 from .refusal import Refused
 from .unit import Batch, Source, Unit, Wanted
@@ -55,6 +55,8 @@ def inputs(path: Path, given: InputSpec) -> NDArray[Any]:
 
 
 def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
+    if names.ndim != 1:
+        raise Refused(f"{NAMES} is no list of names", f"{names.dtype} {names.shape}")
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < len(names):
         raise Refused("a class number without a name", f"{int(y.min())} to {int(y.max())} of {len(names)}")
     listed = [str(name) for name in names.tolist()]
@@ -79,9 +81,7 @@ def _arrays(path: Path, wanted: tuple[str, ...]) -> Mapping[str, NDArray[Any]]:
         raise
     except MemoryError as error:
         raise Refused("unpacks to more than there is memory", error) from None
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, KeyError, SyntaxError) as error:
-        raise Refused("not a .npz file", str(error)[:200]) from None
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+    except (*DAMAGED, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         raise Refused("not a .npz file", str(error)[:200]) from None
 
 

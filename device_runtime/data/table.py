@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.errors import TensorError
 from models.manifest import InputSpec
 
 from .columns import FILES, LABELS, labels_column
@@ -24,6 +25,8 @@ from .unit import Batch, Source, Unit, Wanted, one_stored
 ENDINGS = (".csv", ".tsv")
 ROWS = 256
 """Of one batch."""
+LONGEST_LINE = 1 << 24
+"""Characters: a file without an end of line is not read into memory as one."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,19 @@ def values_of(cells: Sequence[Any], given: InputSpec) -> NDArray[Any]:
             "another number of features than the task's input", f"{len(cells)}, expected {given.shape}"
         )
     try:
-        kind = np.float32 if given.vocabulary is None else np.int64
-        values = np.array([float(cell) for cell in cells] if kind is np.float32 else [int(c) for c in cells])
+        if given.vocabulary is not None:
+            ids = np.array([int(cell) for cell in cells], np.int64).reshape(given.shape)
+            given.check_ids(ids)
+            return ids
+        with np.errstate(over="ignore"):
+            values = np.array([float(cell) for cell in cells]).astype(np.float32)
+    except TensorError as error:
+        raise Refused("not what the task's input takes", error) from None
     except (ValueError, TypeError, OverflowError) as error:
         raise Refused("a feature that is no number", str(error)[:80]) from None
     if not np.isfinite(values).all():
         raise Refused("values are not finite")
-    with np.errstate(over="ignore"):
-        return values.astype(kind).reshape(given.shape)
+    return values.reshape(given.shape)
 
 
 def _features(row: Sequence[str], form: Layout, given: InputSpec) -> NDArray[Any]:
@@ -133,9 +141,17 @@ def _rows(path: Path, separator: str) -> Iterator[Iterator[list[str]]]:
     """Raises Refused for what is no table of text in UTF-8."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield csv.reader(file, delimiter=separator)
+            yield csv.reader(_lines(file), delimiter=separator)
     except (OSError, csv.Error, UnicodeDecodeError) as error:
         raise Refused("not a table of UTF-8 text", error) from None
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """Raises Refused for a line that is too long."""
+    while line := file.readline(LONGEST_LINE):
+        if len(line) == LONGEST_LINE:
+            raise Refused("a line that is too long", f"{LONGEST_LINE} characters are the most")
+        yield line
 
 
 def _separator(path: Path) -> str:

@@ -19,6 +19,7 @@ PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 KINDS = {(PCM, 8), (PCM, 16), (PCM, 24), (PCM, 32), (FLOAT, 32), (FLOAT, 64)}
 LEAST_RATE, LARGEST_RATE = 4_000, 384_000  # Hz
 MOST_CHANNELS = 16
+LOUDEST = 1e9  # in the unit of 16 bits; nothing that was recorded is
 UNKNOWN_LENGTH = 0xFFFFFFFF  # of what was written into a pipe
 
 
@@ -47,7 +48,7 @@ class Sound:
         part = self.data if count is None else self.data[: count * size]
         values = _values(part, self.kind, self.bits).reshape(-1, self.channels)
         mixed = values[:, 0] if self.channels == 1 else values.mean(axis=1, dtype=np.float64)
-        if not np.isfinite(mixed).all():
+        if not (np.abs(mixed, dtype=np.float64) <= LOUDEST).all():
             raise Refused("values are not finite", "sound")
         return mixed.astype(np.float32)
 
@@ -89,7 +90,7 @@ def decode(data: bytes) -> Sound:
 def _sound(form: bytes | None, data: bytes, size: int) -> Sound:
     if form is None or len(form) < 16:
         raise Refused("a damaged sound", "WAVE without its format")
-    kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", form)
+    kind, channels, rate, _, wide, bits = struct.unpack_from("<HHIIHH", form)
     if kind == EXTENSIBLE and len(form) >= 26:
         (kind,) = struct.unpack_from("<H", form, 24)
     if (kind, bits) not in KINDS or not 0 < channels <= MOST_CHANNELS:
@@ -99,6 +100,8 @@ def _sound(form: bytes | None, data: bytes, size: int) -> Sound:
     if size != UNKNOWN_LENGTH and len(data) < size:
         raise Refused("a file that ends too early", f"WAVE with {len(data)} of {size} bytes")
     frame = channels * bits // 8
+    if wide != frame:
+        raise Refused("a sound that is not read", f"WAVE of {bits} bits, {channels} channels in {wide} bytes")
     sound = Sound(data[: min(size, len(data)) // frame * frame], kind, channels, rate, bits)
     if not sound.frames:
         raise Refused("a sound without samples", f"{rate} Hz")

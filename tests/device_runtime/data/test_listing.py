@@ -71,3 +71,11 @@ def test_an_array_file_may_have_one_sample_or_many(tmp_path, bundle):
     shelf = opened(tmp_path, bundle.manifest)
     assert len(shelf.training) == 7
     assert [skipped.examples for skipped in shelf.skipped] == [("7/wrong.npy: (8, 9), expected (1, 8, 8)",)]
+
+
+def test_a_link_that_no_name_can_be_is_passed_over(tmp_path, digit_png):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "a.png").write_bytes(digit_png())
+    for folder in (tmp_path, tmp_path / "7"):
+        (folder / "odd.png").symlink_to("x" * 300)
+    assert list(listing(Place(tmp_path)).units) == ["7/a.png"]

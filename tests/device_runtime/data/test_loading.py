@@ -1,8 +1,11 @@
+import io
+
 import numpy as np
 import pytest
 
 from device_runtime import data
-from device_runtime.data import npz
+from device_runtime.data import arrays, npz, opened
+from device_runtime.data.refusal import Refused
 from device_runtime.errors import DataError
 
 
@@ -41,7 +44,9 @@ def test_no_data_is_an_error_that_says_what_to_give(tmp_path, bundle):
 @pytest.mark.parametrize("junk", [b"", b"not a zip", b"PK\x05\x06" + bytes(18), b"\x93NUMPY\x01\x00"])
 def test_nothing_readable_is_an_error(tmp_path, bundle, junk):
     (tmp_path / "only.npz").write_bytes(junk)
-    with pytest.raises(DataError, match=r"no readable samples in .*: (not a \.npz file|has no array 'x').*only\.npz"):
+    with pytest.raises(
+        DataError, match=r"no readable samples in .*: (not a \.npz file|has no array 'x').*only\.npz"
+    ):
         data.load(tmp_path, bundle.manifest)
 
 
@@ -93,3 +98,17 @@ def test_raw_samples_are_as_they_are_stored_and_damaged_files_are_left_out(tmp_p
         ("float64", (2, 8, 8)),
     ]
     assert [x.shape for x in data.raw(tmp_path / "b.npz")] == [(2, 8, 8)]
+
+
+def test_a_header_that_python_cannot_read_is_no_array():
+    file = io.BytesIO()
+    np.save(file, np.zeros((8, 8), np.uint8))
+    with pytest.raises(Refused, match=r"not a \.npy file"):
+        arrays.decode(file.getvalue().replace(b"(8, 8)", b"(8, 8 "))
+
+
+def test_names_of_classes_that_are_no_list_leave_the_file_out(tmp_path, bundle):
+    np.savez(tmp_path / "a.npz", x=np.zeros((1, 8, 8)), y=np.zeros(1, int), class_names=np.array("zero"))
+    np.savez(tmp_path / "b.npz", x=np.zeros((1, 8, 8)), y=np.zeros(1, int))
+    shelf = opened(tmp_path, bundle.manifest)
+    assert [skipped.reason for skipped in shelf.skipped] == ["class_names is no list of names"]

@@ -1,9 +1,11 @@
+import msgspec
 import numpy as np
 import pytest
 
 from device_runtime import data
-from device_runtime.data import Place, opened
+from device_runtime.data import Place, opened, table
 from device_runtime.errors import DataError
+from models.manifest import InputSpec
 
 ROW = ",".join(str(n) for n in range(64))
 PREPARED = (np.arange(64, dtype=np.float32).reshape(1, 8, 8) * np.float32(1 / 16) - np.float32(0.305)) / (
@@ -100,3 +102,33 @@ def test_a_row_as_it_is_stored_does_not_depend_on_its_label(tmp_path):
     (tmp_path / "a.csv").write_text(f"{ROW},7\n{ROW},3\n")
     first, second = data.raw(tmp_path)
     assert np.array_equal(first, second)
+
+
+def test_a_table_without_ends_of_lines_is_not_read_as_one_line(tmp_path, bundle, monkeypatch):
+    monkeypatch.setattr(table, "LONGEST_LINE", 1000)
+    (tmp_path / "a.csv").write_text("1,2," * 1000)
+    (tmp_path / "b.csv").write_text(f"{ROW},7\n" + "1,2," * 1000)
+    (tmp_path / "c.csv").write_text(f"{ROW},7\n")
+    assert reasons(opened(tmp_path, bundle.manifest)) == {"a line that is too long": 2}
+
+
+def test_a_row_beyond_float32_is_left_out_and_not_its_table(tmp_path, bundle):
+    (tmp_path / "a.csv").write_text(f"{ROW},7\n{ROW.replace('5', '1e39', 1)},3\n")
+    shelf = opened(tmp_path, bundle.manifest)
+    assert (shelf.training.y.tolist(), reasons(shelf)) == ([7], {"values are not finite": 1})
+
+
+@pytest.mark.parametrize(
+    "cell, reason",
+    [
+        ("9" * 30, "a feature that is no number"),
+        ("9223372036854775808", "a feature that is no number"),
+        ("12", "not what the task's input takes"),
+        ("-1", "not what the task's input takes"),
+    ],
+)
+def test_a_token_that_is_none_leaves_out_its_row_alone(tmp_path, bundle, cell, reason):
+    given = InputSpec((2,), dtype="int64", vocabulary=12)
+    (tmp_path / "a.csv").write_text(f"3,4,7\n{cell},4,3\n")
+    shelf = opened(tmp_path, msgspec.structs.replace(bundle.manifest, input=given))
+    assert (shelf.training.x.tolist(), reasons(shelf)) == ([[3, 4]], {reason: 1})

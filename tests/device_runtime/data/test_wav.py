@@ -124,3 +124,17 @@ def test_an_input_without_forty_bands_takes_no_sound(wav_bytes):
     for shape in ((1, 8, 8), (3, 61, 40), (16000,)):
         with pytest.raises(Refused, match="no log-mel of 40 bands"):
             sound.raw(InputSpec(shape))
+
+
+def test_a_value_that_fills_more_bytes_than_its_bits_is_refused(wav_bytes):
+    file = bytearray(wav_bytes(bytes(400), bits=24))
+    file[32:34] = struct.pack("<H", 4)  # 24 bits in 4 bytes
+    with pytest.raises(Refused, match="WAVE of 24 bits, 1 channels in 4 bytes"):
+        wav.decode(bytes(file))
+
+
+@pytest.mark.parametrize("value", [1e300, -1e30, np.nan])
+def test_sound_beyond_all_loudness_is_refused(wav_bytes, value):
+    sound = wav.decode(wav_bytes(np.array([0.1, value]).tobytes(), bits=64, kind=3))
+    with pytest.raises(Refused, match="not finite"):
+        sound.raw(SPEECH)
