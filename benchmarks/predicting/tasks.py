@@ -17,7 +17,7 @@ from strategies import registry
 EXPORT = (
     "wrn --set depth=16 --set width=1 --set in_channels=3 --set classes=10 --input 3,32,32 "
     "--labels 0,1,2,3,4,5,6,7,8,9 --scale 0.00392157 --tunable all --tunable mid --tunable head "
-    "--tunable bias --features low --features mid"
+    "--tunable bias --features low --features up"
 )
 KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "full": ("full", {"epochs": 2}),
@@ -68,6 +68,6 @@ def kinds(bundle: Path, wanted: str) -> dict[str, Kind]:
         "representatives": "features.low",
         "attention-transfer": "features.low",
     }
-    needs["prototypes"] = "features.mid"
+    needs["prototypes"] = "features.up"
     made = {name: registry.write(registry.make(*KINDS[name])) for name in names}
     return {name: kind for name, kind in made.items() if needs.get(name, "forward") in graphs}
