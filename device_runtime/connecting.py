@@ -109,6 +109,8 @@ def claim(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         stranger = None if is_device(folder) else next(folder.iterdir(), None)
+        if stranger is None:
+            (folder / "lock").touch()
     except OSError as error:
         raise NoDevice(f"no device can be in {folder}: {(error.strerror or str(error)).lower()}") from None
     if stranger is not None:

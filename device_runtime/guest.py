@@ -6,8 +6,8 @@ import fcntl
 import logging
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from broker.link import Link
@@ -23,6 +23,8 @@ from .policy import Policy
 log = logging.getLogger(__name__)
 
 LOCK = "lock"
+DIGITS = 20
+"""Of the number in it, with blanks: it is written over another one at once."""
 
 
 @contextmanager
@@ -31,13 +33,14 @@ def alone(folder: Path) -> Iterator[None]:
     with (folder / LOCK).open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise InUse(
                 f"{folder} is in use by process {_number(file.name)}: one device is one process"
             ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        except OSError as error:  # a file system without locks
+            log.warning("that %s is one device's alone cannot be seen to: %s", folder, error.strerror)
+        with suppress(OSError):  # of a full disk: it is for people
+            os.pwrite(file.fileno(), f"{os.getpid():<{DIGITS}}\n".encode(), 0)
         yield
 
 
@@ -54,17 +57,30 @@ def process(folder: Path) -> int | None:
     return None
 
 
+def heed_pauses(folder: Path, also: Callable[[], None] = lambda: None) -> None:
+    """From now on SIGUSR1 pauses the device, which would else end it, and SIGUSR2 lets it go on.
+
+    `also` is called then, in the signal's handler.
+    """
+
+    def heard(number: int, _frame: object) -> None:
+        try:
+            (owner.pause if number == signal.SIGUSR1 else owner.resume)(folder)
+        except OSError as error:
+            log.warning("cannot be paused: %s", error)
+        also()
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, heard)
+
+
 @contextmanager
 def welcome(agent: Agent, link: Link, policy: Policy, manners: Manners) -> Iterator[None]:
     """`agent` works by these rules inside; SIGUSR1 pauses it and SIGUSR2 lets it go on. Raises InUse."""
     folder = agent.settings.folder
     rules = Owner(policy, folder, lambda: (link.bytes_up, link.bytes_down))
 
-    def paused(number: int, _frame: object) -> None:
-        try:
-            (owner.pause if number == signal.SIGUSR1 else owner.resume)(folder)
-        except OSError as error:
-            log.warning("cannot be paused: %s", error)
+    def again() -> None:
         agent.hours.look_again()
         agent.inbox.wake()
 
@@ -74,12 +90,11 @@ def welcome(agent: Agent, link: Link, policy: Policy, manners: Manners) -> Itera
         manners.apply()
         owner.keep(policy, folder)
         agent.hours.judged = rules.judged
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, paused)
+        heed_pauses(folder, again)
         try:
             yield
         finally:
-            rules.judged()  # counts what came last
+            rules.count()
             rules.traffic.write()
 
 

@@ -33,8 +33,12 @@ class Owner:
 
     def judged(self, held: frozenset[str] = frozenset()) -> Verdict:
         """See `policy.judge`. Traffic is counted at each call."""
-        self.traffic.saw(*self._counted())
+        self.count()
         return judge(self._policy, self._look.conditions(paused(self._folder)), held)
+
+    def count(self) -> None:
+        """What the link counted since the last time."""
+        self.traffic.saw(*self._counted())
 
 
 def pause(folder: Path) -> None:

@@ -16,7 +16,7 @@ from broker.topics import check_task
 from device_runtime.agent import Agent
 from device_runtime.connecting import Connection, claim, connect, enrol
 from device_runtime.errors import DataError
-from device_runtime.guest import welcome
+from device_runtime.guest import heed_pauses, welcome
 from device_runtime.personal.wish import Wish
 from device_runtime.reaching import reach
 from device_runtime.task import Settings
@@ -77,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
     if options.data is None:
         raise DataError("no samples: give --data, a folder or a file of them (docs/data-on-device.md)")
     connection = connect(options)
+    claim(connection.folder)
+    heed_pauses(connection.folder)
     url = connection.url
     if options.insecure and not url.secure:
         logging.warning("--insecure: passwords and updates cross the network in the clear")
@@ -105,7 +107,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
-    claim(connection.folder)
     return Settings(
         connection.name,
         place(options.data, options),

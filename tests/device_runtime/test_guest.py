@@ -1,5 +1,7 @@
 """The lock, the pause by hand, the rules as they are kept, and manners, in processes that really are."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -25,6 +27,40 @@ def test_one_device_is_one_process_and_a_lock_ends_with_it(tmp_path):
     assert guest.process(tmp_path) is None
     with guest.alone(tmp_path):
         pass
+
+
+def test_a_full_disk_and_a_file_system_without_locks_keep_no_device_from_its_work(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    monkeypatch.setattr(os, "pwrite", full)
+    with guest.alone(tmp_path):
+        pass
+
+
+EARLY = """
+import os, signal, sys
+from pathlib import Path
+from device_runtime import owner
+from device_runtime.cli import main
+from device_runtime.commands import join
+folder = Path(sys.argv[1])
+join.place = lambda *_: os.kill(os.getpid(), signal.SIGUSR1) or print(owner.paused(folder), flush=True)
+main(["join", "mqtt://127.0.0.1:1", "--data", sys.argv[1], "--state", sys.argv[1]])
+"""
+
+
+def test_a_signal_that_comes_before_the_device_is_ready_pauses_it(tmp_path):
+    """A slow meter may be looked for first; whoever has not heard of SIGUSR1 dies of it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", EARLY, tmp_path], stdout=subprocess.PIPE, text=True
+    ) as joined:
+        assert joined.stdout.readline().startswith("by hand, since")
+        joined.kill()
 
 
 def test_a_pause_by_hand_holds_until_it_is_ended_in_whatever_process(tmp_path):
@@ -59,18 +95,23 @@ def test_the_rules_of_the_last_join_are_kept_for_whoever_asks(tmp_path):
 
 
 MANNERS = """
-import os, psutil
+import os, psutil, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # one that is there before, as numpy's
 from device_runtime.manners import Manners
 Manners(nice=7, idle_io=True, cores=1).apply()
 print(os.nice(0), int(psutil.Process().ionice().ioclass), len(os.sched_getaffinity(0)))
 print(open("/proc/self/oom_score_adj").read().strip())
+threads = list(map(int, os.listdir("/proc/self/task")))
+print(len(threads) > 1, {os.getpriority(os.PRIO_PROCESS, one) for one in threads},
+      {len(os.sched_getaffinity(one)) for one in threads})
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="these are Linux's")
 def test_a_polite_process_is_behind_others_on_one_core_and_the_first_to_go():
     done = subprocess.run([sys.executable, "-c", MANNERS], capture_output=True, text=True, check=True)
-    mine, oom = done.stdout.splitlines()
+    mine, oom, threads = done.stdout.splitlines()
+    assert threads == "True {7} {1}"
     assert mine == "7 3 1"  # 3: IOPRIO_CLASS_IDLE
     assert int(oom) >= 500
 
