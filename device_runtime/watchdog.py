@@ -81,9 +81,9 @@ def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
     dog, before = Watchdog(watcher), resource.getrlimit(resource.RLIMIT_DATA)
 
     def begin() -> None:
+        dog.start()  # while its stack is still to be had
         if watcher.pretence is None:
             cap(watcher.limit_bytes - watcher.resident() + SLACK)
-        dog.start()
 
     watcher.hooked(between, begin)
     try:

@@ -111,6 +111,24 @@ def test_memory_beyond_a_cap_is_refused_and_the_process_lives():
     assert "Unable to allocate" in array
 
 
+TIGHT = """
+from device_runtime import watchdog
+from device_runtime.watching import Watcher
+from profiles.machine_memory import Room
+watchdog.room = lambda: Room(10**9, 0)
+watcher = Watcher(10**12)
+with watchdog.guarded(watcher, lambda: None):
+    watcher.start()
+    print("watched")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell what a process has")
+def test_work_that_begins_where_nothing_is_left_is_watched_and_ends_no_device():
+    done = subprocess.run([sys.executable, "-c", TIGHT], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("watched\n", "")
+
+
 def test_a_cap_ends_with_the_work(bundle):
     before, watcher = resource.getrlimit(resource.RLIMIT_DATA), Watcher(10**12)
     with guarded(watcher, lambda: None):
