@@ -19,7 +19,7 @@ from models.manifest import InputSpec
 
 from .columns import labels_column
 from .place import Place
-from .refusal import Refused, Skip
+from .refusal import Passing, Refused, Skip
 from .single import unnamed
 from .table import values_of
 from .unit import Batch, Source, Unit, Wanted, one_stored, stamp_of
@@ -107,6 +107,8 @@ def _rows(path: Path, query: str) -> Iterator[tuple[Sequence[str], sqlite3.Curso
             yield [column[0] for column in rows.description], rows
     except sqlite3.Warning as error:
         raise Refused("the query is not one statement", error) from None
+    except sqlite3.OperationalError as error:  # locked by another, for one
+        raise Passing("the database cannot be read", f"{error}: {query[:80]}") from None
     except sqlite3.Error as error:
         raise Refused("the database cannot be read", f"{error}: {query[:80]}") from None
 
@@ -119,4 +121,4 @@ def _only_reads(action: int, *_: object) -> int:
     return sqlite3.SQLITE_OK if action in reads else sqlite3.SQLITE_DENY
 
 
-DATABASE = Source(_read, _stored)
+DATABASE = Source(_read, _stored, grows=True)

@@ -20,6 +20,10 @@ class Refused(Exception):
         super().__init__(f"{reason}: {self.detail}" if self.detail else reason)
 
 
+class Passing(Refused):
+    """What may be otherwise the next time, though its file is the same: it is tried again."""
+
+
 class Skip(NamedTuple):
     """One sample or file that was left out; `where` names it, and says more of it."""
 

@@ -25,8 +25,13 @@ class Rows:
 
     @property
     def data(self) -> LocalData:
-        """All of them, without a copy; it is of use until the next `cut` or `drop`."""
+        """All of them, without a copy; it is of use until the next `cut` or `keep`."""
         return LocalData(self._x[: self._count], self._y[: self._count])
+
+    @property
+    def room(self) -> int:
+        """How many rows there can be before all move."""
+        return len(self._y)
 
     @property
     def row_bytes(self) -> int:
@@ -49,14 +54,17 @@ class Rows:
         """Only the first `count` stay."""
         self._count = count
 
-    def drop(self, begin: int, count: int) -> None:
-        """Those from `begin` on go, those behind them move up."""
+    def keep(self, stays: NDArray[np.bool_]) -> None:
+        """Rows of which `stays` (n,) is true move up behind each other, in their order; the others go."""
         step = max(1, (1 << 20) // self.row_bytes)
-        for start in range(begin + count, self._count, step):
-            stop = min(start + step, self._count)
-            self._x[start - count : stop - count] = self._x[start:stop]
-            self._y[start - count : stop - count] = self._y[start:stop]
-        self._count -= count
+        end = 0
+        for start in range(0, self._count, step):
+            chosen = start + np.flatnonzero(stays[start : start + step])
+            stop = end + len(chosen)
+            if len(chosen) and chosen[-1] >= stop:  # else they lie there already
+                self._x[end:stop], self._y[end:stop] = self._x[chosen], self._y[chosen]
+            end = stop
+        self._count = end
 
     def _grow(self, room: int) -> None:
         x, y = np.empty((room, *self._x.shape[1:]), self._x.dtype), np.empty(room, np.int64)

@@ -14,12 +14,11 @@ from models.errors import TensorError
 from models.manifest import Manifest
 from strategies.kind import LocalData
 
-from . import database
 from .held_out import is_held_out
 from .labels import LabelMap
 from .listing import listing
 from .place import Place
-from .refusal import Refused, Skip, Skipped, Tally
+from .refusal import Passing, Refused, Skip, Skipped, Tally
 from .rows import Rows
 from .unit import Batch, Unit, Wanted, stamp_of
 
@@ -27,6 +26,7 @@ log = logging.getLogger(__name__)
 
 BLOCK = 256
 """Samples that are prepared at once."""
+FULL = "no memory for more samples"
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,15 @@ class _Known:
     """What came of a unit: rows for training and held out, what was skipped, how samples were stored."""
 
     stamp: tuple[int, int]
+    label: str | None
     counts: tuple[int, int] = (0, 0)
     skipped: Tally = field(default_factory=Tally)
     forms: Counter[str] = field(default_factory=Counter)
+    full: bool = False
+
+    def is_still(self, unit: Unit | None) -> bool:
+        """Whether it is what lies there now."""
+        return unit is not None and (unit.stamp, unit.label) == (self.stamp, self.label)
 
 
 class Shelf:
@@ -87,7 +93,10 @@ class Shelf:
     @property
     def forms(self) -> Counter[str]:
         """How many samples are stored how."""
-        return sum((known.forms for known in self._known.values()), Counter())
+        every: Counter[str] = Counter()
+        for known in self._known.values():
+            every.update(known.forms)
+        return every
 
     @property
     def stamp(self) -> frozenset[tuple[str, int, int]]:
@@ -100,43 +109,45 @@ class Shelf:
         return sum(len(rows) * rows.row_bytes for rows in self._rows)
 
     def refresh(self) -> bool:
-        """Reads files that are new or have changed, and forgets those that went. Whether anything did."""
+        """Reads files that are new, have changed or are of another class now, and forgets those that went.
+
+        Whether `training` and `held` are to be asked for anew.
+        """
         found = listing(self.place)
         self._strays = found.strays
-        gone = [
-            name
-            for name, known in self._known.items()
-            if name not in found.units or found.units[name].stamp != known.stamp
-        ]
-        for name in gone:
-            self._forget(name)
+        gone = {name for name, known in self._known.items() if not known.is_still(found.units.get(name))}
+        if gone:  # there is room for what had none
+            self._forget(gone | {name for name, known in self._known.items() if known.full})
         new = [unit for name, unit in found.units.items() if name not in self._known]
-        before = self.memory_bytes
+        before = self._places
         self._reserve(len(new))
         for unit in new:
             self._take(unit)
-        return bool(gone) or self.memory_bytes != before
+        return bool(gone) or self._places != before
 
     def _take(self, unit: Unit) -> None:
         """All samples of a unit, or none: one that is changed as it is read is read the next time."""
         starts = tuple(len(rows) for rows in self._rows)
-        known = _Known(unit.stamp)
+        known = _Known(unit.stamp, unit.label)
         try:
+            if unit.label is not None:
+                self._labels.number(unit.label)  # before anything is read
             for part in unit.source.read(unit, self._wanted):
                 if isinstance(part, Skip):
                     known.skipped.add(part)
                 else:
                     self._put(part, unit, known)
-            if _stamp(unit) != unit.stamp:
-                raise _Unsettled("changed while it was read: it is read the next time")
-        except Refused as error:
+            if not unit.source.grows and _stamp(unit) != unit.stamp:
+                raise Passing("changed while it was read: it is read the next time")
+        except (Refused, MemoryError) as error:
+            why = error if isinstance(error, Refused) else Passing("no memory to read it", error)
             for rows, start in zip(self._rows, starts, strict=True):
                 rows.cut(start)
-            if isinstance(error, _Unsettled):
-                self._strays.add(Skip.of(error, unit.name))
+            if isinstance(why, Passing):
+                self._strays.add(Skip.of(why, unit.name))
                 return
-            known = _Known(unit.stamp)
-            known.skipped.add(Skip.of(error, unit.name))
+            known = _Known(unit.stamp, unit.label, full=why.reason == FULL)
+            known.skipped.add(Skip.of(why, unit.name))
         known.counts = (len(self._rows[0]) - starts[0], len(self._rows[1]) - starts[1])
         self._known[unit.name] = known
 
@@ -190,32 +201,34 @@ class Shelf:
             raise Refused("values are not finite", f"{int((~np.isfinite(x)).sum())} values of x")
         return x
 
+    @property
+    def _places(self) -> tuple[int, ...]:
+        """Other ones where samples have come, or have moved."""
+        return tuple(number for rows in self._rows for number in (len(rows), rows.room))
+
     def _reserve(self, count: int) -> None:
+        """Room for `count` more samples, or for as many as there may be."""
+        if (room := self._keep.room_bytes) is not None:
+            count = min(count, max(0, room - self.memory_bytes) // self._rows[0].row_bytes)
         for rows in self._rows:
             rows.reserve(len(rows) + count)
 
     def _room_for(self, count: int) -> None:
         room = self._keep.room_bytes
         if room is not None and self.memory_bytes + count * self._rows[0].row_bytes > room:
-            raise Refused("no memory for more samples", f"they may take {room / 1e6:.0f} MB")
+            raise Refused(FULL, f"they may take {room / 1e6:.0f} MB")
 
-    def _forget(self, name: str) -> None:
-        begin = [0, 0]
-        for other, known in self._known.items():
-            if other == name:
-                break
-            begin = [begin[0] + known.counts[0], begin[1] + known.counts[1]]
-        for rows, start, count in zip(self._rows, begin, self._known.pop(name).counts, strict=True):
-            rows.drop(start, count)
-
-
-class _Unsettled(Refused):
-    """What is written to as it is read."""
+    def _forget(self, names: set[str]) -> None:
+        """All of them at once: what is behind them moves up."""
+        stays = np.array([name not in names for name in self._known])
+        for side, rows in enumerate(self._rows):
+            rows.keep(stays.repeat([known.counts[side] for known in self._known.values()]))
+        self._known = {name: known for name, known in self._known.items() if name not in names}
 
 
 def _stamp(unit: Unit) -> tuple[int, int] | None:
-    """What it is now; None where it is gone."""
+    """Of its file, now; None where it is gone."""
     try:
-        return database.stamp(unit.path) if unit.source is database.DATABASE else stamp_of(unit.path)
+        return stamp_of(unit.path)
     except OSError:
         return None

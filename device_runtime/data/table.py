@@ -175,4 +175,4 @@ def _numbers(row: Sequence[str]) -> int:
     return found
 
 
-TABLE = Source(_read, _stored)
+TABLE = Source(_read, _stored, grows=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from models.manifest import InputSpec
 
 from .place import Place
-from .refusal import Refused, Skip
+from .refusal import Passing, Refused, Skip
 
 ONE_SAMPLE_BYTES = 64 << 20
 """A file of one sample is at most this large."""
@@ -42,10 +42,12 @@ class Source:
     """One way to store samples: `read` may leave out single ones, and raises Refused for the whole unit.
 
     `stored` gives them as they are stored, one array (n, ..) or several, whatever the task; raises Refused.
+    `grows`: rows that are there are good while others are written behind them.
     """
 
     read: Callable[[Unit, Wanted], Iterator[Batch | Skip]]
     stored: Callable[[Unit, Place], Iterator[NDArray[Any]]]
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def whole(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(ONE_SAMPLE_BYTES + 1)
     except OSError as error:
-        raise Refused("cannot be read", error.strerror) from None
+        raise Passing("cannot be read", error.strerror) from None
     if len(data) > ONE_SAMPLE_BYTES:
         raise Refused("too large for one sample", f"more than {ONE_SAMPLE_BYTES >> 20} MB")
     return data

@@ -1,9 +1,11 @@
 import os
+import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
 
-from device_runtime.data import Keep, Place, Shelf, opened, single
+from device_runtime.data import Keep, Place, Shelf, database, opened, single, table
 from device_runtime.data.held_out import is_held_out
 from device_runtime.data.rows import Rows
 
@@ -170,6 +172,106 @@ def test_what_is_known_to_come_is_room_for_all_at_once():
 def test_dropped_rows_close_up():
     rows = Rows((300_000,), "float32")  # larger than a block of the move
     rows.append(np.arange(6, dtype=np.float32)[:, None].repeat(300_000, 1), np.arange(6))
-    rows.drop(1, 2)
-    assert rows.data.y.tolist() == [0, 3, 4, 5]
-    assert (rows.data.x == np.array([0, 3, 4, 5], np.float32)[:, None]).all()
+    rows.keep(np.array([True, False, False, True, False, True]))
+    assert rows.data.y.tolist() == [0, 3, 5]
+    assert (rows.data.x == np.array([0, 3, 5], np.float32)[:, None]).all()
+
+
+def test_files_that_go_together_move_the_others_once(folder, bundle, monkeypatch):
+    shelf = shelf_of(folder, bundle, held_out=0.5)
+    left = {x.tobytes() for x in shelf.training.x} | {x.tobytes() for x in shelf.held.x}
+    moves, keep = [], Rows.keep
+    monkeypatch.setattr(Rows, "keep", lambda rows, stays: moves.append(1) or keep(rows, stays))
+    for number in (0, 2, 3, 5):
+        (folder.path / f"{number % 3}" / f"{number}.png").unlink()
+    assert shelf.refresh()
+    now = {x.tobytes() for x in shelf.training.x} | {x.tobytes() for x in shelf.held.x}
+    assert (len(moves), len(now), now < left) == (2, 2, True)
+    assert sorted([*shelf.training.y.tolist(), *shelf.held.y.tolist()]) == [1, 1]
+
+
+def test_a_label_that_is_mended_in_a_list_counts_from_the_next_round_on(folder, bundle):
+    (folder.path / "all.csv").write_text("file,label\n0/0.png,4\n")
+    shelf = shelf_of(folder, bundle)
+    assert shelf.training.class_counts(10)[4:6] == (1, 0)
+    (folder.path / "all.csv").write_text("file,label\n0/0.png,5\n")
+    assert shelf.refresh()
+    assert shelf.training.class_counts(10)[4:6] == (0, 1)
+
+
+def test_a_table_that_a_logger_goes_on_writing_is_read_as_far_as_it_is(tmp_path, bundle, monkeypatch):
+    row, made = ",".join(map(str, range(64))), table.values_of
+    (tmp_path / "log.csv").write_text(f"{row},7\n" * 3)
+
+    def logged(cells, given):
+        with (tmp_path / "log.csv").open("a") as file:
+            file.write(f"{row},3\n" if len(seen) < 5 else "")
+        seen.append(1)
+        return made(cells, given)
+
+    seen = []
+    monkeypatch.setattr(table, "values_of", logged)
+    shelf = opened(tmp_path, bundle.manifest)
+    assert shelf.training.y.tolist()[:3] == [7, 7, 7]
+    shelf.refresh()
+    assert shelf.training.y.tolist() == [7] * 3 + [3] * 5
+
+
+def test_a_database_that_was_locked_is_read_when_it_is_not(tmp_path, bundle, monkeypatch):
+    monkeypatch.setattr(database, "WAIT_S", 0.0)
+    with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as other:
+        other.execute("CREATE TABLE seen (pixels, digit)")
+        other.execute("INSERT INTO seen VALUES (?, 7)", (bytes(64),))
+        other.execute("BEGIN EXCLUSIVE")
+        shelf = Shelf(Place(tmp_path / "a.db", "SELECT * FROM seen"), bundle.manifest)
+        shelf.refresh()
+        assert "locked" in str(shelf.skipped[0])
+        other.execute("ROLLBACK")
+        assert shelf.refresh()
+        assert (shelf.training.y.tolist(), shelf.skipped) == ([7], ())
+
+
+def test_what_had_no_room_is_read_when_there_is_room(folder, bundle):
+    shelf = shelf_of(folder, bundle, room_bytes=4 * (64 * 4 + 8))
+    (folder.path / "0" / "0.png").unlink()
+    assert shelf.refresh()
+    assert (len(shelf.training), shelf.skipped[0].count) == (4, 1)
+
+
+def test_many_files_to_come_ask_for_no_more_memory_than_samples_may_take(folder, bundle):
+    for number in range(6, 300):
+        folder.add(f"blank/{number}.png")
+    shelf = shelf_of(folder, bundle, room_bytes=10 * (64 * 4 + 8))
+    assert (len(shelf.training), shelf.training.x.base.shape[0]) == (6, 64)
+
+
+def test_buffers_that_moved_are_to_be_asked_for_anew(folder, bundle):
+    shelf = shelf_of(folder, bundle)
+    for number in range(6, 300):
+        folder.add(f"blank/{number}.png")
+    assert shelf.refresh()
+    assert not shelf.refresh()
+
+
+def test_files_of_a_class_that_is_not_of_the_task_are_not_read(folder, bundle, reads):
+    folder.add("blank/9.png")
+    shelf = shelf_of(folder, bundle)
+    assert "9.png" not in reads
+    assert shelf.skipped[0].examples == ("blank/9.png",)
+
+
+def test_memory_that_is_not_there_for_a_file_leaves_out_that_file(folder, bundle, monkeypatch):
+    whole = single.whole
+
+    def large(path):
+        if path.name == "0.png" and not tries:
+            tries.append(path)
+            raise MemoryError("Unable to allocate 4 GiB")
+        return whole(path)
+
+    tries = []
+    monkeypatch.setattr(single, "whole", large)
+    shelf = shelf_of(folder, bundle)
+    assert (len(shelf.training), shelf.skipped[0].reason) == (5, "no memory to read it")
+    assert shelf.refresh()
+    assert len(shelf.training) == 6
