@@ -116,7 +116,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     if options.peers or options.extras:
         rows = clients.peers(options.peers) if options.peers else clients.extras(options.extras)
-        print(tabulate(rows, headers="keys", floatfmt=".0f"))
+        print(tabulate(rows, headers="keys", disable_numparse=True, stralign="right"))
         return
     rows = [
         ("import numpy", import_ms("import numpy"), rss_mb("import numpy")),

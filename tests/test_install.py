@@ -1,5 +1,6 @@
 """What is installed on a device, and what importing it brings in."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -118,3 +119,31 @@ def test_the_wheel_holds_the_shipped_bundle_and_profiles_and_no_tests(installed)
     assert "models/bundles/digits-wrn-10-1/weights.safetensors" in files
     assert {"profiles/boards.toml", "profiles/presets/phones.toml"} <= files
     assert not any(file.startswith(("tests/", "benchmarks/")) for file in files)
+
+
+def test_the_device_s_image_starts_a_command_that_there_is():
+    """Where the samples are is the one option that its default has; the enrolment tells the rest."""
+    from device_runtime.commands import join
+
+    said = (ROOT / "deploy" / "device.Dockerfile").read_text()
+    [entry], words = (
+        json.loads(line.split(" ", 1)[1])
+        for line in said.splitlines()
+        if line.startswith(("ENTRYPOINT", "CMD"))
+    )
+    parser = argparse.ArgumentParser()
+    join.add_arguments(parser)
+    options = parser.parse_args(words[1:])
+    assert (entry, words[0], options.broker, str(options.data)) == (
+        "device-runtime",
+        "join",
+        None,
+        "/samples",
+    )
+
+
+def test_every_extra_of_the_table_is_there():
+    """docs/install.md tells what each adds."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert [extra for extra in extras if extra != "dev" and f"`{extra}`" not in page] == []

@@ -47,24 +47,24 @@ class Client:
     client: Program
 
 
-def peers(folder: Path) -> list[dict[str, object]]:
+def peers(folder: Path) -> list[dict[str, str]]:
     """A row for each, ours first."""
     return [_row(name, folder) for name in ("device-runtime", "flwr", "nvflare")]
 
 
-def extras(folder: Path) -> list[dict[str, object]]:
+def extras(folder: Path) -> list[dict[str, str]]:
     """MB that each extra adds to a device install."""
     own = wheel.built(folder / "wheel")
     plain = _size(wheel.environment(folder / "device-runtime", "--no-compile", own))
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, str]] = []
     for extra in EXTRAS:
         wheel.environment(folder / extra, "--no-compile", f"{own}[{extra}]")
-        rows.append({"extra": extra, "adds MB": (_size(folder / extra / "bin") - plain) / 1e6})
+        rows.append({"extra": extra, "adds MB": f"{(_size(folder / extra / 'bin') - plain) / 1e6:.0f}"})
         print(rows[-1], file=sys.stderr, flush=True)
     return rows
 
 
-def _row(name: str, folder: Path) -> dict[str, object]:
+def _row(name: str, folder: Path) -> dict[str, str]:
     print(name, file=sys.stderr, flush=True)
     install = {"device-runtime": wheel.built(folder / "wheel")}.get(name, name)
     programs = wheel.environment(folder / name, "--no-compile", install)
@@ -75,10 +75,11 @@ def _row(name: str, folder: Path) -> dict[str, object]:
         idle = [_idle(client, programs, Path(home)) for _ in range(REPEATS)]
     return {
         "client": name,
-        "installed MB": megabytes,
-        "import ms": median(imported),
-        "joined after s": round(median(seconds for seconds, _ in idle), 1),
-        "idle MB": median(held for _, held in idle),
+        "installed MB": f"{megabytes:.0f}",
+        "import, ms of processor": f"{median(imported):.0f}",
+        "joined after s": f"{median(one.seconds for one in idle):.1f}",
+        "of processor": f"{median(one.processor_s for one in idle):.2f}",
+        "idle MB": f"{median(one.megabytes for one in idle):.0f}",
     }
 
 
@@ -134,13 +135,23 @@ def _nvflare(programs: Path, home: Path) -> Client:
 
 
 def _import_ms(programs: Path, statement: str) -> float:
-    """Milliseconds beyond starting Python."""
-    program = f"import time; t = time.perf_counter(); {statement}; print(1e3 * (time.perf_counter() - t))"
+    """Milliseconds of the processor beyond starting Python: of those, other work on the machine takes few."""
+    program = f"import time; t = time.process_time(); {statement}; print(1e3 * (time.process_time() - t))"
     return float(subprocess.check_output([programs / "python", "-c", program], text=True).splitlines()[-1])
 
 
-def _idle(client: Client, programs: Path, home: Path) -> tuple[float, float]:
-    """Seconds from start to joined, and megabytes of the client and its children a while after."""
+@dataclass(frozen=True)
+class Idle:
+    """Seconds from start to joined, and a while after: of the processor so far, and megabytes held, both with
+    children.
+    """
+
+    seconds: float
+    processor_s: float
+    megabytes: float
+
+
+def _idle(client: Client, programs: Path, home: Path) -> Idle:
     shutil.rmtree(home / "state", ignore_errors=True)
     started: list[subprocess.Popen[bytes]] = []
     try:
@@ -149,8 +160,10 @@ def _idle(client: Client, programs: Path, home: Path) -> tuple[float, float]:
         _until_ready(client.client, programs, home / "client.log", started)
         seconds = time.perf_counter() - began
         time.sleep(IDLE_S)
-        held = sum(one.memory_info().rss for one in _family(started[-1].pid))
-        return seconds, held / 1e6
+        members = list(_family(started[-1].pid))
+        times = [one.cpu_times() for one in members]
+        held = sum(one.memory_info().rss for one in members)
+        return Idle(seconds, sum(one.user + one.system for one in times), held / 1e6)
     finally:
         for process in reversed(started):
             members = list(_family(process.pid))
