@@ -87,6 +87,7 @@ class Look:
     bytes_today: Callable[[], int] = lambda: 0
     say: Say = said
     load: Load = field(default_factory=Load)
+    supplies: Path = Path("/sys/class/power_supply")
     now: Callable[[], datetime] = lambda: datetime.now().astimezone()
     clock: Callable[[], float] = time.monotonic
     _heard: dict[tuple[str, ...], tuple[float, str]] = field(default_factory=dict)
@@ -109,6 +110,8 @@ class Look:
         if text := self._asked(("termux-battery-status",)):
             return Seen(readouts.charge_by_termux(text), "termux-battery-status")
         try:
+            if self.supplies.exists():
+                return self._charge_of_linux()
             found = getattr(psutil, "sensors_battery", lambda: None)()
         except OSError as error:  # Android shows its sensors to nobody
             return Seen(None, f"the battery cannot be read: {error.strerror}; install Termux:API")
@@ -117,6 +120,14 @@ class Look:
         if found.power_plugged is None:
             return Seen(None, "the battery does not say whether it is charged")
         return Seen(Charge(float(found.percent), bool(found.power_plugged)), "the system")
+
+    def _charge_of_linux(self) -> Seen[Charge]:
+        """Raises OSError where not all can be read: what cannot may be a battery."""
+        texts = [(one / "uevent").read_text(errors="replace") for one in sorted(self.supplies.iterdir())]
+        charge = readouts.charge_by_supplies(texts)
+        if charge is None:
+            return Seen(None, "the battery does not say how full it is, or whether it is charged")
+        return Seen(charge, "it has no battery" if charge.percent is None else "the system")
 
     def _celsius(self) -> Seen[float]:
         if text := self._asked(("termux-battery-status",)):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from .meters.battery import is_battery, supply
 from .policy import Charge
 
 _NM_METERED = {1: True, 2: False, 3: True, 4: False}
@@ -44,6 +45,35 @@ def wifi_by_termux(text: str) -> bool | None:
     if not isinstance(state, str):
         return None
     return state == "COMPLETED" and known.get("ip") not in (None, "", "0.0.0.0")  # noqa: S104  # no address
+
+
+def charge_by_supplies(texts: Sequence[str]) -> Charge | None:
+    """Of all /sys/class/power_supply/*/uevent: of this machine's batteries, not a mouse's.
+
+    Of several the sum of what is in them counts, where they say it, else the emptier one. A battery that
+    neither charges nor discharges, as one that is kept from being full, is on mains.
+    """
+    supplies = [supply(text) for text in texts]
+    batteries = [one for one in supplies if is_battery(one)]
+    if not batteries:
+        return Charge(None, True)
+    statuses = {one.get("STATUS", "Unknown") for one in batteries}
+    charged = any(one.get("ONLINE") == "1" for one in supplies if not is_battery(one))
+    if statuses == {"Unknown"} and not charged:
+        return None
+    percent = _together(batteries)
+    return None if percent is None else Charge(percent, charged or "Discharging" not in statuses)
+
+
+def _together(batteries: Sequence[Mapping[str, str]]) -> float | None:
+    """Percent of what would be in them if they were full."""
+    for quantity in ("ENERGY", "CHARGE"):
+        now = [_number(one.get(f"{quantity}_NOW")) for one in batteries]
+        full = [_number(one.get(f"{quantity}_FULL")) for one in batteries]
+        if None not in (*now, *full) and (most := sum(filter(None, full))) > 0:
+            return min(100.0, 100 * sum(filter(None, now)) / most)
+    told = [_number(one.get("CAPACITY")) for one in batteries]
+    return min((value for value in told if value is not None), default=None)
 
 
 def charge_by_termux(text: str) -> Charge | None:

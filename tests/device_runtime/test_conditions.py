@@ -157,6 +157,62 @@ def test_a_phone_tells_through_termux_and_is_asked_now_and_then_only(clock):
     assert asked.count(("termux-battery-status",)) == 2
 
 
+LAPTOP = (
+    "POWER_SUPPLY_NAME=BAT0\nPOWER_SUPPLY_TYPE=Battery\nPOWER_SUPPLY_STATUS={}\nPOWER_SUPPLY_CAPACITY=80\n"
+)
+SECOND = LAPTOP.replace("BAT0", "BAT1").replace("=80", "=20")
+MOUSE = (
+    "POWER_SUPPLY_NAME=hidpp_battery_0\nPOWER_SUPPLY_TYPE=Battery\nPOWER_SUPPLY_SCOPE=Device\n"
+    "POWER_SUPPLY_STATUS=Discharging\nPOWER_SUPPLY_CAPACITY=5\n"
+)
+PLUG = "POWER_SUPPLY_NAME=ADP1\nPOWER_SUPPLY_TYPE=Mains\nPOWER_SUPPLY_ONLINE={}\n"
+WATT_HOURS = "POWER_SUPPLY_ENERGY_NOW={}\nPOWER_SUPPLY_ENERGY_FULL={}\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "charge"),
+    [
+        ([], Charge(None, True)),
+        ([MOUSE], Charge(None, True)),
+        ([LAPTOP.format("Discharging"), PLUG.format(0), MOUSE], Charge(80.0, False)),
+        ([LAPTOP.format("Not charging"), PLUG.format(1)], Charge(80.0, True)),  # kept at 80%
+        ([LAPTOP.format("Discharging"), PLUG.format(1)], Charge(80.0, True)),  # a charger that is too weak
+        ([LAPTOP.format("Charging")], Charge(80.0, True)),
+        ([LAPTOP.format("Not charging"), SECOND.format("Discharging"), PLUG.format(0)], Charge(20.0, False)),
+        (
+            [
+                LAPTOP.format("Unknown") + WATT_HOURS.format(20, 25),
+                SECOND.format("Discharging") + WATT_HOURS.format(10, 75),
+            ],
+            Charge(30.0, False),
+        ),
+        ([LAPTOP.format("Unknown")], None),
+        ([LAPTOP.format("Discharging").replace("CAPACITY", "NOTHING")], None),
+    ],
+)
+def test_what_linux_says_of_power_supplies(texts, charge):
+    assert readouts.charge_by_supplies(texts) == charge
+
+
+def test_a_desktop_with_the_battery_of_a_mouse_is_on_mains(clock, tmp_path):
+    (tmp_path / "hidpp_battery_0").mkdir()
+    (tmp_path / "hidpp_battery_0" / "uevent").write_text(MOUSE)
+    looked, _ = look(Policy(mains=True), clock)
+    looked.supplies = tmp_path
+    seen = looked.conditions().charge
+    assert (seen.value, seen.source) == (Charge(None, True), "it has no battery")
+
+
+def test_a_phone_that_shows_its_supplies_to_nobody_has_a_battery_all_the_same(clock, tmp_path):
+    (tmp_path / "battery").mkdir()
+    (tmp_path / "battery" / "uevent").symlink_to("uevent")  # read by nobody, by root neither
+    looked, _ = look(Policy(mains=True), clock)
+    looked.supplies = tmp_path
+    seen = looked.conditions().charge
+    assert seen.value is None
+    assert "install Termux:API" in seen.source
+
+
 def test_network_manager_is_believed_before_anything_else(clock):
     looked, asked = look(Policy(unmetered=True), clock, {NETWORK_MANAGER: "u 1\n"})
     assert looked.conditions().metered.value is True
