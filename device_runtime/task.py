@@ -286,4 +286,5 @@ def _keep(settings: Settings) -> Keep:
     if settings.pretence and settings.pretence.time:
         return Keep()
     room = limit_bytes(settings.pretence, settings.memory_bytes) // 2
-    return Keep(settings.personal.held_out, room_bytes=room)
+    held_out = settings.personal.held_out if settings.personal.keep else 0.0  # without a model to judge
+    return Keep(held_out, room_bytes=room)

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from device_runtime.data import Place
+from device_runtime.errors import DataError
+from device_runtime.personal.wish import Wish
 
 DATA = "class folders, .npz, .csv, pictures, .wav, or sqlite:FILE?QUERY: see docs/data-on-device.md"
 
@@ -22,8 +24,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     )
     add("--label-column", default="", metavar="COLUMN", help="of a table: its name or number from 0")
     add(
-        "--held-out", type=share, default=0.1, metavar="SHARE",
-        help="of the samples, kept out of training to evaluate on here (default: 0.1)",
+        "--held-out", type=share, metavar="SHARE",
+        help="of the samples, kept out of training to judge the model here (default: 0.1, if 10 or more)",
     )  # fmt: skip
 
 
@@ -35,6 +37,13 @@ def add_personal(parser: argparse.ArgumentParser) -> None:
         help="keep the served model of each round here, for `predict` (default: yes)",
     )  # fmt: skip
     add("--personal-head", action="store_true", help="train a head of its own, used where it is better here")
+
+
+def wish(options: argparse.Namespace) -> Wish:
+    """What the options of `add_data` and `add_personal` say. Raises DataError where they contradict."""
+    if options.personal_head and (not options.keep_model or options.held_out == 0):
+        raise DataError("--personal-head is of a model that is kept, and chosen on samples that are held out")
+    return Wish(options.keep_model, options.held_out, options.personal_head)
 
 
 def place(given: Path | str, options: argparse.Namespace) -> Place:

@@ -17,13 +17,12 @@ from device_runtime.agent import Agent
 from device_runtime.connecting import Connection, claim, connect, enrol
 from device_runtime.errors import DataError
 from device_runtime.guest import heed_pauses, welcome
-from device_runtime.personal.wish import Wish
 from device_runtime.reaching import reach
 from device_runtime.task import Settings
 from strategies.accountant import Limit
 
 from . import policy_options
-from .data_options import DATA, add_data, add_personal, place
+from .data_options import DATA, add_data, add_personal, place, wish
 from .options import (
     add_connection,
     add_engine,
@@ -118,7 +117,7 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
         connection.key,
         check_task(options.task) if options.task else "",
         meter(options).meter,
-        Wish(options.keep_model, options.held_out, options.personal_head),
+        wish(options),
     )
 
 

@@ -44,6 +44,10 @@ def opened(place: Place | Path | str, manifest: Manifest, keep: Keep | None = No
     for skipped in shelf.skipped:
         log.warning("skipped %s", skipped)
     if not len(shelf.training):
+        if count := len(shelf.held):
+            raise DataError(
+                f"{place}: all samples, {count}, would be held out of training: give --held-out 0"
+            )
         if why := "; ".join(str(skipped) for skipped in shelf.skipped[:3]):
             raise DataError(f"no readable samples in {place}: {why}")
         raise DataError(f"no samples in {place}: nothing is there")

@@ -9,6 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 WORDS = 1 << 64
+SHARE, LEAST = 0.1, 10
+"""Where no share is wished: of all samples, once so many of them are held out; fewer tell little of a model,
+and are missed in its training.
+"""
 
 
 def is_held_out(x: NDArray[Any], share: float, seed: int) -> NDArray[np.bool_]:

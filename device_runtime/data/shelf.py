@@ -14,7 +14,7 @@ from models.errors import TensorError
 from models.manifest import Manifest
 from strategies.kind import LocalData
 
-from .held_out import is_held_out
+from .held_out import LEAST, SHARE, is_held_out
 from .labels import LabelMap
 from .listing import listing
 from .place import Place
@@ -31,12 +31,13 @@ FULL = "no memory for more samples"
 
 @dataclass(frozen=True)
 class Keep:
-    """`held_out`: the share of samples that are not trained on, chosen by their content and `seed`.
+    """`held_out`: the share of samples that are not trained on, chosen by their content and `seed`; None for
+    a tenth where that is 10 samples or more, else none.
 
     `room_bytes`: what all prepared samples may take; None sets no limit.
     """
 
-    held_out: float = 0.0
+    held_out: float | None = 0.0
     seed: int = 0
     room_bytes: int | None = None
 
@@ -70,16 +71,17 @@ class Shelf:
         self._rows = Rows(given.shape, given.dtype), Rows(given.shape, given.dtype)
         self._known: dict[str, _Known] = {}  # in the order of their rows
         self._strays = Tally()
+        self._sides = self._sided()
 
     @property
     def training(self) -> LocalData:
         """What is trained on; views that are of use until the next `refresh`."""
-        return self._rows[0].data
+        return self._sides[0]
 
     @property
     def held(self) -> LocalData:
         """What is held out; views, as `training`."""
-        return self._rows[1].data
+        return self._sides[1]
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
@@ -123,7 +125,16 @@ class Shelf:
         self._reserve(len(new))
         for unit in new:
             self._take(unit)
+        self._sides = self._sided()
         return bool(gone) or self._places != before
+
+    def _sided(self) -> tuple[LocalData, LocalData]:
+        """Trained on, and held out; where nobody wished any held out, a few are trained on as well."""
+        training, held = (rows.data for rows in self._rows)
+        if self._keep.held_out is not None or not 0 < len(held) < LEAST:
+            return training, held
+        x, y = np.concatenate([training.x, held.x]), np.concatenate([training.y, held.y])
+        return LocalData(x, y), LocalData(held.x[:0], held.y[:0])
 
     def _take(self, unit: Unit) -> None:
         """All samples of a unit, or none: one that is changed as it is read is read the next time."""
@@ -161,7 +172,8 @@ class Shelf:
             x = batch.x[part] if there.all() else batch.x[part][there]
             self._room_for(len(x))
             prepared = self._prepared(x)
-            held = is_held_out(prepared, self._keep.held_out, self._keep.seed)
+            share = SHARE if self._keep.held_out is None else self._keep.held_out
+            held = is_held_out(prepared, share, self._keep.seed)
             for rows, chosen in zip(self._rows, (~held, held), strict=True):
                 if chosen.all():
                     rows.append(prepared, y[part][there])

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Wish:
     """`keep` the served model after each round; `held_out`: the share of samples that are not trained on but
-    judge it; `head`: train a head of one's own, and use it where it is better on those.
+    judge it, None for the usual one (`data.Keep`); `head`: train a head of one's own, and use it where it is
+    better on those.
     """
 
     keep: bool = False
-    held_out: float = 0.0
+    held_out: float | None = 0.0
     head: bool = False

@@ -8,6 +8,7 @@ import pytest
 from device_runtime.data import Keep, Place, Shelf, database, opened, single, table
 from device_runtime.data.held_out import is_held_out
 from device_runtime.data.rows import Rows
+from device_runtime.errors import DataError
 
 
 @pytest.fixture
@@ -275,3 +276,27 @@ def test_memory_that_is_not_there_for_a_file_leaves_out_that_file(folder, bundle
     assert (len(shelf.training), shelf.skipped[0].reason) == (5, "no memory to read it")
     assert shelf.refresh()
     assert len(shelf.training) == 6
+
+
+def test_a_few_held_out_samples_are_trained_on_unless_somebody_wishes_them_held_out(folder, bundle):
+    for number in range(6, 60):
+        folder.add(f"1/{number}.png", number * 4)
+    unasked = shelf_of(folder, bundle, held_out=None)
+    asked = shelf_of(folder, bundle, held_out=0.1)
+    assert 0 < len(asked.held) < 10
+    assert (len(unasked.training), len(unasked.held)) == (60, 0)
+    assert held(unasked) == sorted(
+        zip(*(np.concatenate(both).tolist() for both in (
+            (asked.training.x[:, 0, 0, 0], asked.held.x[:, 0, 0, 0]), (asked.training.y, asked.held.y)
+        )), strict=True)
+    )  # fmt: skip
+    for number in range(60, 240):
+        folder.add(f"2/{number}.png", number)
+    assert unasked.refresh()
+    assert len(unasked.held) >= 10
+    assert len(unasked.training) + len(unasked.held) == 240
+
+
+def test_samples_that_would_all_be_held_out_are_not_said_to_be_missing(folder, bundle):
+    with pytest.raises(DataError, match="all samples, 6, would be held out"):
+        opened(folder.path, bundle.manifest, Keep(held_out=0.9999))

@@ -68,6 +68,7 @@ def test_without_the_wish_nothing_is_kept(device):
     stage.link.announce(stage.offer(1))
     stage.go()
     assert record(stage) is None
+    assert stage.contributions[0].num_examples == 120  # nor held out
 
 
 def test_it_is_judged_only_when_nothing_waits_to_be_sent(device):
