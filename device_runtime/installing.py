@@ -15,18 +15,21 @@ from . import programs, service_unit
 from .errors import InstallError
 from .service_unit import Job, Service
 
+COMMAND = "device-runtime"
 COMMAND_S = 60.0
 """Seconds that a service may take to start or stop."""
 
 
 def program() -> Path:
     """The command that is running, where it is installed. Raises InstallError."""
-    path = Path(sys.executable).with_name("device-runtime")
-    if not path.exists():
-        raise InstallError(
-            f"{path} is not there: install device-runtime in the environment of {sys.executable}"
-        )
-    return path
+    beside, called = Path(sys.executable).with_name(COMMAND), Path(sys.argv[0]).absolute()
+    if beside.exists():
+        return beside
+    if called.name == COMMAND and called.exists():  # installed for this user only
+        return called
+    raise InstallError(
+        f"{beside} is not there: install device-runtime in the environment of {sys.executable}"
+    )
 
 
 def put(service: Service) -> None:

@@ -93,9 +93,11 @@ def size(path: Path) -> int:
 def stop(name: str, folder: Path) -> Iterator[str]:
     """Its service and its process; what was done is told. The process says goodbye as it ends.
 
-    Raises InstallError for one that does not end.
+    A service of the same name is another device's where no settings of one are here.
+    Raises InstallError for a process that does not end.
     """
-    if service := installing.of(name):
+    service = installing.of(name) if (folder / SETTINGS).exists() else None
+    if service is not None:
         yield from installing.remove(service)
         yield f"removed {service.files[0].path}"
     pid = guest.process(folder)

@@ -41,11 +41,13 @@ def run(options: argparse.Namespace) -> int:
         print("Nothing was removed.")
         return 1
     goodbye = None if running else _goodbye(options, folder)
+    # what it makes until it has stopped waits for a receipt too
     for done in leaving.stop(leaving.name_in(folder), folder):
         print(done)
     if goodbye:
         print(goodbye)
-    left = leaving.remove(folder, options.keep_outbox)
+    late = leaving.waiting(folder) and not options.force
+    left = leaving.remove(folder, options.keep_outbox or bool(late))
     print(f"removed {folder}" if left is None else f"kept in {left}: {', '.join(_names(left))}")
     return 0
 

@@ -156,6 +156,20 @@ def test_files_cut_off_as_they_were_written_and_links_to_another_disk_go_too(tmp
     assert (disk / "mine").exists()
 
 
+def test_what_a_device_makes_until_it_has_stopped_is_kept_until_its_receipt(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "pi"
+    (folder / "outbox").mkdir(parents=True)
+
+    def stopped(*_):
+        (folder / "outbox" / "00000001.msg").write_bytes(b"123")
+        return iter(["stopped process 5"])
+
+    monkeypatch.setattr(leaving, "stop", stopped)
+    assert main(["leave", "--state", str(folder), "--broker", "mqtt://127.0.0.1:1", "--yes"]) == 0
+    assert f"kept in {folder}: outbox" in capsys.readouterr().out
+    assert leaving.waiting(folder) == 1
+
+
 def test_nothing_is_removed_from_a_folder_that_is_no_device_s(tmp_path):
     (tmp_path / "personal").mkdir()
     (tmp_path / "personal" / "letter").write_text("dear")

@@ -3,11 +3,12 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from device_runtime import installing, service_unit
+from device_runtime import installing, leaving, service_unit
 from device_runtime.errors import InstallError
 from device_runtime.service_unit import Job, service, unit
 
@@ -102,6 +103,32 @@ def test_a_service_is_put_started_found_and_removed_with_what_the_system_says(tm
     assert installing.of("kitchen-pi") is None
     verbs = [line.split()[1] for line in log.read_text().splitlines()]
     assert verbs == ["daemon-reload", "enable", "restart"] * 2 + ["disable", "daemon-reload"]
+
+
+def test_a_service_of_the_same_name_is_left_to_the_device_whose_settings_it_has(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("PREFIX", "TERMUX_VERSION", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    installing.put(service(LIMITED, os.environ))
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (mine, other):
+        folder.mkdir()
+    (mine / leaving.SETTINGS).write_text('name = "kitchen-pi"\n')
+    list(leaving.stop("kitchen-pi", other))
+    assert installing.of("kitchen-pi") is not None
+    list(leaving.stop("kitchen-pi", mine))
+    assert installing.of("kitchen-pi") is None
+
+
+def test_a_command_that_is_installed_for_the_user_alone_is_found_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "local" / "device-runtime"), "join"])
+    with pytest.raises(InstallError, match="install device-runtime in the environment"):
+        installing.program()
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "device-runtime").touch()
+    assert installing.program() == tmp_path / "local" / "device-runtime"
 
 
 def test_a_command_that_is_not_installed_or_fails_is_said():
