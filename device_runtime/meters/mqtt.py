@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.reasoncodes import ReasonCode
 
 from broker.errors import UrlError
 from broker.url import BrokerUrl
@@ -66,13 +67,20 @@ class Published:
         self._wrong = ""
         self._resting = True
         self._client = _client(source.url)
-        self._client.on_connect = lambda client, *_: client.subscribe(source.topic)
+        self._client.on_connect = lambda _client, _data, _flags, reason, _properties: self._connected(reason)
         self._client.on_message = lambda _client, _data, message: self.hear(bytes(message.payload))
         try:
             self._client.connect_async(source.url.host, source.url.port)
         except ValueError as error:
             raise MeterError(f"{source.url}: {error}") from None
         self._client.loop_start()
+
+    def _connected(self, reason: ReasonCode) -> None:
+        with self._heard:
+            self._wrong = f"the broker refuses: {reason}" if reason.is_failure else ""
+            self._heard.notify_all()
+        if not reason.is_failure:
+            self._client.subscribe(self._source.topic)
 
     def hear(self, payload: bytes) -> None:
         """A message came."""

@@ -2,6 +2,7 @@ import pytest
 
 from broker import mosquitto
 from broker.mosquitto import Mosquitto
+from broker.running import BrokerOptions
 from broker.url import BrokerUrl
 from device_runtime.meters import MeterError, find, spent
 from device_runtime.meters.mqtt import Published, Source
@@ -52,6 +53,18 @@ def test_a_plug_s_broker_on_the_network_may_be_plain_where_no_password_goes_ther
 def test_what_is_no_address_is_refused_with_one_that_is(text):
     with pytest.raises(MeterError, match="expected mqtt://.*USER:PASSWORD"):
         Source.of(text)
+
+
+def test_a_password_that_the_broker_refuses_is_said_and_not_waited_out(broker, clock):
+    secured = Mosquitto(BrokerOptions(users={"plug": "secret"}))
+    try:
+        wrong = secured.url.replace("mqtt://", "mqtt://plug:wrong@")
+        meter = Published(Source.of(f"{wrong}/t"), clock, wait_s=600.0)
+        with pytest.raises(MeterError, match=r"the broker refuses: (Not|Bad)") as refused:
+            meter.read()
+        assert "wrong@" not in str(refused.value)
+    finally:
+        secured.stop()
 
 
 def test_what_comes_between_two_readings_is_integrated(clock):
