@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,8 +33,8 @@ class _Map(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LabelMap:
-    """Names here are the task's labels, or are mapped to them; upper and lower case are alike where that is
-    unambiguous.
+    """Names here are the task's labels, or are mapped to them; upper and lower case are alike, and ways to
+    write accents, where that is unambiguous.
 
     A whole number is a class number of the task, unless the task has labels that are numbers.
     """
@@ -67,7 +68,7 @@ class LabelMap:
         """The class number. Raises Refused for a name that is unknown, or is to be left out."""
         found = self._exact.get(name, -1)
         if found == -1:
-            found = self._folded.get(name.strip().casefold(), -1)
+            found = self._folded.get(_folded_name(name), -1)
         if found == -1 and self._numbered and name.strip().isdecimal():
             number = int(name.strip()[:9])
             found = number if number < len(self._labels) else -1
@@ -80,11 +81,16 @@ class LabelMap:
         return found
 
 
+def _folded_name(name: str) -> str:
+    """Alike for what is written alike: names of folders that come from a Mac have their accents apart."""
+    return unicodedata.normalize("NFC", name.strip().casefold())
+
+
 def _folded(exact: Mapping[str, int | None]) -> dict[str, int | None]:
     """Without regard to case; names that then mean two things mean nothing."""
     found: dict[str, int | None] = {}
     for name, number in exact.items():
-        key = name.strip().casefold()
+        key = _folded_name(name)
         found[key] = number if found.get(key, number) == number else -1
     return found
 

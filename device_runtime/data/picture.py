@@ -57,11 +57,14 @@ def is_picture(given: InputSpec) -> bool:
 
 
 def white(given: InputSpec) -> float:
-    """The raw value of white: what `scale` brings to 1, or 255 where there is no scale below 1."""
-    if not 0 < given.scale < 1:
+    """The raw value of white: the whole number that `scale` brings to 1; else 255.
+
+    A mean of 1 or more is of values that reach beyond 1: -1 to 1, or ones that `scale` divides by std too.
+    """
+    if not 0 < given.scale < 1 or max(given.mean) >= 1:
         return BYTE
     steps = 1 / given.scale
-    return round(steps) if abs(steps - round(steps)) < 1e-3 * steps else steps
+    return round(steps) if abs(steps - round(steps)) < 1e-3 * steps else BYTE
 
 
 def check_size(width: int, height: int) -> None:

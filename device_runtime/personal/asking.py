@@ -88,6 +88,8 @@ class Personal:
         path = Path(file)
         try:
             found = self.probabilities(_inputs(path, self._kept))
+            if not np.isfinite(found).all():
+                raise Refused("what it holds, or the model, is not finite")
         except (Refused, TensorError) as error:
             raise DataError(f"{path}: {error}") from None
         return [

@@ -60,3 +60,8 @@ def test_a_map_that_does_not_fit_is_an_error(tmp_path, text, message):
         LabelMap.of(Place(tmp_path), ANIMALS)
     with pytest.raises(DataError, match="is no label map"):
         LabelMap.of(Place(tmp_path, labels=tmp_path / "none"), ANIMALS)
+
+
+def test_accents_that_are_written_apart_are_the_same_name():
+    labels = LabelMap(["gr\u00fcn", "cafe\u0301"])
+    assert [labels.number(name) for name in ("gru\u0308n", "GR\u00dcN", "caf\u00e9")] == [0, 0, 1]

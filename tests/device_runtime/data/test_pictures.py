@@ -125,6 +125,12 @@ def test_white_is_what_the_scale_of_the_input_brings_to_one():
         16,
         255,
     ]
+    centred = InputSpec((1, 2, 2), 1 / 127.5, (1.0,)), InputSpec((1, 2, 2), 1 / 128, (1.0,))
+    folded = (
+        InputSpec((3, 2, 2), 1 / (255 * 0.225), (2.12, 2.03, 1.8)),
+        InputSpec((1, 2, 2), 1 / (255 * 0.3081)),
+    )
+    assert [white(given) for given in (*centred, *folded)] == [255] * 4
     deep = Picture(np.full((2, 2, 1), 65535, np.uint16))
     assert deep.raw(InputSpec((1, 2, 2), 0.0625)).ravel().tolist() == [16.0] * 4
     assert deep.raw(InputSpec((1, 2, 2), BYTES)).ravel().tolist() == [255] * 4

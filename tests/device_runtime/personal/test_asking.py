@@ -81,3 +81,11 @@ def test_importing_the_package_imports_nothing_heavy():
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.split("\n")[:2] == ["[]", "False False"]
+
+
+def test_values_that_are_no_numbers_get_no_label_and_no_samples_no_answer(personal, tmp_path):
+    np.save(tmp_path / "a.npy", np.full((1, 8, 8), np.nan))
+    with pytest.raises(DataError, match=r"a\.npy: .*not finite"):
+        personal.predict(tmp_path / "a.npy")
+    np.save(tmp_path / "none.npy", np.zeros((0, 8, 8)))
+    assert personal.predict(tmp_path / "none.npy") == []
