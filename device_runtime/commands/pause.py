@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from device_runtime import owner
-from device_runtime.connecting import folder_of
+from device_runtime.connecting import folder_of, is_device
+from device_runtime.errors import NoDevice
 
 from .policy_options import add_place
 
@@ -19,6 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     folder = folder_of(options)
+    if not is_device(folder):
+        raise NoDevice(f"no device is in {folder}")
     owner.pause(folder)
     print(f"{folder.name} is paused; `device-runtime resume` ends that")
     return 0

@@ -174,6 +174,8 @@ def test_nothing_is_removed_from_a_folder_that_is_no_device_s(tmp_path):
     (tmp_path / "personal").mkdir()
     (tmp_path / "personal" / "letter").write_text("dear")
     assert main(["leave", "--state", str(tmp_path), "--yes", "--force"]) == 2
+    assert main(["pause", "--state", str(tmp_path)]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["personal"]
     assert (tmp_path / "personal" / "letter").exists()
 
 
