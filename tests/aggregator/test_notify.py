@@ -1,6 +1,5 @@
 """What systemd hears of a real `serve`: that it is ready, works, hangs, and stops."""
 
-import fcntl
 import os
 import signal
 import socket
@@ -72,14 +71,15 @@ def serving(tmp_path, systemd):
 
 @contextmanager
 def stuck(run):
-    """The loop cannot do what is asked of it: somebody else never lets go of the folder."""
-    handle = os.open(run, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
+    """The loop waits for what it is asked to do: a pipe that nobody writes into."""
+    wish = run / wishes.FILE
+    os.mkfifo(wish)
     try:
-        (run / wishes.FILE).write_text("99\n")
         yield
     finally:
-        os.close(handle)
+        with wish.open("w") as writer:
+            wish.unlink()
+            writer.write("99\n")
 
 
 def test_systemd_hears_that_it_is_ready_works_and_stops_in_order(systemd, serving, tmp_path):
