@@ -85,7 +85,7 @@ class Duty:
                 self.open = None
         elif self.task is not None and self._worked_on is not None and not len(self.outbox):
             given, self._worked_on = self._worked_on, None
-            self.task.after(given)
+            self.task.after(given, self.between)
 
     def stand_by(self) -> None:
         """While no work may be done: say so, be there, send what waits unless the link is to be spared."""

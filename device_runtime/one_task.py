@@ -49,7 +49,7 @@ class OneTask(Protocol):
     def keep(self, offer: Offer, made: Contribution) -> None:
         """What the kind keeps of a round's update for the next. Raises OSError."""
 
-    def after(self, given: Given) -> None:
+    def after(self, given: Given, between: Callable[[], None]) -> None:
         """What there is to do for oneself, once nothing waits to be sent."""
         return
 

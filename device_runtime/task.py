@@ -211,18 +211,26 @@ class DeviceTask(OneTask):
         self._rest()
         return outcome
 
-    def after(self, given: Given) -> None:
-        """Judge the model of a round on the samples that were held out, where the owner wants one kept."""
+    def after(self, given: Given, between: Callable[[], None]) -> None:
+        """Judge the model of a round on the samples that were held out, where the owner wants one kept.
+
+        `between` is called after each run of the engine; Stopped, raised there, ends it.
+        """
         wish, samples = self.settings.personal, self._samples
         if not wish.keep or not len(samples.held):
             return
-        model, offer = self._loaded(given), given.offer
+        offer = given.offer
         own = OwnHead(offer.seed, self.settings.name, self._equipment.clock) if wish.head else None
-        after_round.judge(
-            self._keeper, offer.round, lambda: judged(model, samples.training, samples.held, own)
-        )
-        model.unload()
-        self._rest()
+        self.watcher.hooked(between)
+        try:
+            after_round.judge(
+                self._keeper,
+                offer.round,
+                lambda: judged(self._loaded(given), samples.training, samples.held, own),
+            )
+        finally:
+            self.watcher.hooked()
+            self._rest()
 
     def _loaded(self, given: Given) -> DeviceModel:
         """The model of a round: a smaller one is on the engine that the main one has, and is let go of after

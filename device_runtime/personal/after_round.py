@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import isfinite
 
 from broker.messages import Offer
-from device_runtime.errors import DeviceError
+from device_runtime.errors import DeviceError, Stopped
 from models.bundle import Bundle
 from models.errors import ModelError
 from models.softmax import Evaluation
@@ -33,6 +33,9 @@ def judge(keeper: Keeper, number: int, judged: Callable[[], Judgement]) -> None:
         found = judged()
         told = Judged(number, _finite(found.served), _finite(found.own_head), found.head is not None)
         keeper.judge(told, found.head)
+    except Stopped:
+        log.info("the model of round %d is not judged: the device stops", number)
+        return
     except (OSError, ModelError, DeviceError) as error:
         log.warning("the model of round %d was not judged: %s", number, error)
         return

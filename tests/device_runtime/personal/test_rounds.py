@@ -6,6 +6,7 @@ import pytest
 from broker.link import Connected
 from device_runtime.agent import Agent
 from device_runtime.data import Place
+from device_runtime.personal.judging import judged
 from device_runtime.personal.kept import Keeper
 from device_runtime.personal.wish import Wish
 from device_runtime.task import Settings
@@ -80,6 +81,21 @@ def test_it_is_judged_only_when_nothing_waits_to_be_sent(device):
     stage.link.receipt(stage.contributions[0])
     stage.go()
     assert [one.round for one in record(stage).rounds] == [1]
+
+
+def test_a_device_that_is_to_stop_ends_judging_at_its_next_step(device, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    stage = device(Wish(keep=True, held_out=0.25))
+
+    def stopping(*given):
+        stage.agent._going.stop.set()
+        return judged(*given)
+
+    monkeypatch.setattr("device_runtime.task.judged", stopping)
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    assert (len(stage.contributions), record(stage).rounds) == (1, ())
+    assert "the model of round 1 is not judged: the device stops" in caplog.text
 
 
 def test_a_disk_that_fails_costs_a_warning_and_no_round(device, caplog, monkeypatch):
