@@ -8,7 +8,7 @@ small   170-byte contributions of as many devices, from their first byte to the 
         committed to SQLite (synchronous=FULL) before its receipt. Beside it the same bytes through the
         broker alone, to a subscriber that answers each and keeps nothing.
 chunks  contributions of several MB, pulled block by block, verified, synced; beside it the same bytes
-        published in one go, to a subscriber that only counts, and to one on the aggregator's own MQTT library.
+        published in one go, to a subscriber that only counts, and to one on the aggregator's library.
 memory  contributions of 1 MB: by how much the aggregator's resident memory grows.
 idle    devices that are connected and say nothing: what they cost the broker and the aggregator, and how
         long a contribution takes among them.

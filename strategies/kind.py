@@ -55,8 +55,8 @@ class Run:
 
     `memory` is what this kind kept on this device when it last trained in this run; `aside` what the
     aggregator sent for it beside the base. `noise` gives the randomness of private training, which nobody
-    may repeat: the operating system's, but in a simulation. `clock` stands still while the work does; `lost` is
-    how long it has, of what there was until the deadline.
+    may repeat: the operating system's, but in a simulation. `clock` stands still while the work does; `lost`
+    is how long it has, of what there was until the deadline.
     """
 
     seed: int
