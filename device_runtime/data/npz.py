@@ -24,7 +24,8 @@ NAMES = "class_names"
 
 
 def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
-    arrays = _arrays(unit.path, ("x", "y", NAMES))
+    room = LARGEST_BYTES if wanted.room_bytes is None else min(LARGEST_BYTES, wanted.room_bytes)
+    arrays = _arrays(unit.path, ("x", "y", NAMES), room)
     x, y = arrays["x"], arrays["y"]
     if x.ndim == 0 or y.shape != x.shape[:1] or y.dtype.kind not in "iuU":
         raise Refused(
@@ -63,7 +64,9 @@ def _named(y: NDArray[Any], names: NDArray[Any]) -> list[str]:
     return [listed[number] for number in y.tolist()]
 
 
-def _arrays(path: Path, wanted: tuple[str, ...]) -> Mapping[str, NDArray[Any]]:
+def _arrays(
+    path: Path, wanted: tuple[str, ...], most_bytes: int = LARGEST_BYTES
+) -> Mapping[str, NDArray[Any]]:
     """Those of the wanted that are there; x must be, and y where it is wanted. Raises Refused."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -71,10 +74,8 @@ def _arrays(path: Path, wanted: tuple[str, ...]) -> Mapping[str, NDArray[Any]]:
         if missing := {"x", "y"} & set(wanted) - there.keys():
             raise Refused(f"has no array {sorted(missing)[0]!r}", f"it has {', '.join(sorted(there)[:5])}")
         size = sum(there[name] for name in wanted if name in there)
-        if size > LARGEST_BYTES:
-            raise Refused(
-                "unpacks to too much", f"{size / 1e9:.1f} GB, {LARGEST_BYTES >> 30} GB are the most"
-            )
+        if size > most_bytes:
+            raise Refused("unpacks to too much", f"{size / 1e6:.1f} MB, at most {most_bytes / 1e6:.1f} here")
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in wanted if name in there}
     except Refused:

@@ -66,7 +66,7 @@ class Shelf:
         self.place, self.manifest = place, manifest
         self._keep = keep or Keep()
         self._labels = LabelMap.of(place, manifest.labels)
-        self._wanted = Wanted(manifest.input, place)
+        self._wanted = Wanted(manifest.input, place, self._keep.room_bytes)
         given = manifest.input
         self._rows = Rows(given.shape, given.dtype), Rows(given.shape, given.dtype)
         self._known: dict[str, _Known] = {}  # in the order of their rows

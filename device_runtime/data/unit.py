@@ -31,10 +31,11 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a task wants of the samples, and how the place stores them."""
+    """What a task wants of the samples, how the place stores them, and the bytes that all may take here."""
 
     input: InputSpec
     place: Place
+    room_bytes: int | None = None
 
 
 @dataclass(frozen=True)

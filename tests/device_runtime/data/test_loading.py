@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from device_runtime import data
-from device_runtime.data import arrays, npz, opened
+from device_runtime.data import Keep, Place, arrays, npz, opened
 from device_runtime.data.refusal import Refused
+from device_runtime.data.shelf import Shelf
 from device_runtime.errors import DataError
 
 
@@ -80,6 +81,15 @@ def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, bundle, m
     monkeypatch.setattr(npz, "LARGEST_BYTES", 1 << 20)
     with pytest.raises(DataError, match="unpacks to too much"):
         data.load(tmp_path, bundle.manifest)
+
+
+def test_an_archive_of_more_than_the_device_has_room_for_is_not_unpacked(tmp_path, bundle):
+    np.savez(tmp_path / "large.npz", x=images(2000), y=np.zeros(2000, int))
+    np.savez(tmp_path / "small.npz", x=images(20), y=np.zeros(20, int))
+    shelf = Shelf(Place(tmp_path), bundle.manifest, Keep(room_bytes=20_000))
+    shelf.refresh()
+    assert len(shelf.training) == 20
+    assert [one.reason for one in shelf.skipped] == ["unpacks to too much"]
 
 
 def test_class_numbers_may_have_names_and_labels_may_be_names(tmp_path, bundle):
