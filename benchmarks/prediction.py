@@ -26,7 +26,8 @@ sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.p
 
 import msgspec
 
-from benchmarks.predicting import device, groups, tasks
+from benchmarks.control_groups import group
+from benchmarks.predicting import children, device, tasks
 from benchmarks.predicting.device import Order, Seen
 from benchmarks.predicting.errors import Cell, fits, line, plot, table
 
@@ -68,8 +69,8 @@ def runs(options: argparse.Namespace, folder: Path) -> Iterator[Cell]:
 
 
 def _done(place: Place, order: Order) -> tuple[tuple[Seen, ...], str]:
-    with groups.group(place.quota, round(1e6 * place.cap_mb)) as group:
-        output, died = groups.output(group, device.__name__, msgspec.msgpack.encode(order), LONGEST_S)
+    with group(round(1e6 * place.cap_mb), place.quota) as held:
+        output, died = children.output(held, device.__name__, msgspec.msgpack.encode(order), LONGEST_S)
     return tuple(msgspec.msgpack.decode(output, type=list[Seen])) if output else (), died
 
 

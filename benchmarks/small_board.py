@@ -30,9 +30,10 @@ import numpy as np
 from tabulate import tabulate
 
 from benchmarks import ncm_cifar10
-from benchmarks.boards import memory, rounds, wheel
+from benchmarks.boards import rounds, wheel
 from benchmarks.boards.kinds import COMMAND, Trial
 from benchmarks.boards.rounds import Done, Place
+from benchmarks.control_groups import group
 
 MIB = 2**20
 BOARD = 512
@@ -95,7 +96,7 @@ def export(out: Path) -> None:
 def predicted(trials: Sequence[Trial], folder: Path) -> list[int]:
     """Peak bytes of each, by a profile taken on the board."""
     kinds = json.dumps([(trial.kind, trial.settings) for trial in trials])
-    with memory.held(BOARD * MIB) as board:
+    with group(BOARD * MIB) as board:
         python = folder / "device" / "bin" / "python"
         command = [*board.enter, python, "-c", PREDICT, folder / NETWORK, folder / "data.npz", kinds]
         return list(json.loads(subprocess.check_output([str(word) for word in command], cwd="/")))
@@ -104,7 +105,7 @@ def predicted(trials: Sequence[Trial], folder: Path) -> list[int]:
 def on_board(trial: Trial, size: int, folder: Path) -> tuple[Done, int]:
     """What came of it on a board of `size` MiB, and how many processes were killed."""
     home = Path(tempfile.mkdtemp(dir=folder))
-    with memory.held(size * MIB) as board:
+    with group(size * MIB) as board:
         place = Place((*board.enter, str(folder / "device" / "bin" / "device-runtime")), folder / "data.npz")
         done = rounds.one_round(trial, place, home / "round", folder)
         killed = board.killed
