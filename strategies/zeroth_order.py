@@ -62,10 +62,10 @@ class ZerothOrder(Usual):
         directions.check_generator(self.generator)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """2 num_z forward passes over all samples; the memory of inference and two copies of the set."""
+        """2 num_z forward passes over all samples; the memory of inference and a copy of the set."""
         graph = f"loss.{self.tunable}"
         samples = 2.0 * self.num_z * workload.samples
-        held = 2 * workload.weights_bytes + 2 * 4 * workload.values(self.tunable)
+        held = 2 * workload.weights_bytes + 4 * workload.values(self.tunable)
         work = Work(
             passes=passes(workload, **{f"loss_{self.tunable}": samples}),
             peak_bytes=held + workload.samples * workload.sample_bytes + activation_bytes(workload, graph),
@@ -75,15 +75,13 @@ class ZerothOrder(Usual):
         return predict(profile, work, self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
-        probe = model.probe(self.tunable)
-        vector = probe.params.vector
-        start = vector.copy()
-        began = run.clock()
+        probe, began = model.probe(self.tunable), run.clock()
         projected, losses = np.zeros(self.num_z, np.float32), []
         for p in range(self.num_z):
             pair = []
             for sign in (1, -1):
-                _perturb(start, vector, (run.seed, p, np.float32(sign * self.eps)))
+                probe.params.load(model.weights)
+                _perturb(probe.params.vector, (run.seed, p, np.float32(sign * self.eps)))
                 pair.append(probe.loss(data.x, data.y))
                 run.pace(began, (2 * p + (sign < 0) + 1) / (2 * self.num_z))
             projected[p] = (pair[0] - pair[1]) / (2 * self.eps)
@@ -116,12 +114,12 @@ class ZerothOrder(Usual):
         return Effect(steps=(step,), num_examples=state.weight)
 
 
-def _perturb(start: NDArray[np.float32], vector: NDArray[np.float32], along: tuple[int, int, Any]) -> None:
-    """vector <- start + eps * z_p, in place; `along` is (seed, p, eps)."""
+def _perturb(vector: NDArray[np.float32], along: tuple[int, int, Any]) -> None:
+    """vector <- vector + eps * z_p, in place, one rounding of the sum; `along` is (seed, p, eps)."""
     seed, p, eps = along
     for where, z in directions.blocks(seed, p, len(vector)):
         np.multiply(z, eps, out=z)
-        np.add(start[where], z, out=vector[where])
+        np.add(vector[where], z, out=vector[where])
 
 
 def replay(weights: Tensors, steps: Iterable[Step], manifest: Manifest) -> dict[str, NDArray[Any]]:
@@ -142,7 +140,8 @@ def replay(weights: Tensors, steps: Iterable[Step], manifest: Manifest) -> dict[
             part = flat.vector[begin : begin + directions.BLOCK]
             moved = part.astype(np.float64)
             for p, scalar in enumerate(step.scalars):
-                moved -= coefficient * scalar * directions.direction(step.seed, p, begin, len(part))
+                z = directions.direction(step.seed, p, begin, len(part))
+                moved -= np.multiply(z, coefficient * scalar, dtype=np.float64)
             part[...] = moved.astype(np.float32)
         current.update(flat.tensors())
     return current

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from broker.messages import Contribution as ContributionMessage
-from broker.messages import Metrics
+from broker.messages import Metrics, Step
 from broker.messages import encode as encode_message
 from models.tensors import encode
 from strategies import directions
@@ -99,6 +99,22 @@ def test_a_device_that_missed_rounds_replays_to_the_same_bits(bundle, round_mode
     joiner = replay(round_model.weights, steps, bundle.manifest)
     digests = {hashlib.sha256(encode(w)).hexdigest() for w in (weights, late, joiner)}
     assert len(digests) == 1
+
+
+def test_a_step_is_computed_in_float64_and_rounded_once(bundle):
+    weights = bundle.weights()
+    step = Step(7, directions.GENERATOR, 5, "head", 0.1, 1.0, (0.123456789, -3.3e-5))
+    after = replay(weights, [step], bundle.manifest)
+    start = 0
+    for spec in bundle.manifest.specs("head"):
+        exact = []
+        for i, value in enumerate(weights[spec.name].ravel().tolist(), start):
+            zs = [float(directions.direction(5, p, i - i % 4, 4)[i % 4]) for p in range(2)]
+            for z, scalar in zip(zs, step.scalars, strict=True):
+                value -= 0.1 / 2 * scalar * z  # noqa: PLW2901
+            exact.append(np.float32(value))
+        assert after[spec.name].ravel().tobytes() == np.array(exact, np.float32).tobytes()
+        start += spec.size
 
 
 def test_two_scalars_are_under_200_bytes_with_topic_and_all(model, digits, run):
