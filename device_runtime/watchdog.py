@@ -25,7 +25,9 @@ STALLED = 20.0
 PRESSURE = Path("/proc/pressure/memory")
 STATUS = Path("/proc/self/status")
 SLACK = 16 * MIB
-"""Bytes over the limit of the process that the kernel lets it have: not all that is asked for is used."""
+"""Bytes beyond what is free that the kernel lets it have at least, and half of that at least: not all that is
+asked for is used. An engine asks for powers of two, up to 1.6 times what it then holds.
+"""
 
 
 class Watchdog:
@@ -83,7 +85,7 @@ def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
     def begin() -> None:
         dog.start()  # while its stack is still to be had
         if watcher.pretence is None:
-            cap(watcher.limit_bytes - watcher.resident() + SLACK)
+            cap(watcher.limit_bytes - watcher.resident())
 
     watcher.hooked(between, begin)
     try:
@@ -95,12 +97,13 @@ def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
 
 
 def cap(more: int, status: Path = STATUS) -> None:
-    """Let this process have so many bytes more, and no more than are free."""
+    """Let this process ask for so many bytes more, and no more than are free, but for some slack."""
     found = re.search(r"^VmData:\s+(\d+) kB$", _text(status), re.MULTILINE)
     if found is None:
         return  # not Linux
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = 1024 * int(found[1]) + max(0, min(more, room().free))
+    more = max(0, min(more, room().free))
+    most = 1024 * int(found[1]) + more + max(SLACK, more // 2)
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
 
 
