@@ -85,7 +85,8 @@ def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
     def begin() -> None:
         dog.start()  # while its stack is still to be had
         if watcher.pretence is None:
-            cap(watcher.limit_bytes - watcher.resident())
+            free = max(0, min(watcher.limit_bytes - watcher.resident(), room().free))
+            cap(free + max(SLACK, free // 2))
 
     watcher.hooked(between, begin)
     try:
@@ -97,13 +98,12 @@ def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
 
 
 def cap(more: int, status: Path = STATUS) -> None:
-    """Let this process ask for so many bytes more, and no more than are free, but for some slack."""
+    """Let this process ask for so many bytes more."""
     found = re.search(r"^VmData:\s+(\d+) kB$", _text(status), re.MULTILINE)
     if found is None:
         return  # not Linux
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    more = max(0, min(more, room().free))
-    most = 1024 * int(found[1]) + more + max(SLACK, more // 2)
+    most = 1024 * int(found[1]) + more
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
 
 
