@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from models.engine import DeviceModel
+from models.errors import ModelError
 from models.tensors import Tensors, check
 from profiles import Power
 from strategies.kind import NOTHING, AnyStrategy, Contribution, LocalData, OutOfTime, Run
@@ -62,12 +63,12 @@ class Equipment:
         self.guard.before(strategy, len(self.data))
         try:
             trained = strategy.train(model, self.data, run)
-        except (OutOfTime, OutOfMemory, MemoryError) as error:
+            check(trained.tensors, strategy.expected(model.manifest))
+        except (OutOfTime, OutOfMemory, MemoryError, ModelError) as error:
             self.watcher.clear(model)
             if isinstance(error, MemoryError):  # see watchdog.cap
                 raise OutOfMemory(f"no more memory is to be had: {error}") from None
             raise
-        check(trained.tensors, strategy.expected(model.manifest))
         form = trained.form or strategy.form
         return _ended(strategy, form), replace(trained, form=form)
 

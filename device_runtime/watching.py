@@ -108,6 +108,9 @@ class Watcher:
     def will_load(self, name: str, graph: Graph) -> None:
         """Raises OutOfMemory when the session and one batch through it would not fit."""
         needed, most = self._needed(name, graph), self._most()
+        if needed > most and self.pretence is None:
+            rest()  # what was done before may have left some
+            needed, most = self._needed(name, graph), self._most()
         if needed > most:
             raise OutOfMemory(
                 f"{name} needs {needed / 1e6:.0f} MB in all, this device may use {most / 1e6:.0f} MB"

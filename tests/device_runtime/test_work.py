@@ -13,7 +13,7 @@ from device_runtime.privacy_budget import Budget, Guard
 from device_runtime.reports import contribution_message
 from device_runtime.watching import Pretence, Time, Watcher
 from device_runtime.work import Assignment, Outcome, Timing, cheaper, corrected, perform
-from models.errors import EngineError
+from models.errors import EngineError, TensorError
 from models.onnx_engine import OnnxModel
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, Verdict
 from strategies import registry
@@ -143,7 +143,8 @@ def test_memory_refused_midway_steps_down(bundle, digits, clock, every_kind):
     assert outcome.outgrew == ("full", *["entropy-subset"] * 3)
 
 
-def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits, clock):
+@pytest.mark.parametrize("error", [OutOfMemory("too much"), TensorError("it diverged")])
+def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits, clock, error):
     """Full updates are given up after their first run, and class means run a graph of their own."""
     equipment = equip(bundle, digits, clock)
     ran, watcher, model = [], equipment.watcher, equipment.models[MAIN]
@@ -151,7 +152,7 @@ def test_what_was_given_up_holds_no_memory_while_the_next_is_done(bundle, digits
     def outgrown(name, graph, samples, seconds):
         ran.append((name, set(model._sessions)))
         if name == "train.all":
-            raise OutOfMemory("too much")
+            raise error
 
     watcher.ran = outgrown
     kinds = (Full(), ClassMeans())
