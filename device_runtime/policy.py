@@ -13,7 +13,9 @@ from .errors import PolicyError
 T = TypeVar("T")
 
 BATTERY_MARGIN = 5.0
-"""Points of charge that must come back before work goes on which a low battery held up."""
+"""Points of charge that must come back before work goes on which a low battery held up; none on mains power,
+where a battery may be kept from ever being fuller.
+"""
 COOLING = 3.0
 """Degrees Celsius that must go before work goes on which heat held up."""
 QUIET = 0.8
@@ -148,7 +150,8 @@ def _rules(policy: Policy, now: Conditions, held: frozenset[str]) -> Iterator[Ru
     if policy.mains:
         yield _mains(now.charge, policy.unknown_allows)
     if policy.battery_above is not None:
-        level = policy.battery_above + (BATTERY_MARGIN if "battery" in held else 0.0)
+        drains = now.charge.value is None or not now.charge.value.plugged
+        level = policy.battery_above + (BATTERY_MARGIN if "battery" in held and drains else 0.0)
         yield _battery(min(level, 100.0), now.charge, policy.unknown_allows)
     if policy.below_c is not None:
         most = policy.below_c - (COOLING if "temperature" in held else 0.0)

@@ -72,6 +72,13 @@ def test_a_battery_that_held_work_up_must_come_back_by_five_points():
     assert said(policy, charge=charge(41)).allows
 
 
+def test_a_battery_that_is_kept_at_a_level_on_mains_power_holds_nothing_up():
+    policy = Policy(battery_above=80)
+    low = said(policy, charge=charge(79, plugged=True))
+    assert not low.allows
+    assert said(policy, low.held, charge=charge(80, plugged=True)).allows
+
+
 def test_a_full_battery_is_enough_whatever_was_asked_for():
     assert said(Policy(battery_above=98), frozenset({"battery"}), charge=charge(100)).allows
 
