@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from profiles.machine_memory import text_of
+
 from . import programs, readouts
 from .policy import NOT_LOOKED_AT, Charge, Conditions, Policy, Seen
 from .readouts import Ticks
@@ -59,7 +61,7 @@ class Load:
         now = self.clock()
         if self._before is not None and now - self._before[0] < LOAD_OVER_S:
             return self._seen
-        known, own_s = readouts.ticks(_text(self.stat)), self.own_s()
+        known, own_s = readouts.ticks(text_of(self.stat)), self.own_s()
         if known is None:
             return Seen(None, f"{self.stat} cannot be read")
         if self._before is None:
@@ -141,7 +143,7 @@ class Look:
 
     def _metered(self) -> Seen[bool]:
         known = readouts.metered_by_busctl(self._asked(NETWORK_MANAGER))
-        if known is None and (interface := readouts.default_interface(_text(Path("/proc/net/route")))):
+        if known is None and (interface := readouts.default_interface(text_of(Path("/proc/net/route")))):
             known = readouts.metered_by_nmcli(self._asked((*NMCLI, interface)))
         if known is not None:
             return Seen(known, "NetworkManager")
@@ -156,10 +158,3 @@ class Look:
             text = self.say(command)
             self._heard[command] = (now, text)
         return text
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

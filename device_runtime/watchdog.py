@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from profiles.machine_memory import MIB, Room, room
+from profiles.machine_memory import MIB, Room, room, text_of
 
 from . import readouts
 from .watching import VirtualWatcher, Watcher
@@ -99,16 +99,9 @@ def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
 
 def cap(more: int, status: Path = STATUS) -> None:
     """Let this process ask for so many bytes more."""
-    found = re.search(r"^VmData:\s+(\d+) kB$", _text(status), re.MULTILINE)
+    found = re.search(r"^VmData:\s+(\d+) kB$", text_of(status), re.MULTILINE)
     if found is None:
         return  # not Linux
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = 1024 * int(found[1]) + more
     resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -60,7 +60,7 @@ def room(root: Path = ROOT, own: Path = OWN) -> Room:
 
 def _groups(root: Path, own: Path) -> Iterator[Room]:
     """Of each group around this process that has a limit."""
-    paths = _own_paths(_text(own))
+    paths = _own_paths(text_of(own))
     for mount, controller, files in ((root / "memory", "memory", _V1), (root, "", _V2)):
         group = PurePosixPath(paths.get(controller, "/"))
         inside = [str(one).lstrip("/") for one in (group, *group.parents)]
@@ -82,12 +82,12 @@ def _own_paths(text: str) -> dict[str, str]:
 
 
 def _room(folder: Path, files: _Files) -> Room | None:
-    known = [_number(_text(folder / name)) for name in files.limits]
+    known = [_number(text_of(folder / name)) for name in files.limits]
     limits = [limit for limit in known if limit is not None and limit < NO_LIMIT]
-    used = _number(_text(folder / files.used))
+    used = _number(text_of(folder / files.used))
     if not limits or used is None:
         return None
-    stat = re.search(rf"^{files.reclaimable} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+    stat = re.search(rf"^{files.reclaimable} (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE)
     held = used - (int(stat[1]) if stat else 0)
     return Room(min(limits), max(0, min(limits) - held))
 
@@ -96,7 +96,8 @@ def _number(text: str) -> int | None:
     return int(text) if text.strip().isdecimal() else None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """A file of the system's; empty where it cannot be read."""
     try:
         return path.read_text()
     except OSError:
