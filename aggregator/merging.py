@@ -28,8 +28,8 @@ from models.tensors import Tensors, encoded_parts
 from strategies.folding import Folding
 from strategies.kind import Carried, Contribution, RoundModel, formed
 from strategies.merge import Merged, rebased
+from strategies.replaying import replay
 from strategies.robust import Screen
-from strategies.zeroth_order import replay
 
 from .check import codec_of
 from .contributions import Stored

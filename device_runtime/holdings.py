@@ -22,7 +22,7 @@ from models.bundle import Bundle
 from models.errors import BundleError, ModelError
 from models.manifest import Manifest
 from models.tensors import Tensors
-from strategies.zeroth_order import replay
+from strategies.replaying import replay
 
 from .errors import StaleBase, UnusableBase
 

@@ -1,67 +1,111 @@
 """Random directions that are the same bits everywhere: a protocol, not a library's random stream.
 
-Generator "philox4x64-popcount/1". Element i of direction p under seed s is
+All are made of the words of Philox4x64-10 as defined by Salmon et al. 2011 (Random123), 64 bits each, with
+the counter in its first word: word j of direction p under seed s is
 
-    (popcount(w_i) - 32) / 4,   w_i = word i mod 4 of Philox4x64-10(counter = i // 4 + 1, key = (s, p))
+    word j mod 4 of Philox4x64-10(counter = j // 4 + 1, key = (s, p))
 
-with Philox as defined by Salmon et al. 2011 (Random123), 64-bit words, and the counter in its first word.
-A popcount of 64 fair bits is binomial with mean 32 and variance 16, so that elements have mean 0 and
-variance 1, are close to normal, and are multiples of 1/4: integers up to the last step, exact in float32.
+"philox4x64-popcount/1": element i is (popcount(word i) - 32) / 4. A popcount of 64 fair bits is binomial
+with mean 32 and variance 16, so that elements have mean 0 and variance 1, are close to normal, and are
+multiples of 1/4: integers up to the last step, exact in float32.
+
+"philox4x64-rademacher/1": element i is 1 where bit i mod 64 of word i // 64 is set, the least significant
+being bit 0, and -1 elsewhere. It takes a 64th of the words.
+
 Any other implementation must give the golden vectors of tests/strategies/test_directions.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+Words = NDArray[np.uint64]
+Elements = NDArray[np.float32]
+
 GENERATOR = "philox4x64-popcount/1"
+RADEMACHER = "philox4x64-rademacher/1"
 BLOCK = 1 << 16
-"""Elements generated at a time; a multiple of 4, so that blocks begin at whole counters."""
+"""Elements generated at a time; a whole number of counters of any generator."""
+
+_WORDS_OF_A_COUNTER = 4
 
 
 class UnknownGenerator(ValueError):
     """A log or an offer names a generator that this version does not have."""
 
 
+@dataclass(frozen=True)
+class Generator:
+    """How words become elements, `per_word` of each: `elements` takes uint64 (n,), gives (n * per_word,)."""
+
+    per_word: int
+    elements: Callable[[Words], Elements]
+
+    @property
+    def per_counter(self) -> int:
+        """Elements of one counter: a direction can be entered at multiples of it."""
+        return self.per_word * _WORDS_OF_A_COUNTER
+
+
 def check_generator(name: str) -> None:
-    """Raises UnknownGenerator unless it is the one that this version has."""
-    if name != GENERATOR:
-        raise UnknownGenerator(f"directions from {name!r}; this version has {GENERATOR!r}: update it")
+    """Raises UnknownGenerator unless it is one that this version has."""
+    if name not in GENERATORS:
+        known = ", ".join(repr(known) for known in GENERATORS)
+        raise UnknownGenerator(f"directions from {name!r}; this version has {known}: update it")
 
 
-def direction(seed: int, index: int, start: int, size: int) -> NDArray[np.float32]:
+def direction(seed: int, index: int, start: int, size: int, generator: str = GENERATOR) -> Elements:
     """Elements start .. start + size of direction `index` under `seed`, float32 (size,).
 
-    0 <= seed < 2**64; `start` is a multiple of 4.
+    0 <= seed < 2**64; `start` is at a whole counter. Raises UnknownGenerator, ValueError for another start.
     """
-    if start % 4:
-        raise ValueError(f"a direction can be entered at multiples of 4, not at {start}")
+    check_generator(generator)
+    made = GENERATORS[generator]
+    if start % made.per_counter:
+        raise ValueError(f"a direction can be entered at multiples of {made.per_counter}, not at {start}")
     key = np.array([seed, index], np.uint64)
-    words = np.random.Philox(key=key, counter=start // 4).random_raw(size)
-    ones: NDArray[np.float32] = _popcount(words).astype(np.float32)
-    ones -= 32
-    ones /= 4
-    return ones
+    philox = np.random.Philox(key=key, counter=start // made.per_counter)
+    return made.elements(philox.random_raw(-(-size // made.per_word)))[:size]
 
 
-def blocks(seed: int, index: int, size: int) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+def blocks(seed: int, index: int, size: int, generator: str = GENERATOR) -> Iterator[tuple[slice, Elements]]:
     """The whole direction of `size` elements, block by block."""
     for start in range(0, size, BLOCK):
         end = min(start + BLOCK, size)
-        yield slice(start, end), direction(seed, index, start, end - start)
+        yield slice(start, end), direction(seed, index, start, end - start, generator)
 
 
-def _popcount_in_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _popcount_in_words(words: Words) -> Words:
     """Set bits of each word, where numpy has no bitwise_count (before 2.0)."""
     ones, twos, fours = (np.uint64(m) for m in (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F))
     x = words - ((words >> np.uint64(1)) & ones)
     x = (x & twos) + ((x >> np.uint64(2)) & twos)
     x = (x + (x >> np.uint64(4))) & fours
-    bits: NDArray[np.uint64] = (x * np.uint64(0x0101010101010101)) >> np.uint64(56)
+    bits: Words = (x * np.uint64(0x0101010101010101)) >> np.uint64(56)
     return bits
 
 
 _popcount = getattr(np, "bitwise_count", _popcount_in_words)
+
+
+def _normal_like(words: Words) -> Elements:
+    ones: Elements = _popcount(words).astype(np.float32)
+    ones -= 32
+    ones /= 4
+    return ones
+
+
+_SIGNS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, 1, -1).astype(np.float32)
+"""(256, 8): the elements of each byte."""
+
+
+def _signs(words: Words) -> Elements:
+    signs: Elements = _SIGNS[words.astype("<u8", copy=False).view(np.uint8)].reshape(-1)
+    return signs
+
+
+GENERATORS = {GENERATOR: Generator(1, _normal_like), RADEMACHER: Generator(64, _signs)}

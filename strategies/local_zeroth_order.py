@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from models.engine import DeviceModel, LossProbe
+from models.engine import DeviceModel
 from models.manifest import Manifest
 from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Pass, Work, Workload, predict
@@ -16,6 +15,7 @@ from profiles.cost import activation_bytes
 
 from . import directions, ranges
 from .kind import Coded, Contribution, LocalData, Run
+from .replaying import Along, move
 from .tensor_update import Averaged
 from .workload import upload_bytes
 
@@ -60,7 +60,8 @@ class LocalZerothOrder(Coded, Averaged):
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         probe = model.probe(self.tunable)
-        start, rng, began = probe.params.vector.copy(), run.rng(), run.clock()
+        vector, rng, began = probe.params.vector, run.rng(), run.clock()
+        start = vector.copy()
         losses: list[float] = []
         for _ in range(self.steps):
             seed = int(rng.integers(1 << 53))
@@ -68,24 +69,15 @@ class LocalZerothOrder(Coded, Averaged):
             for p in range(self.num_z):
                 pair = []
                 for sign in (1, -1):
-                    _move(probe, start, [(seed, p, sign * self.eps)])
+                    move(vector, start, (Along(seed, p, sign * self.eps, self.generator),))
                     pair.append(probe.loss(data.x, data.y))
                     run.pace(began, (len(losses) + len(pair)) / (2 * self.num_z * self.steps))
                 projected.append((pair[0] - pair[1]) / (2 * self.eps))
                 losses.extend(pair)
-            _move(probe, start, [(seed, p, -self.lr / self.num_z * g) for p, g in enumerate(projected)])
-            np.copyto(start, probe.params.vector)
+            rate = -self.lr / self.num_z
+            move(start, start, [Along(seed, p, rate * g, self.generator) for p, g in enumerate(projected)])
+        np.copyto(vector, start)
         return Contribution(self.name, probe.params.tensors(), len(data), float(np.mean(losses)))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return manifest.specs(self.tunable)
-
-
-def _move(probe: LossProbe, start: NDArray[np.float32], along: list[tuple[int, int, float]]) -> None:
-    """The probe's parameters to `start` + the sum of scale * z_p, of (seed, p, scale) each."""
-    vector = probe.params.vector
-    np.copyto(vector, start)
-    for seed, p, scale in along:
-        for where, z in directions.blocks(seed, p, len(vector)):
-            np.multiply(z, np.float32(scale), out=z)
-            np.add(vector[where], z, out=vector[where])

@@ -13,9 +13,9 @@ from broker.messages import Step
 from models.tensors import Tensors, finite
 
 from .kind import Carried, Effect, RoundModel
+from .replaying import replay
 from .server_optimizer import STATISTICS, ServerOptimizer
 from .tensor_mean import TensorMean
-from .zeroth_order import replay
 
 NOTHING_CARRIED = Carried()
 FEDAVG = ServerOptimizer()

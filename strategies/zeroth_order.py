@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker.messages import Step
 from models.engine import DeviceModel
-from models.errors import TensorError
 from models.manifest import Manifest
-from models.tensors import Flat, Tensors, TensorSpec
+from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Work, Workload, predict
 from profiles.cost import activation_bytes
 
 from . import directions, ranges
 from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .replaying import Along, move
 from .workload import passes
 
 WIRE_BYTES = 190
@@ -76,12 +75,13 @@ class ZerothOrder(Usual):
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         probe, began = model.probe(self.tunable), run.clock()
+        vector = probe.params.vector
         projected, losses = np.zeros(self.num_z, np.float32), []
         for p in range(self.num_z):
             pair = []
             for sign in (1, -1):
                 probe.params.load(model.weights)
-                _perturb(probe.params.vector, (run.seed, p, np.float32(sign * self.eps)))
+                move(vector, vector, (Along(run.seed, p, sign * self.eps, self.generator),))
                 pair.append(probe.loss(data.x, data.y))
                 run.pace(began, (2 * p + (sign < 0) + 1) / (2 * self.num_z))
             projected[p] = (pair[0] - pair[1]) / (2 * self.eps)
@@ -112,36 +112,3 @@ class ZerothOrder(Usual):
             scalars=tuple(float(g) for g in mean),
         )
         return Effect(steps=(step,), num_examples=state.weight)
-
-
-def _perturb(vector: NDArray[np.float32], along: tuple[int, int, Any]) -> None:
-    """vector <- vector + eps * z_p, in place, one rounding of the sum; `along` is (seed, p, eps)."""
-    seed, p, eps = along
-    for where, z in directions.blocks(seed, p, len(vector)):
-        np.multiply(z, eps, out=z)
-        np.add(vector[where], z, out=vector[where])
-
-
-def replay(weights: Tensors, steps: Iterable[Step], manifest: Manifest) -> dict[str, NDArray[Any]]:
-    """The weights after these steps: what the aggregator does, and every device that catches up.
-
-    In float64, one rounding to float32 a weight and step, so that all who replay hold the same bits.
-    Raises UnknownGenerator, BundleError for an unknown tunable set, TensorError for a step that is none.
-    """
-    current = dict(weights)
-    for step in steps:
-        directions.check_generator(step.generator)
-        if not step.scalars or not 0 <= step.seed < 2**64:
-            raise TensorError(f"step of round {step.round}: {len(step.scalars)} scalars, seed {step.seed}")
-        flat = Flat(manifest.specs(step.tunable))
-        flat.load(current)
-        coefficient = step.lr * step.share / len(step.scalars)
-        for begin in range(0, len(flat.vector), directions.BLOCK):
-            part = flat.vector[begin : begin + directions.BLOCK]
-            moved = part.astype(np.float64)
-            for p, scalar in enumerate(step.scalars):
-                z = directions.direction(step.seed, p, begin, len(part))
-                moved -= np.multiply(z, coefficient * scalar, dtype=np.float64)
-            part[...] = moved.astype(np.float32)
-        current.update(flat.tensors())
-    return current

@@ -28,7 +28,7 @@ from broker.link import Connected, Disconnected, Received, packet_bytes
 from broker.messages import Blob, Get, Hello, Offer, Plan, State
 from broker.transfer import answer
 from models import tensors
-from strategies.zeroth_order import replay
+from strategies.replaying import replay
 
 DATABASES = ("sqlite", "postgres")
 

@@ -11,7 +11,7 @@ from device_runtime.errors import StaleBase, UnusableBase
 from device_runtime.holdings import Holdings
 from models.tensors import TensorError, encode
 from strategies.directions import GENERATOR
-from strategies.zeroth_order import replay
+from strategies.replaying import replay
 
 
 def step(number):

@@ -26,9 +26,28 @@ def test_philox_written_out_gives_the_known_answer_of_its_authors():
     assert philox4x64(0, (0, 0)) == answer
 
 
+def signs_by_hand(seed: int, index: int, size: int) -> list[float]:
+    words = [w for block in range(-(-size // 256)) for w in philox4x64(block + 1, (seed, index))]
+    return [1.0 if words[i // 64] >> (i % 64) & 1 else -1.0 for i in range(size)]
+
+
 @pytest.mark.parametrize("seed, index", [(0, 0), (77, 1), (MASK, 3)])
 def test_direction_is_the_popcount_of_philox_words(seed, index):
     assert directions.direction(seed, index, 0, 23).tolist() == by_hand(seed, index, 23)
+
+
+@pytest.mark.parametrize("seed, index", [(0, 0), (77, 1), (MASK, 3)])
+def test_rademacher_is_the_bits_of_philox_words(seed, index):
+    given = directions.direction(seed, index, 0, 333, directions.RADEMACHER)
+    assert given.tolist() == signs_by_hand(seed, index, 333)
+
+
+def test_golden_vectors_of_rademacher_version_1():
+    assert directions.RADEMACHER == "philox4x64-rademacher/1"
+    first = directions.direction(2024, 0, 0, 12, directions.RADEMACHER).tolist()
+    assert first == [1.0, -1.0, -1.0, 1.0, -1.0, -1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0]
+    far = directions.direction(2024, 1, 1 << 40, 70, directions.RADEMACHER)[-6:].tolist()
+    assert far == [-1.0, -1.0, -1.0, 1.0, 1.0, 1.0]
 
 
 def test_golden_vectors_of_version_1():
@@ -40,24 +59,28 @@ def test_golden_vectors_of_version_1():
     assert far == [-0.25, -0.5, 0.5, 1.5]
 
 
-def test_blocks_joined_are_the_whole_direction():
+@pytest.mark.parametrize("generator", directions.GENERATORS)
+def test_blocks_joined_are_the_whole_direction(generator):
     size = 2 * directions.BLOCK + 5
-    whole = directions.direction(9, 0, 0, size)
+    whole = directions.direction(9, 0, 0, size, generator)
     joined = np.empty(size, np.float32)
-    for where, z in directions.blocks(9, 0, size):
+    for where, z in directions.blocks(9, 0, size, generator):
         joined[where] = z
     np.testing.assert_array_equal(joined, whole)
 
 
-def test_a_direction_can_be_entered_in_the_middle():
-    whole = directions.direction(9, 2, 0, 64)
-    np.testing.assert_array_equal(directions.direction(9, 2, 24, 40), whole[24:])
-    with pytest.raises(ValueError, match="multiples of 4, not at 6"):
-        directions.direction(9, 2, 6, 8)
+@pytest.mark.parametrize("generator, step", [(directions.GENERATOR, 4), (directions.RADEMACHER, 256)])
+def test_a_direction_can_be_entered_in_the_middle(generator, step):
+    whole = directions.direction(9, 2, 0, 16 * step, generator)
+    there = directions.direction(9, 2, 6 * step, 10 * step, generator)
+    np.testing.assert_array_equal(there, whole[6 * step :])
+    with pytest.raises(ValueError, match=f"multiples of {step}, not at 6"):
+        directions.direction(9, 2, 6, 8, generator)
 
 
-def test_elements_have_mean_zero_and_variance_one():
-    z = directions.direction(1, 0, 0, 1 << 18).astype(np.float64)
+@pytest.mark.parametrize("generator", directions.GENERATORS)
+def test_elements_have_mean_zero_and_variance_one(generator):
+    z = directions.direction(1, 0, 0, 1 << 18, generator).astype(np.float64)
     assert abs(z.mean()) < 5 / 512  # five standard errors
     assert abs(z.var() - 1) < 5 * np.sqrt(2) / 512
 
@@ -73,3 +96,5 @@ def test_popcount_without_numpy_2_is_the_same():
 def test_unknown_generator_is_refused_by_name():
     with pytest.raises(directions.UnknownGenerator, match="torch-normal"):
         directions.check_generator("torch-normal/1")
+    with pytest.raises(directions.UnknownGenerator, match="this version has 'philox4x64-popcount/1', 'phil"):
+        directions.direction(1, 0, 0, 4, "philox4x64-popcount/2")

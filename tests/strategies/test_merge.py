@@ -5,8 +5,9 @@ from strategies import registry
 from strategies.few_shot import FewShot
 from strategies.kind import Effect
 from strategies.merge import merge, rebased
+from strategies.replaying import replay
 from strategies.tensor_mean import TensorMean
-from strategies.zeroth_order import ZerothOrder, replay
+from strategies.zeroth_order import ZerothOrder
 
 
 def named(*effects):

@@ -10,7 +10,8 @@ from models.tensors import encode
 from strategies import directions
 from strategies.kind import Run
 from strategies.merge import merge
-from strategies.zeroth_order import ZerothOrder, replay
+from strategies.replaying import replay
+from strategies.zeroth_order import ZerothOrder
 
 ROUNDS = 4
 
