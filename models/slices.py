@@ -40,8 +40,9 @@ class Slices:
         """The member as a part of the main model.
 
         Channels that are flattened before a linear layer stay leading ones, since a channel's places follow
-        each other; those of tokens do not, nor those of a layer that takes two others' side by side. Raises
-        TensorError, naming both models and the tensors at fault, for what does not nest.
+        each other; those of tokens do not, nor those of a layer that takes two others' side by side, unless
+        the first of them is as wide in both. Raises TensorError, naming both models and the tensors at fault,
+        for what does not nest.
         """
         try:
             _check_ends(main, member)
@@ -109,7 +110,11 @@ def _check_inputs(main: Manifest, member: Manifest) -> None:
 
 
 def _check_flattened(wide: TensorSpec, takes: tuple[int, int], before: tuple[int, int]) -> None:
-    """A linear layer: `before` channels in as many places of both models. Nothing else takes a multiple."""
+    """A linear layer: `before` channels in as many places of both models. Or `before` stands behind what has
+    as many channels in both. Nothing else takes a multiple.
+    """
+    if takes[0] - before[0] == takes[1] - before[1]:
+        return
     if len(wide.shape) > 2:
         raise TensorError(f"{wide.name} takes {takes[0]} channels, more than one layer's {before[0]}")
     places = takes[0] // before[0]

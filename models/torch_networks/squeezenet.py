@@ -5,6 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .widths import times
+
 STEMS = {"1.0": (96, 7), "1.1": (64, 3)}  # version -> channels and kernel of the first convolution
 POOLED_AFTER = {
     "1.0": (4, 8),
@@ -20,21 +22,21 @@ FIRES = {
     8: (64, 256),
     9: (64, 256),
 }
+HEADS = ("linear", "conv")
 LEVEL_OF_FIRE = {2: "low", 3: "low", 4: "mid", 5: "mid", 6: "up", 7: "up", 8: "up", 9: "up"}
-WIDTH = 512  # feature maps of the last fire module
 
 
 class Fire(nn.Module):
     """A 1x1 convolution to few channels, then 1x1 and 3x3 convolutions side by side, each with ReLU."""
 
-    def __init__(self, inner: int, squeezed: int, expanded: int) -> None:
+    def __init__(self, inner: int, squeezed: int, expanded: tuple[int, int]) -> None:
         super().__init__()
         self.squeeze = nn.Conv2d(inner, squeezed, 1)
-        self.expand1x1 = nn.Conv2d(squeezed, expanded, 1)
-        self.expand3x3 = nn.Conv2d(squeezed, expanded, 3, padding=1)
+        self.expand1x1 = nn.Conv2d(squeezed, expanded[0], 1)
+        self.expand3x3 = nn.Conv2d(squeezed, expanded[1], 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, inner, h, w) -> (n, 2 expanded, h, w)."""
+        """(n, inner, h, w) -> (n, sum of expanded, h, w)."""
         x = functional.relu(self.squeeze(x))
         return functional.relu(torch.cat([self.expand1x1(x), self.expand3x3(x)], 1))
 
@@ -45,16 +47,18 @@ class SqueezeNet(nn.Module):
     Head "conv" is the original's: a 1x1 convolution, ReLU, the average over places. Head "linear" is a linear
     layer on the averaged maps, which bundles need; it has the same name and the same number of parameters.
     Fire modules 2 and 3 are level low, 4 and 5 mid, 6 to 9 up, in both versions.
+    A narrower network is the leading part of the whole one: the channels of `expand1x1` come first in what
+    the next layer takes, so all of them stay, and what is narrowed is the rest.
     """
 
-    def __init__(self, version: str, classes: int, head: str, in_channels: int) -> None:
+    def __init__(self, version: str, classes: int, head: str, in_channels: int, width: float) -> None:
         super().__init__()
         if version not in STEMS:
             raise ValueError(f"version is {version!r}, expected one of {', '.join(STEMS)}")
-        heads = {"linear": nn.Linear(WIDTH, classes), "conv": nn.Conv2d(WIDTH, classes, 1)}
-        if head not in heads:
-            raise ValueError(f"head is {head!r}, expected one of {', '.join(heads)}")
+        if head not in HEADS:
+            raise ValueError(f"head is {head!r}, expected one of {', '.join(HEADS)}")
         channels, kernel = STEMS[version]
+        channels = times(channels, width)
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, channels, kernel, stride=2), nn.ReLU(), _pooling()
         )
@@ -64,11 +68,13 @@ class SqueezeNet(nn.Module):
             place = f"features.{len(self.features)}"
             self.levels[place] = LEVEL_OF_FIRE[number]
             self.level_outputs[LEVEL_OF_FIRE[number]] = place
-            self.features.append(Fire(channels, squeezed, expanded))
+            sizes = expanded, times(expanded, width)
+            self.features.append(Fire(channels, times(squeezed, width), sizes))
             if number in POOLED_AFTER[version]:
                 self.features.append(_pooling())
-            channels = 2 * expanded
-        self.classifier = nn.Sequential(nn.Dropout(0.5), heads[head])
+            channels = sum(sizes)
+        last = nn.Linear(channels, classes) if head == "linear" else nn.Conv2d(channels, classes, 1)
+        self.classifier = nn.Sequential(nn.Dropout(0.5), last)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -92,7 +98,14 @@ def _pooling() -> nn.Module:
 
 
 def squeezenet(
-    version: str | float = "1.0", classes: int = 1000, head: str = "linear", in_channels: int = 3
+    version: str | float = "1.0",
+    classes: int = 1000,
+    head: str = "linear",
+    in_channels: int = 3,
+    width: float = 1.0,
 ) -> SqueezeNet:
-    """SqueezeNet; version is 1.0 or 1.1. Random weights come from torch's global generator."""
-    return SqueezeNet(str(version), classes, head, in_channels)
+    """SqueezeNet; version is 1.0 or 1.1, `width` of all channels but those of `expand1x1`.
+
+    Random weights come from torch's global generator.
+    """
+    return SqueezeNet(str(version), classes, head, in_channels, width)

@@ -99,6 +99,10 @@ def test_layers_side_by_side_and_matrices_above_each_other_are_refused():
         return manifest("fire", {**shapes, "next.weight": (4, 2 * width, 1, 1), "head.weight": (2, 4)})
 
     assert "next.weight takes 8 channels, more than one layer's 4" in refusal(fire(4), fire(2))
+    whole = {"one.weight": (4, 3, 1, 1), "three.weight": (2, 3, 3, 3), "next.weight": (4, 6, 1, 1)}
+    assert (
+        Slices.of(fire(4), manifest("fire", {**whole, "head.weight": (2, 4)})).shapes.items() >= whole.items()
+    )
     for name in ("rnn.weight_hh_l0", "blocks.0.attn.qkv.weight", "attn.in_proj_weight"):
         nets = [manifest("m", {name: (3 * n, n), "head.weight": (2, n)}) for n in (4, 2)]
         assert f"{name} holds several matrices" in refusal(*nets)
@@ -116,6 +120,7 @@ NETWORKS = [
     ("wrn", {"group_size": 4, "width": 0.5}, {"group_size": 4, "width": 0.25}, (3, 8, 8)),
     ("wrn", {"width": 3}, {"width": 1.5}, (3, 8, 8)),
     ("keywords", {"channels": 32}, {"channels": 16}, (1, 10, 10)),
+    ("squeezenet", {"classes": 10}, {"classes": 10, "width": 0.5}, (3, 32, 32)),
 ]
 
 
@@ -133,7 +138,8 @@ def test_a_part_computes_what_the_main_model_does_with_its_other_channels_unseen
     nets = []
     for module in modules:
         shapes = {name: tuple(tensor.shape) for name, tensor in stored_tensors(module).items()}
-        shapes["head.weight"] = shapes.pop("head.weight")
+        head = next(name for name in shapes if name in ("head.weight", "classifier.1.weight"))
+        shapes[head] = shapes.pop(head)
         nets.append(manifest(network, shapes, input_=InputSpec(shape), labels=tuple(map(str, range(10)))))
     slices = Slices.of(*nets)
     weights = {name: tensor.numpy() for name, tensor in stored_tensors(modules[0]).items()}

@@ -40,7 +40,9 @@ def test_width_is_that_of_what_a_block_gives_not_of_its_last_convolution():
     """A fire module joins two convolutions of 64."""
     from models.torch_networks.squeezenet import Fire
 
-    network = nn.Sequential(nn.Conv2d(3, 8, 3, 2), Fire(8, 4, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2), Fire(8, 4, (64, 64)), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
     network.append(nn.Linear(128, 2))
     (place,) = convolutional_blocks(network, "4")
     assert (place.name, place.width) == ("1", 128)
