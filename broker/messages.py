@@ -92,8 +92,9 @@ class Kind(msgspec.Struct, frozen=True, array_like=True):
 class Step(msgspec.Struct, frozen=True, array_like=True):
     """One zeroth-order step of the log: `w <- w - lr * share * mean_p(scalars[p] * z_p)`.
 
-    `seed` and the index p name the direction `z_p` over the tensors of `tunable`; `generator` names and
-    versions how (see strategies.directions). Scalars are float32 values.
+    `seed` and an index name the direction `z_p` over the tensors of `tunable`; `generator` names and
+    versions how (see strategies.directions). Scalars are float32 values. `indices` are 64 bits each, one for
+    each scalar; empty: 0 to len(scalars) - 1.
     """
 
     round: int
@@ -103,6 +104,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     lr: float
     share: float
     scalars: tuple[float, ...]
+    indices: tuple[int, ...] = ()
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True):
