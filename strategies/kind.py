@@ -91,12 +91,23 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Late:
+    """That an update was made for an earlier round: its number and seed, and the share of its change that
+    counts in this one.
+    """
+
+    round: int
+    seed: int
+    share: float
+
+
+@dataclass(frozen=True)
 class Contribution:
     """What a device sends back. `train_loss` is the mean over what it trained on; nan where nothing was.
 
     `form` is that of the strategy that made it, by which `fold` knows the member of the family. `memory` is
     not sent: the device keeps it for the next time that it trains this kind, in place of what it kept before
-    (None: that stays).
+    (None: that stays). `late` is set on the aggregator; tensors that the base has were moved to this round's.
     """
 
     kind: str
@@ -105,6 +116,7 @@ class Contribution:
     train_loss: float
     form: str = ""
     memory: Tensors | None = None
+    late: Late | None = None
 
 
 class ServerTools(Protocol):

@@ -1,11 +1,12 @@
 """Class means under a rule: devices are compared class by class, those that have it, by their mean features.
 
 Sums of features grow with the samples behind them, and devices have different classes: neither sums nor
-distances between devices say who lies. So the rules of values (median, trimmed mean) are applied to each
-class's mean over the devices that have the class, norm-clip shortens a class's mean to the median length of
-those, and Krum, which would pick whoever has the commonest classes, gives way to the median. Counts are what
-devices say: one above the median of those that have the class counts as that, and all of a device together
-as no more than the samples of the round's median device.
+distances between devices say who lies. So the rules of values (median, trimmed mean, value-clip by the
+spread) are applied to each class's mean over the devices that have the class, and norm-clip shortens a
+class's mean to the median length of those. Krum, which would pick whoever has the commonest classes, and the
+weighted median, as weights are of devices and not of classes, give way to the median. Counts are what devices
+say: one above the median of those that have the class counts as that, and all of a device together as no more
+than the samples of the round's median device.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from models.tensors import Vector
 from strategies.kind import Contribution
 
+from . import value_clip
 from .norm_clip import bound_of, clipped
 from .spool import Row, Spool
 
@@ -74,6 +76,17 @@ def shortened(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
             mean = values[within]
             values[within] = clipped(mean, np.zeros_like(mean), _length(mean), bound)
         yield row, values
+
+
+def held(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
+    """Every update with the values of each mean within `factor` spreads of those of its class."""
+    low, high = np.zeros_like(spool.starts), np.zeros_like(spool.starts)
+    for within, rows in _classes(spool):
+        for where, values in spool.blocks(rows, within):
+            about = value_clip.bounds(values, factor)
+            low[where], high[where] = about.middle - about.reach, about.middle + about.reach
+    for row in spool.rows:
+        yield row, np.clip(spool.values(row), low, high)
 
 
 def _classes(spool: Spool) -> list[tuple[slice, list[Row]]]:

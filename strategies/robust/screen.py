@@ -10,7 +10,7 @@ Folding is given an update for each device still, so that every kind's own mergi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -22,18 +22,16 @@ from strategies.class_means import ClassMeans
 from strategies.folding import Folding
 from strategies.kind import Contribution
 from strategies.merge import Merged
-from strategies.tensor_update import FEW_SHOT
-from strategies.zeroth_order import ZerothOrder
 
 from . import by_class, krum
-from .median import median
+from .median import median, weighted_median
 from .norm_clip import bound_of, clipped, norms
 from .settings import Robust
-from .spool import Row, Spool, signature, start_in
+from .sorts import FROM_ZERO, sorted_out
+from .spool import BUDGET, Row, Spool
 from .trimmed_mean import trimmed_mean
+from .value_clip import bounds_in
 
-FROM_ZERO = {ZerothOrder.name: frozenset({"g"}), ClassMeans.name: frozenset({by_class.MEANS})}
-"""Tensors that are no change of the base, by kind: they are compared as they are."""
 FEW = 3
 """Updates of one sort, with fewer of which no rule can tell a lie from the truth."""
 FAR = 3.0
@@ -49,7 +47,7 @@ class Screen:
     def __init__(self, folding: Folding, robust: Robust, scratch: Path | None = None) -> None:
         """`scratch` is a folder on a disk, for as many bytes as all updates have; None: the system's."""
         self._folding, self._robust, self._scratch = folding, robust, scratch
-        self._spools: dict[object, Spool] = {}
+        self._spools: dict[Hashable, Spool] = {}
         self._samples: dict[str, float] = {}
         self._notes: list[str] = []
 
@@ -67,15 +65,11 @@ class Screen:
         if self._robust.rule == "none":
             self._folding.add(contribution, weight)
             return
-        kind = contribution.kind
-        member, base = self._folding.trained(contribution)
-        update = by_class.as_means(contribution) if kind == ClassMeans.name else contribution
-        start = start_in(base, FEW_SHOT, FROM_ZERO.get(kind, frozenset()))
-        key = kind, member, signature(update.tensors, start)
-        if key not in self._spools:
-            self._spools[key] = Spool(update.tensors, start, self._scratch)
-        if not self._spools[key].add(update, weight, device):
-            self._notes.append(f"{device} ({kind}) is not finite and is left out")
+        one = sorted_out(contribution, *self._folding.trained(contribution))
+        if one.sort not in self._spools:
+            self._spools[one.sort] = Spool(one.update.tensors, one.start, self._scratch)
+        if not self._spools[one.sort].add(one.update, weight, device):
+            self._note(f"{device} ({contribution.kind}) is not finite and is left out")
             return
         self._samples[device] = max(self._samples.get(device, 0.0), self._folding.counted(contribution))
 
@@ -97,8 +91,13 @@ class Screen:
             return self._class_means(spool)
         if rule == "norm-clip":
             return self._clipped(spool)
+        if rule == "value-clip":
+            return self._held(spool)
         if rule in ("krum", "multi-krum") and spool.starts.size and self._stands(spool):
             return self._selected(spool)
+        if rule == "weighted-median":
+            rule_of = partial(weighted_median, weights=self._weights(spool))
+            return self._replaced(spool, _middle(spool, rule_of, width=max(1, BUDGET // (28 * len(spool)))))
         return self._replaced(spool, _middle(spool, self._value_rule()))
 
     def _value_rule(self) -> Callable[[Vector], Vector]:
@@ -129,6 +128,8 @@ class Screen:
         weights, most, usual = self._weights(spool), by_class.usual_counts(spool), self._usual_samples
         if self._robust.rule == "norm-clip":
             short = by_class.shortened(spool, self._robust.clip_factor)
+        elif self._robust.rule == "value-clip":
+            short = by_class.held(spool, self._robust.clip_factor)
         else:
             middle = by_class.middles(spool, self._value_rule())
             short = ((row, middle) for row in spool.rows)
@@ -146,6 +147,16 @@ class Screen:
         for row, weight, length in zip(spool.rows, self._weights(spool), lengths, strict=True):
             values = clipped(spool.values(row), spool.starts, float(length), bound)
             yield spool.update(row, values), weight
+
+    def _held(self, spool: Spool) -> Screened:
+        bounds = bounds_in(spool, self._robust.clip, self._robust.clip_factor)
+        far = []
+        for row, weight in zip(spool.rows, self._weights(spool), strict=True):
+            values = spool.values(row)
+            far += [row] if bounds.is_far(values, FAR) else []
+            yield spool.update(row, bounds.hold(values)), weight
+        if far:
+            self._note(f"value-clip held {_named(far)}, far from where the others are")
 
     def _stands(self, spool: Spool) -> bool:
         """Whether there are enough updates for Krum; the median takes its place where there are not."""
@@ -180,9 +191,9 @@ class Screen:
         self._notes.append(text)
 
 
-def _middle(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
+def _middle(spool: Spool, rule: Callable[[Vector], Vector], width: int | None = None) -> Vector:
     middle = np.empty_like(spool.starts)
-    for where, values in spool.blocks():
+    for where, values in spool.blocks(width=width):
         middle[where] = rule(values)
     return middle
 

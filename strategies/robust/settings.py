@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, get_args
 
-Rule = Literal["none", "median", "trimmed-mean", "norm-clip", "krum", "multi-krum"]
+Rule = Literal[
+    "none", "median", "weighted-median", "trimmed-mean", "norm-clip", "value-clip", "krum", "multi-krum"
+]  # fmt: skip
 RULES: tuple[str, ...] = get_args(Rule)
 
 
@@ -17,6 +19,8 @@ class Robust:
     trim: the share of values that trimmed-mean leaves out at either end, more than 0 and less than 0.5.
     clip: the longest change of the base that norm-clip lets pass (Euclidean, over all tensors); None, and
     for scalars and class means, which change no base: that of the round's median update, times clip_factor.
+    To value-clip it is the largest change of any one value, for all kinds; None: clip_factor times the
+    spread of the round's values of that place, about their median.
     byzantine: how many lying devices krum and multi-krum are to stand; None: as many as they can of those
     that sent updates, (n - 3) // 2.
     Raises ValueError for other numbers.

@@ -230,7 +230,7 @@ def test_at_least_the_share_is_trimmed_and_somebody_is_left(devices, share, cut)
     assert trimmed(devices, share) == cut
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum"])
+@pytest.mark.parametrize("rule", [rule for rule in HOLDING if rule != "norm-clip"])
 def test_scalars_of_zeroth_order_are_told_from_lies(round_model, tmp_path, rule):
     values = [0.9, 1.0, 1.1, 1e9, 1.0]
     kind = registry.make("zeroth-order")
