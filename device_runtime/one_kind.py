@@ -161,9 +161,11 @@ def peak_bytes(status: str) -> int:
 
 
 def main() -> None:
-    """Reads an order, writes figures: MessagePack (which has nan) on the standard input and output."""
+    """Reads an order from the standard input, writes figures to the file that the last argument names: both
+    in MessagePack, which has nan.
+    """
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(measured(order)))
+    Path(sys.argv[-1]).write_bytes(msgspec.msgpack.encode(measured(order)))
 
 
 def _as_after_measuring(model: DeviceModel, data: LocalData) -> None:

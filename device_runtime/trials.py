@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite, nan
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -146,20 +148,24 @@ def interleaved(
 
 
 def in_a_child(order: Order) -> Figures:
-    """Done in a fresh process; one that dies of it leaves the reason."""
-    child = [sys.executable, "-c", _BOOT, json.dumps(sys.path)]
-    try:
-        ended = subprocess.run(
-            child, input=msgspec.msgpack.encode(order), capture_output=True, timeout=LONGEST_S
-        )
-    except subprocess.TimeoutExpired:
-        return Figures(order.kind, why=f"not done in {LONGEST_S:.0f} s")
+    """Done in a fresh process; one that dies of it leaves the reason. Figures come in a file: what libraries
+    and meters print is none of them.
+    """
+    with TemporaryDirectory() as folder:
+        answer = Path(folder) / "figures"
+        child = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(answer)]
+        try:
+            ended = subprocess.run(
+                child, input=msgspec.msgpack.encode(order), capture_output=True, timeout=LONGEST_S
+            )
+        except subprocess.TimeoutExpired:
+            return Figures(order.kind, why=f"not done in {LONGEST_S:.0f} s")
+        if ended.returncode == 0:
+            return msgspec.msgpack.decode(answer.read_bytes(), type=Figures)
     if ended.returncode < 0:
         return Figures(order.kind, why=f"ended by signal {-ended.returncode}: for want of memory, if it is 9")
     said = ended.stderr.decode(errors="replace").strip().splitlines()
-    if ended.returncode:
-        return Figures(order.kind, why=said[-1] if said else f"ended with {ended.returncode}")
-    return msgspec.msgpack.decode(ended.stdout, type=Figures)
+    return Figures(order.kind, why=said[-1] if said else f"ended with {ended.returncode}")
 
 
 def idle_watts(meter: Meter, seconds: float, time: Time) -> float:

@@ -107,6 +107,15 @@ def test_a_child_that_cannot_says_why(asked, why):
     assert why in made.why
 
 
+def test_what_a_child_prints_is_none_of_its_figures(tmp_path, monkeypatch):
+    says = "import atexit, os; print('hello'); os.write(1, b'from C'); atexit.register(print, 'bye')"
+    (tmp_path / "sitecustomize.py").write_text(says)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    made = in_a_child(order("class-means"))
+    assert (made.why, made.kind) == ("", "class-means")
+    assert made.seconds > 0
+
+
 def test_a_child_that_is_killed_is_told_so(monkeypatch):
     monkeypatch.setattr(trials, "_BOOT", "import os; os.kill(os.getpid(), 9)")
     assert "ended by signal 9" in in_a_child(order("full")).why
