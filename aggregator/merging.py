@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from math import nan
 from typing import Any
@@ -26,8 +25,8 @@ from models.errors import TensorError
 from models.manifest import Manifest
 from models.tensors import Tensors, encoded_parts
 from strategies.folding import Folding
-from strategies.kind import Carried, Contribution, RoundModel, formed
-from strategies.merge import Merged, rebased
+from strategies.kind import Carried, Contribution, Late, RoundModel, formed
+from strategies.merge import Merged, brought_forward
 from strategies.replaying import replay
 from strategies.robust import Screen
 
@@ -181,13 +180,11 @@ class _Earlier:
     def rebased(self, update: Contribution, number: int) -> Contribution:
         """An update made for round `number` as one of the model's. Raises BlobError, RunFolderError."""
         now = self._model.round
-        late = now - number
-        if not late:
+        if number == now:
             return update
         member = formed(self._kinds[update.kind].strategy, update.form).member
-        share = self._task.late_share(late)
-        moved = rebased(update.tensors, self._base(number, member), self._base(now, member), share)
-        return replace(update, tensors=moved)
+        late = Late(number, self._task.round_seed(number), self._task.late_share(now - number))
+        return brought_forward(update, late, now, lambda one: self._base(one, member))
 
     def read(self, stored: Stored) -> Contribution:
         """A contribution from disk, decoded against the base of its own round.

@@ -13,6 +13,7 @@ from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
 from models.tensors import Tensors
+from strategies.zeroth_order import ZerothOrder
 
 from . import merging, pace
 from .beginning import first
@@ -123,13 +124,18 @@ class Rounds:
 
     @property
     def rules(self) -> Rules:
-        """With the deadline of the round that was given last, where rounds are given."""
+        """With the deadline of the round that was given last, where rounds are given: the seeds of those
+        before it are not kept, and scalars of theirs are along nothing.
+        """
         rules = Rules.of(self.task)
         if self.outside is None:
             return rules
         latest = self.outside.latest
         return replace(
-            rules, given=True, round_deadline_s=latest.deadline_s if latest else rules.round_deadline_s
+            rules,
+            given=True,
+            round_deadline_s=latest.deadline_s if latest else rules.round_deadline_s,
+            bound=rules.bound | {ZerothOrder.name},
         )
 
     def given(self, number: int) -> GivenRound | None:

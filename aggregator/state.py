@@ -60,7 +60,7 @@ class Rules:
 
     @classmethod
     def of(cls, task: Task) -> Rules:
-        """Kinds that are bound to their own round (zeroth-order scalars) count in no other."""
+        """Kinds that are bound to their own round (prototypes) count in no other."""
         return cls(
             rounds=task.rounds,
             round_deadline_s=task.round_deadline_s,

@@ -13,8 +13,8 @@ from aggregator.task import Task
 from models.tensors import Tensors
 from strategies.codecs import chain as codecs
 from strategies.folding import Folding
-from strategies.kind import NOTHING, Carried, Contribution, RoundModel, ServerTools, formed
-from strategies.merge import rebased
+from strategies.kind import NOTHING, Carried, Contribution, Late, RoundModel, ServerTools, formed
+from strategies.merge import brought_forward
 from strategies.robust import Screen
 
 from .asking import Flight
@@ -155,8 +155,8 @@ class Learning:
         if asked_in == number or strategy is None:
             return made
         share = self._task.late_share(number - asked_in)
-        old, new = (self._bases.of(one).of(strategy.member) for one in (asked_in, number))
-        return replace(made, tensors=rebased(made.tensors, old, new, share))
+        late = Late(asked_in, self._task.round_seed(asked_in), share)
+        return brought_forward(made, late, number, lambda one: self._bases.of(one).of(strategy.member))
 
     def evaluate(self, number: int) -> None:
         """The figures of the round, for `publish`."""

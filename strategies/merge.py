@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import msgspec
@@ -12,7 +12,7 @@ import numpy as np
 from broker.messages import Step
 from models.tensors import Tensors, finite
 
-from .kind import Carried, Effect, RoundModel
+from .kind import Carried, Contribution, Effect, Late, RoundModel
 from .replaying import replay
 from .server_optimizer import STATISTICS, ServerOptimizer
 from .tensor_mean import TensorMean
@@ -61,7 +61,7 @@ def merge(
     moved, moments = optimizer.step(model.weights, joined.mean(), carried.memory.get(OPTIMIZER, {}))
     moving = sum(effect.num_examples for effect in effects if effect.mean is not None or effect.steps)
     steps = tuple(
-        msgspec.structs.replace(step, share=effect.num_examples / moving)
+        msgspec.structs.replace(step, share=step.share * effect.num_examples / moving)
         for effect in effects
         for step in effect.steps
     )
@@ -107,6 +107,18 @@ def _carried(before: Carried, kinds: Mapping[str, Effect], moments: Tensors, bas
         if effect.aside is not None:
             aside |= effect.aside
     return Carried(family, memory, aside)
+
+
+def brought_forward(
+    update: Contribution, late: Late, now: int, base: Callable[[int], Tensors]
+) -> Contribution:
+    """A late update as one of round `now`: its tensors as `rebased`, and marked, which what is no tensor of
+    the base goes by (scalars along the directions of their own round). `base`: what a round distributed.
+    """
+    here = base(now)
+    if not here.keys() & update.tensors.keys():
+        return replace(update, late=late)
+    return replace(update, tensors=rebased(update.tensors, base(late.round), here, late.share), late=late)
 
 
 def rebased(update: Tensors, made_for: Tensors, now: Tensors, share: float) -> Tensors:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from profiles import Cost, DeviceProfile, Work, Workload, predict
 from profiles.cost import activation_bytes
 
 from . import directions, ranges
-from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .kind import Contribution, Effect, Late, LocalData, RoundModel, Run, Usual
 from .replaying import Along, move
 from .workload import passes
 
@@ -30,10 +31,27 @@ MOST_DIRECTIONS = 1024
 
 @dataclass(frozen=True)
 class MeanScalars:
-    """Weighted sums float64 (num_z,) of the projected gradients, and their weight."""
+    """Weighted sums float64 (num_z,) of the projected gradients, and their weight; beside them those of
+    earlier rounds, which are along other directions.
+    """
 
     sums: NDArray[np.float64]
     weight: float = 0.0
+    late: Mapping[Late, MeanScalars] = field(default_factory=dict)
+
+    def add(self, projected: NDArray[np.float64], weight: float, late: Late | None) -> MeanScalars:
+        if late is None:
+            return replace(self, sums=self.sums + weight * projected, weight=self.weight + weight)
+        theirs = self.late.get(late, MeanScalars(np.zeros_like(self.sums)))
+        return replace(self, late={**self.late, late: theirs.add(projected, weight, None)})
+
+    def means(self, now: Late) -> Iterator[tuple[Late, NDArray[np.float32], float]]:
+        """Of each round, the earliest first and `now` last: the mean, and its share of the whole weight."""
+        every = [*sorted(self.late.items(), key=lambda each: each[0].round), (now, self)]
+        whole = sum(mean.weight for _, mean in every)
+        for of, mean in every:
+            if mean.weight:
+                yield of, (mean.sums / mean.weight).astype(np.float32), mean.weight / whole
 
 
 @dataclass(frozen=True)
@@ -42,12 +60,13 @@ class ZerothOrder(Usual):
 
     g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps) (equation 3), each loss the mean over the *whole* local
     data (section 4.2.2); the model moves by -lr * mean_p(g_p z_p) (algorithm 3). Algorithm 2 averages g_p
-    over devices plainly; by n_k, as here, the step is that of the pooled data however it is divided.
+    over devices plainly; by n_k, as here, the step is that of the pooled data however it is divided. Scalars
+    that come late are along directions that are known still: they are a step of their own, by their weight
+    among all and the share that the task grants (FedBuff, Nguyen et al. 2022, algorithm 1).
     Defaults: num_z = 2 (section 4.2.1); eps = 1e-3 as in MeZO (the thesis names no figure).
     """
 
     name: ClassVar[str] = "zeroth-order"
-    own_round: ClassVar[bool] = True
     num_z: int = 2
     eps: float = 1e-3
     lr: float = 1e-2
@@ -96,19 +115,20 @@ class ZerothOrder(Usual):
 
     def fold(self, state: MeanScalars, contribution: Contribution, weight: float) -> MeanScalars:
         projected = contribution.tensors["g"].astype(np.float64)
-        return MeanScalars(state.sums + weight * projected, state.weight + weight)
+        return state.add(projected, weight, contribution.late)
 
     def finish(self, state: MeanScalars, model: RoundModel) -> Effect:
-        if not state.weight:
-            return Effect()
-        mean = (state.sums / state.weight).astype(np.float32)
-        step = Step(
-            round=model.round,
-            generator=self.generator,
-            seed=model.seed,
-            tunable=self.tunable,
-            lr=self.lr,
-            share=1.0,
-            scalars=tuple(float(g) for g in mean),
+        steps = tuple(
+            Step(
+                round=of.round,
+                generator=self.generator,
+                seed=of.seed,
+                tunable=self.tunable,
+                lr=self.lr,
+                share=share * of.share,
+                scalars=tuple(float(g) for g in mean),
+            )
+            for of, mean, share in state.means(Late(model.round, model.seed, 1.0))
         )
-        return Effect(steps=(step,), num_examples=state.weight)
+        weight = state.weight + sum(late.weight for late in state.late.values())
+        return Effect(steps=steps, num_examples=weight)

@@ -27,7 +27,7 @@ from . import by_class, krum
 from .median import median, weighted_median
 from .norm_clip import bound_of, clipped, norms
 from .settings import Robust
-from .sorts import FROM_ZERO, sorted_out
+from .sorts import ALONG, FROM_ZERO, sorted_out
 from .spool import BUDGET, Row, Spool
 from .trimmed_mean import trimmed_mean
 from .value_clip import bounds_in
@@ -85,8 +85,8 @@ class Screen:
         rule, kind = self._robust.rule, spool.rows[0].told.kind
         if spool.earlier:
             self._note(f"{spool.earlier} {kind} of devices that sent a later one too do not count")
-        if len(spool) < FEW:
-            self._note(f"{len(spool)} {kind} too few for {rule} to tell who lies")
+        if len(spool) < FEW and self._leaves_out(spool):
+            return iter(())
         if kind == ClassMeans.name:
             return self._class_means(spool)
         if rule == "norm-clip":
@@ -99,6 +99,14 @@ class Screen:
             rule_of = partial(weighted_median, weights=self._weights(spool))
             return self._replaced(spool, _middle(spool, rule_of, width=max(1, BUDGET // (28 * len(spool)))))
         return self._replaced(spool, _middle(spool, self._value_rule()))
+
+    def _leaves_out(self, few: Spool) -> bool:
+        """Whether so few do not count: a liar could choose to be late, and alone along its directions."""
+        told, rule = few.rows[0].told, self._robust.rule
+        apart = told.late if told.kind in ALONG else None
+        some = f"{len(few)} {told.kind}{f' of round {apart.round}' if apart else ''}"
+        self._note(f"{some} too few for {rule} to tell who lies{', and left out' if apart else ''}")
+        return apart is not None
 
     def _value_rule(self) -> Callable[[Vector], Vector]:
         """What stands for the values of all devices: also where Krum cannot."""

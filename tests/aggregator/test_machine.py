@@ -202,9 +202,9 @@ def test_rounds_that_were_given_up_are_remembered_after_a_restart():
 
 
 def test_a_kind_that_is_bound_to_its_round_is_late_even_where_late_ones_count():
-    rules = replace(RULES, late="count", bound=frozenset({"zeroth-order"}))
+    rules = replace(RULES, late="count", bound=frozenset({"prototypes"}))
     state = replace(collecting("a", "b", rules=rules), round=2)
-    assert statuses(play(state, believed("a", number=1, kind="zeroth-order"))[1]) == ["late"]
+    assert statuses(play(state, believed("a", number=1, kind="prototypes"))[1]) == ["late"]
 
 
 def test_two_kinds_of_one_device_both_count():
@@ -309,9 +309,9 @@ def test_a_contribution_counts_in_a_later_round_if_it_is_not_too_many_rounds_lat
 
 
 def test_a_kind_that_is_bound_to_its_round_is_late_in_a_buffered_run_too():
-    rules = replace(BUFFERED, bound=frozenset({"zeroth-order"}))
+    rules = replace(BUFFERED, bound=frozenset({"prototypes"}))
     state = replace(collecting("a", "b", rules=rules), round=2)
-    assert statuses(play(state, believed("a", number=1, kind="zeroth-order"))[1]) == ["late"]
+    assert statuses(play(state, believed("a", number=1, kind="prototypes"))[1]) == ["late"]
 
 
 def test_what_comes_late_fills_the_buffer_as_well():

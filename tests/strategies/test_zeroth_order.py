@@ -10,7 +10,7 @@ from broker.messages import encode as encode_message
 from models.errors import TensorError
 from models.tensors import encode
 from strategies import directions
-from strategies.kind import Run
+from strategies.kind import Contribution, Run
 from strategies.merge import merge
 from strategies.replaying import along_step, replay
 from strategies.zeroth_order import ZerothOrder
@@ -154,7 +154,7 @@ def test_scalars_are_weighted_by_samples(round_model):
     sent = [np.array([1.0, 0.0], np.float32), np.array([4.0, 3.0], np.float32)]
     state = strategy.start(round_model)
     for g, n in zip(sent, (30, 10), strict=True):
-        state = strategy.fold(state, type("Sent", (), {"tensors": {"g": g}})(), n)
+        state = strategy.fold(state, Contribution(strategy.name, {"g": g}, n, 0.5), n)
     step = strategy.finish(state, round_model).steps[0]
     assert step.scalars == (1.75, 0.75)  # (30*1 + 10*4)/40, (0 + 10*3)/40
     assert (step.seed, step.round, step.share) == (77, 3, 1.0)

@@ -1,0 +1,121 @@
+"""Scalars that come after their round: a step along the directions of that, beside those of this one."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from models.tensors import encode
+from strategies.folding import Folding
+from strategies.full import Full
+from strategies.kind import Contribution, Late
+from strategies.merge import brought_forward
+from strategies.replaying import replay
+from strategies.robust import RULES, Robust, Screen
+from strategies.zeroth_order import ZerothOrder
+
+KIND = ZerothOrder(lr=0.1)
+LAST = Late(2, 55, 0.5)
+"""Of the round before that of `round_model`, with half of what it would have moved."""
+
+
+def sent(first, second, samples, late=None):
+    return Contribution(KIND.name, {"g": np.array([first, second], np.float32)}, samples, 0.5, late=late)
+
+
+def merged(round_model, *updates, kinds=(KIND,)):
+    folding = Folding({kind.name: kind for kind in kinds}, round_model)
+    for update in updates:
+        folding.add(update, float(update.num_examples))
+    after, odd = folding.merged()
+    assert odd == ""
+    return after
+
+
+def seen(step):
+    return step.round, step.seed, step.share, step.scalars
+
+
+def test_late_scalars_are_a_step_of_their_own_by_their_weight_and_their_share(round_model):
+    """30 and 10 samples in time, 40 + 20 late: a step of 0.4 of the weight, and one of 0.6 times 0.5."""
+    after = merged(
+        round_model,
+        sent(1.0, 0.0, 30),
+        sent(4.0, 3.0, 10),
+        sent(3.0, -3.0, 40, LAST),
+        sent(0.0, 3.0, 20, LAST),
+    )
+    late, now = after.steps
+    assert seen(late) == (2, 55, 0.3, (2.0, -1.0))
+    assert seen(now) == (3, 77, 0.4, (1.75, 0.75))
+
+
+def test_scalars_of_several_rounds_are_steps_from_the_earliest_on(round_model):
+    older = Late(1, 44, 0.25)
+    after = merged(
+        round_model, sent(1, 1, 10, LAST), sent(2, 2, 10, older), sent(3, 3, 10), sent(4, 4, 10, older)
+    )
+    assert [seen(step) for step in after.steps] == [
+        (1, 44, 0.125, (3.0, 3.0)),
+        (2, 55, 0.125, (1.0, 1.0)),
+        (3, 77, 0.25, (3.0, 3.0)),
+    ]
+
+
+def test_a_round_of_late_scalars_alone_moves_the_model_by_their_share(round_model):
+    [step] = merged(round_model, sent(1.0, 2.0, 10, LAST)).steps
+    assert seen(step) == (2, 55, 0.5, (1.0, 2.0))
+
+
+def test_who_replays_the_log_has_the_bits_of_the_aggregator(round_model):
+    after = merged(round_model, sent(1.0, -2.0, 30), sent(3.0, 0.5, 10, LAST))
+    log = msgspec.msgpack.decode(msgspec.msgpack.encode(list(after.steps)), type=list[type(after.steps[0])])
+    assert encode(replay(round_model.weights, log, round_model.manifest)) == encode(after.base)
+    assert after.replayable
+
+
+def test_beside_full_updates_late_scalars_weigh_as_those_in_time_do_but_for_their_share(round_model):
+    still = Contribution("full", dict(round_model.weights), 60, 0.5)
+    after = merged(round_model, sent(1.0, 1.0, 20), sent(1.0, 1.0, 20, LAST), still, kinds=(KIND, Full()))
+    assert [step.share for step in after.steps] == pytest.approx([0.5 * 0.2, 0.2])
+
+
+def test_late_scalars_are_marked_and_no_earlier_base_is_made_for_them(round_model):
+    asked = []
+
+    def base(number):
+        asked.append(number)
+        return round_model.weights
+
+    moved = brought_forward(sent(1.0, 2.0, 10), LAST, round_model.round, base)
+    assert (moved.late, moved.tensors["g"].tolist(), asked) == (LAST, [1.0, 2.0], [round_model.round])
+
+
+HOLDING = [rule for rule in RULES if rule != "none"]
+
+
+def screened(round_model, rule, updates, tmp_path):
+    folding = Folding({KIND.name: KIND}, round_model)
+    with Screen(folding, Robust(rule), tmp_path) as screen:
+        for place, update in enumerate(updates):
+            screen.add(update, 10.0, f"pi-{place}")
+        return screen.merged()
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_under_a_rule_late_scalars_are_compared_with_those_of_their_directions(round_model, tmp_path, rule):
+    late = [sent(-5.0, 5.0, 10, LAST)] * 4 + [sent(1e9, 1e9, 10, LAST)]
+    after, _ = screened(round_model, rule, [*[sent(1.0, 2.0, 10)] * 5, *late], tmp_path)
+    theirs, ours = after.steps
+    assert ours.scalars == pytest.approx((1.0, 2.0))
+    if rule == "norm-clip":  # a liar is as long as another, and points where it likes: a fifth of the mean
+        assert max(abs(np.array(theirs.scalars) - (-5.0, 5.0))) <= 2 * 50**0.5 / 5
+    else:
+        assert theirs.scalars == pytest.approx((-5.0, 5.0))
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_under_a_rule_a_liar_does_not_get_a_step_of_its_own_by_being_late(round_model, tmp_path, rule):
+    updates = [*[sent(1.0, 2.0, 10)] * 3, sent(1e9, 1e9, 10, LAST)]
+    after, note = screened(round_model, rule, updates, tmp_path)
+    assert [step.round for step in after.steps] == [3]
+    assert f"1 zeroth-order of round 2 too few for {rule} to tell who lies, and left out" in note
