@@ -8,9 +8,11 @@ import msgspec
 
 from device_runtime.data import Keep, Shelf
 from device_runtime.data.report import lines, report
+from device_runtime.watching import limit_bytes
 from models.bundle import Bundle, find
 
 from .data_options import DATA, add_data, place
+from .options import memory_bytes, positive
 
 HELP = "Look at local data as a task would: samples of each class, what is left out and why."
 EXAMPLE = "device-runtime data check samples/ --bundle digits-wrn-10-1"
@@ -22,13 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("data", metavar="PATH", help=DATA)
     check.add_argument("--bundle", default="digits-wrn-10-1", help="bundle of the task (default: the digits)")
     check.add_argument("--format", choices=("text", "json"), default="text")
+    check.add_argument(
+        "--memory", type=positive, metavar="MB", help="use at most so much memory in all (default: what is free)"
+    )
     add_data(check)
 
 
 def run(options: argparse.Namespace) -> int:
     """1 where no sample is of the task. Raises DataError, BundleError."""
     manifest = Bundle.open(find(options.bundle)).manifest
-    shelf = Shelf(place(options.data, options), manifest, Keep(options.held_out))
+    keep = Keep(options.held_out, room_bytes=limit_bytes(None, memory_bytes(options)) // 2)
+    shelf = Shelf(place(options.data, options), manifest, keep)
     shelf.refresh()
     told = report(shelf)
     if options.format == "json":

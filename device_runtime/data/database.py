@@ -5,6 +5,7 @@ A blob is a file of ours (PNG, WAVE, .npy, ..), or the values of the input: byte
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from math import prod
@@ -22,13 +23,15 @@ from .place import Place
 from .refusal import Passing, Refused, Skip
 from .single import unnamed
 from .table import values_of
-from .unit import Batch, Source, Unit, Wanted, one_stored, stamp_of
+from .unit import ONE_SAMPLE_BYTES, TOO_LARGE, Batch, Source, Unit, Wanted, one_stored, stamp_of
 
 if TYPE_CHECKING:
     import sqlite3
 
 WAIT_S = 5.0
 """For whoever has the database locked."""
+ROW_BYTES = 1 << 16
+"""Of a row beside its sample: SQLite's limit is on both."""
 
 
 def stamp(path: Path) -> tuple[int, int]:
@@ -69,6 +72,8 @@ def _sample(cells: Sequence[Any], given: InputSpec) -> tuple[NDArray[Any], str]:
 
 
 def _blob(data: bytes, given: InputSpec) -> tuple[NDArray[Any], str]:
+    if len(data) > ONE_SAMPLE_BYTES:
+        raise Refused(TOO_LARGE, f"more than {ONE_SAMPLE_BYTES >> 20} MB")
     count = prod(given.shape)
     for kind in (np.uint8, "<f4"):
         if given.vocabulary is None and len(data) == count * np.dtype(kind).itemsize:
@@ -99,18 +104,29 @@ def _rows(path: Path, query: str) -> Iterator[tuple[Sequence[str], sqlite3.Curso
         with closing(
             sqlite3.connect(f"file:{quote(str(path))}?mode=ro", timeout=WAIT_S, uri=True)
         ) as database:
+            _limit(database)
             database.set_authorizer(_only_reads)
             database.text_factory = lambda text: text.decode("utf-8", "replace")
             rows = database.execute(query)
             if rows.description is None:
                 raise Refused("the query gives nothing", query[:80])
             yield [column[0] for column in rows.description], rows
+    except sqlite3.DataError as error:  # of the limit that is set below
+        raise Refused(TOO_LARGE, f"{error}, more than {ONE_SAMPLE_BYTES >> 20} MB: {query[:80]}") from None
     except sqlite3.Warning as error:
         raise Refused("the query is not one statement", error) from None
     except sqlite3.OperationalError as error:  # locked by another, for one
         raise Passing("the database cannot be read", f"{error}: {query[:80]}") from None
     except sqlite3.Error as error:
         raise Refused("the database cannot be read", f"{error}: {query[:80]}") from None
+
+
+def _limit(database: sqlite3.Connection) -> None:
+    """SQLite reads no value that is too large for one sample; before Python 3.11 it is read, and left out."""
+    if sys.version_info >= (3, 11):
+        import sqlite3
+
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, ONE_SAMPLE_BYTES + ROW_BYTES)
 
 
 def _only_reads(action: int, *_: object) -> int:

@@ -30,7 +30,7 @@ def decode(data: bytes) -> Picture:
                 raise Refused("a picture that is not read", f"{image.format} of mode {image.mode}")
             upright = ImageOps.exif_transpose(image)
             pixels: NDArray[Any] = np.asarray(upright if upright.mode == "L" else upright.convert("RGB"))
-    except Refused:
+    except (Refused, MemoryError):
         raise
     except Exception as error:  # Pillow's decoders and its reader of EXIF let out whatever they meet
         raise Refused("a damaged picture", str(error)[:200]) from None

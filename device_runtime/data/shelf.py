@@ -14,6 +14,7 @@ from models.errors import TensorError
 from models.manifest import Manifest
 from strategies.kind import LocalData
 
+from .bounded import bounded
 from .held_out import LEAST, SHARE, is_held_out
 from .labels import LabelMap
 from .listing import listing
@@ -34,7 +35,8 @@ class Keep:
     """`held_out`: the share of samples that are not trained on, chosen by their content and `seed`; None for
     a tenth where that is 10 samples or more, else none.
 
-    `room_bytes`: what all prepared samples may take; None sets no limit.
+    `room_bytes`: what all prepared samples may take, half of what the process may hold while it reads; None
+    sets no limit.
     """
 
     held_out: float | None = 0.0
@@ -122,9 +124,10 @@ class Shelf:
             self._forget(gone | {name for name, known in self._known.items() if known.full})
         new = [unit for name, unit in found.units.items() if name not in self._known]
         before = self._places
-        self._reserve(len(new))
-        for unit in new:
-            self._take(unit)
+        with bounded(self._keep.room_bytes):
+            self._reserve(len(new))
+            for unit in new:
+                self._take(unit)
         self._sides = self._sided()
         return bool(gone) or self._places != before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from .place import Place
 from .refusal import Passing, Refused, Skip
 
 ONE_SAMPLE_BYTES = 64 << 20
-"""A file of one sample is at most this large."""
+"""A file of one sample is at most this large, and so is a blob."""
+TOO_LARGE = "too large for one sample"
 
 
 class Batch(NamedTuple):
@@ -75,11 +77,12 @@ def whole(path: Path) -> bytes:
     """The bytes of a file of one sample. Raises Refused."""
     try:
         with path.open("rb") as file:
-            data = file.read(ONE_SAMPLE_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size  # as many bytes are set aside as are asked for
+            data = file.read(min(size, ONE_SAMPLE_BYTES) + 1)
     except OSError as error:
         raise Passing("cannot be read", error.strerror) from None
     if len(data) > ONE_SAMPLE_BYTES:
-        raise Refused("too large for one sample", f"more than {ONE_SAMPLE_BYTES >> 20} MB")
+        raise Refused(TOO_LARGE, f"more than {ONE_SAMPLE_BYTES >> 20} MB")
     return data
 
 

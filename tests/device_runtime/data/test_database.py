@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from device_runtime import data
-from device_runtime.data import Place, opened
+from device_runtime.data import Place, Shelf, opened
 from device_runtime.errors import DataError
 
 
@@ -97,3 +97,10 @@ def test_a_database_without_a_query_says_what_to_give(given):
 def test_a_sample_as_it_is_stored_does_not_depend_on_its_label(database):
     first, second = data.raw(query(database([(bytes(64), "7"), (bytes(64), "3")])))
     assert np.array_equal(first, second)
+
+
+def test_a_value_that_is_too_large_for_a_sample_is_not_read(database, bundle, digit_png, monkeypatch):
+    monkeypatch.setattr("device_runtime.data.database.ONE_SAMPLE_BYTES", 10_000)
+    shelf = Shelf(query(database([(digit_png(), "7"), (bytes(100_000), "7")])), bundle.manifest)
+    shelf.refresh()
+    assert shelf.skipped[0].reason == "too large for one sample"

@@ -1,4 +1,6 @@
 import json
+import resource
+import sys
 
 import pytest
 
@@ -52,3 +54,14 @@ def test_speech_is_taken_by_its_folders(tmp_path, speech, wav_bytes):
     assert sorted(shelf.training.y.tolist()) == [0, 1]
     assert shelf.training.x.shape == (2, 1, 61, 40)
     assert shelf.forms == {"sound 8000 Hz, 1 channel, 16 bits": 2}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing caps the memory of a process")
+def test_a_file_that_takes_more_memory_than_the_check_may_hold_is_left_out(samples, capsys):
+    (samples / "7" / "large.ppm").write_bytes(b"P6 4000 4000 255\n" + bytes(48_000_000))
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    assert main(["data", "check", str(samples), "--memory", "50"]) == 0
+    shown = capsys.readouterr().out
+    assert "7 samples" in shown
+    assert "     1  no memory to read it: 7/large.ppm" in shown
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
