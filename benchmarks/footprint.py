@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/footprint.py             # import and memory, about 20 s
     .venv/bin/python benchmarks/footprint.py --install   # and a fresh device install from this checkout
     .venv/bin/python benchmarks/footprint.py --peers FOLDER    # and flwr's SuperNode, nvflare's client
-    .venv/bin/python benchmarks/footprint.py --extras FOLDER   # and what each extra adds
+    .venv/bin/python benchmarks/footprint.py --extras FOLDER   # and what each extra adds (3 GB)
 
 Medians of several processes. Memory is the resident set as the system counts it, of a peer's client with its
 children. Peers and extras are installed into environments below FOLDER, and kept there.
@@ -29,7 +29,7 @@ import numpy as np
 import psutil
 from tabulate import tabulate
 
-from benchmarks.boards import clients
+from benchmarks.boards import clients, extras
 from broker import brokers
 
 ROOT = Path(__file__).parent.parent
@@ -112,10 +112,12 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="also install into a fresh environment")
     parser.add_argument("--peers", type=Path, metavar="FOLDER", help="only: clients of other frameworks")
     parser.add_argument("--extras", type=Path, metavar="FOLDER", help="only: what each extra adds")
+    parser.add_argument("--only", default="", metavar="A,B", help="with --extras: of these alone")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     if options.peers or options.extras:
-        rows = clients.peers(options.peers) if options.peers else clients.extras(options.extras)
+        names = [name for name in options.only.split(",") if name]
+        rows = clients.peers(options.peers) if options.peers else extras.table(options.extras, names)
         print(tabulate(rows, headers="keys", disable_numparse=True, stralign="right"))
         return
     rows = [

@@ -25,7 +25,6 @@ REPEATS = 3
 LONGEST_S = 300.0
 IDLE_S = 5.0
 FLOWER_PORT = 8000
-EXTRAS = ("images", "aggregator", "service", "postgres", "privacy", "simulation")
 
 
 @dataclass(frozen=True)
@@ -52,23 +51,11 @@ def peers(folder: Path) -> list[dict[str, str]]:
     return [_row(name, folder) for name in ("device-runtime", "flwr", "nvflare")]
 
 
-def extras(folder: Path) -> list[dict[str, str]]:
-    """MB that each extra adds to a device install."""
-    own = wheel.built(folder / "wheel")
-    plain = _size(wheel.environment(folder / "device-runtime", "--no-compile", own))
-    rows: list[dict[str, str]] = []
-    for extra in EXTRAS:
-        wheel.environment(folder / extra, "--no-compile", f"{own}[{extra}]")
-        rows.append({"extra": extra, "adds MB": f"{(_size(folder / extra / 'bin') - plain) / 1e6:.0f}"})
-        print(rows[-1], file=sys.stderr, flush=True)
-    return rows
-
-
 def _row(name: str, folder: Path) -> dict[str, str]:
     print(name, file=sys.stderr, flush=True)
     install = {"device-runtime": wheel.built(folder / "wheel")}.get(name, name)
     programs = wheel.environment(folder / name, "--no-compile", install)
-    megabytes = _size(programs) / 1e6
+    megabytes = wheel.size(programs) / 1e6
     with tempfile.TemporaryDirectory() as home, ExitStack() as stack:
         client = _client(name, programs, Path(home), stack)
         imported = [_import_ms(programs, client.imports) for _ in range(REPEATS + 1)][1:]
@@ -200,17 +187,3 @@ def _family(pid: int) -> Iterator[psutil.Process]:
         yield from first.children(recursive=True)
     except psutil.NoSuchProcess:
         return
-
-
-def _size(programs: Path) -> int:
-    """Bytes of an environment's packages without pip and setuptools, and without compiled bytecode."""
-    [site] = (programs.parent / "lib").glob("python*/site-packages")
-    return sum(
-        path.stat().st_size
-        for path in site.rglob("*")
-        if path.is_file()
-        and not path.is_symlink()
-        and path.suffix != ".pyc"
-        and path.relative_to(site).parts[0].split("-")[0]
-        not in ("pip", "setuptools", "_distutils_hack", "pkg_resources")
-    )

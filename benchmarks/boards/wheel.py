@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -22,16 +23,35 @@ def built(folder: Path) -> Path:
     return there[0]
 
 
-def environment(folder: Path, *install: str | Path, python: str | Path = sys.executable) -> Path:
-    """A virtual environment of that Python with what pip installs by these words, unless it is there. Gives
-    its folder of programs.
+def environment(
+    folder: Path,
+    *install: str | Path,
+    python: str | Path = sys.executable,
+    then: Sequence[Sequence[str]] = (),
+) -> Path:
+    """A virtual environment of that Python with what pip installs by these words, unless it is there, and
+    then does by the words of `then`. Gives its folder of programs.
     """
     if not (folder / "installed").exists():
         if str(python) == sys.executable:
             venv.create(folder, with_pip=True, clear=True)
         else:
             subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
-        command = [folder / "bin" / "python", *PIP, "install", "--only-binary=:all:", *install]
-        subprocess.run(command, check=True)
+        for words in (("install", "--only-binary=:all:", *install), *then):
+            subprocess.run([folder / "bin" / "python", *PIP, *words], check=True)
         (folder / "installed").touch()
     return folder / "bin"
+
+
+def size(programs: Path) -> int:
+    """Bytes of an environment's packages without pip and setuptools, and without compiled bytecode."""
+    [site] = (programs.parent / "lib").glob("python*/site-packages")
+    return sum(
+        path.stat().st_size
+        for path in site.rglob("*")
+        if path.is_file()
+        and not path.is_symlink()
+        and path.suffix != ".pyc"
+        and path.relative_to(site).parts[0].split("-")[0]
+        not in ("pip", "setuptools", "_distutils_hack", "pkg_resources")
+    )

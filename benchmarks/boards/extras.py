@@ -1,0 +1,88 @@
+"""What each extra adds to a device install: on disk, in time to import, in memory while it is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from . import wheel
+
+REPEATS = 5
+DEVICE = "import device_runtime.commands.join, onnxruntime"
+"""What a device imports, before what an extra is for."""
+_PROGRAM = (
+    "import time, psutil; {before}; t, m = time.process_time(), psutil.Process().memory_info().rss; {after}; "
+    "print(1e3 * (time.process_time() - t), (psutil.Process().memory_info().rss - m) / 1e6)"
+)
+
+
+@dataclass(frozen=True)
+class Extra:
+    """`imports`: what its packages are imported by. `also`: what pip does in a second step, its words."""
+
+    name: str
+    imports: str
+    before: str = DEVICE
+    also: Sequence[Sequence[str]] = ()
+
+
+EXTRAS = (
+    Extra("images", "import PIL.Image; PIL.Image.init()"),
+    Extra("aggregator", "import amqtt.broker, cryptography.x509, rich.live, rpds, segno"),
+    Extra("service", "import fastapi, prometheus_client, uvicorn"),
+    Extra("postgres", "import psycopg"),
+    Extra("privacy", "import dp_accounting"),
+    Extra("simulation", "import matplotlib.pyplot, sklearn.datasets"),
+    Extra("ray", "import ray"),
+    Extra("torch", "import torch, onnx, onnxscript"),
+    Extra("networks", "import torch; from transformers import AutoModelForSequenceClassification"),
+    Extra(
+        "ort-training",
+        "import onnxruntime",
+        "import device_runtime.commands.join",
+        (
+            ("uninstall", "-y", "onnxruntime"),
+            ("install", "--no-deps", "--no-compile", "--force-reinstall", "onnxruntime-training-cpu==1.19.2"),
+        ),
+    ),
+)
+
+
+def table(folder: Path, names: Sequence[str]) -> list[dict[str, str]]:
+    """A row for each extra of these names, or for all; environments are made below `folder`, and kept."""
+    own = wheel.built(folder / "wheel")
+    plain = wheel.size(wheel.environment(folder / "device-runtime", "--no-compile", own))
+    rows: list[dict[str, str]] = []
+    for extra in EXTRAS:
+        if names and extra.name not in names:
+            continue
+        try:
+            rows.append(_row(extra, own, plain, folder))
+        except subprocess.CalledProcessError as error:
+            rows.append({"extra": extra.name, "adds MB": f"cannot be installed: {error.cmd[-1]}"})
+        print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def _row(extra: Extra, own: Path, plain: int, folder: Path) -> dict[str, str]:
+    programs = wheel.environment(folder / extra.name, "--no-compile", f"{own}[{extra.name}]", then=extra.also)
+    program = _PROGRAM.format(before=extra.before, after=extra.imports)
+    seen = [_imported(programs / "python", program) for _ in range(REPEATS + 1)][1:]  # the first compiles
+    ms, megabytes = (median(values) for values in zip(*seen, strict=True))
+    return {
+        "extra": extra.name,
+        "adds MB": f"{(wheel.size(programs) - plain) / 1e6:.0f}",
+        "import, ms of processor": f"{ms:.0f}",
+        "resident MB": f"{megabytes:.0f}",
+    }
+
+
+def _imported(python: Path, program: str) -> tuple[float, float]:
+    """Milliseconds of the processor, and megabytes."""
+    said = subprocess.check_output([python, "-I", "-c", program], text=True, stderr=subprocess.DEVNULL)
+    ms, megabytes = said.splitlines()[-1].split()
+    return float(ms), float(megabytes)
