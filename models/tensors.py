@@ -1,5 +1,6 @@
 """Named tensors: their bytes (safetensors), the check before they are believed, one flat buffer."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -137,8 +138,10 @@ class Flat:
         self.specs = tuple(specs)
         self.vector: Vector = _aligned(sum(spec.size for spec in specs))
         self.views: dict[str, Vector] = {}
+        self._starts: list[int] = []
         start = 0
         for spec in specs:
+            self._starts.append(start)
             self.views[spec.name] = self.vector[start : start + spec.size].reshape(spec.shape)
             start += spec.size
 
@@ -148,6 +151,21 @@ class Flat:
         check(known, self.specs)
         for name, view in self.views.items():
             view[...] = known[name]
+
+    def load_part(self, tensors: Tensors, begin: int, size: int) -> Vector:
+        """Copies in elements `begin` to `begin` + `size` (at most to the end) alone, and gives that slice.
+
+        Of `tensors` nothing is checked but that they have the shapes of `specs`, in C order.
+        """
+        part = self.vector[begin : begin + size]
+        end = begin + len(part)
+        first = max(0, bisect_right(self._starts, begin) - 1)
+        for spec, start in zip(self.specs[first:], self._starts[first:], strict=True):
+            if start >= end:
+                break
+            low, high = max(begin, start), min(end, start + spec.size)
+            self.vector[low:high] = tensors[spec.name].reshape(-1)[low - start : high - start]
+        return part
 
     def tensors(self) -> dict[str, Vector]:
         """A copy of every tensor."""

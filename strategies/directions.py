@@ -28,8 +28,8 @@ Elements = NDArray[np.float32]
 
 GENERATOR = "philox4x64-popcount/1"
 RADEMACHER = "philox4x64-rademacher/1"
-BLOCK = 1 << 16
-"""Elements generated at a time; a whole number of counters of any generator."""
+BLOCK = 1 << 15
+"""Elements generated at a time, which stay in the cache; a whole number of counters of any generator."""
 
 _WORDS_OF_A_COUNTER = 4
 
@@ -82,10 +82,18 @@ def blocks(seed: int, index: int, size: int, generator: str = GENERATOR) -> Iter
 def _popcount_in_words(words: Words) -> Words:
     """Set bits of each word, where numpy has no bitwise_count (before 2.0)."""
     ones, twos, fours = (np.uint64(m) for m in (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F))
-    x = words - ((words >> np.uint64(1)) & ones)
-    x = (x & twos) + ((x >> np.uint64(2)) & twos)
-    x = (x + (x >> np.uint64(4))) & fours
-    bits: Words = (x * np.uint64(0x0101010101010101)) >> np.uint64(56)
+    high = words >> np.uint64(1)
+    high &= ones
+    bits: Words = words - high
+    np.right_shift(bits, np.uint64(2), out=high)
+    high &= twos
+    bits &= twos
+    bits += high
+    np.right_shift(bits, np.uint64(4), out=high)
+    bits += high
+    bits &= fours
+    bits *= np.uint64(0x0101010101010101)
+    bits >>= np.uint64(56)
     return bits
 
 
@@ -95,7 +103,7 @@ _popcount = getattr(np, "bitwise_count", _popcount_in_words)
 def _normal_like(words: Words) -> Elements:
     ones: Elements = _popcount(words).astype(np.float32)
     ones -= 32
-    ones /= 4
+    ones *= np.float32(0.25)
     return ones
 
 
@@ -104,8 +112,8 @@ _SIGNS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, 1, -1).astype(np.
 
 
 def _signs(words: Words) -> Elements:
-    signs: Elements = _SIGNS[words.astype("<u8", copy=False).view(np.uint8)].reshape(-1)
-    return signs
+    codes = words.astype("<u8", copy=False).view(np.uint8)
+    return _SIGNS.take(codes, axis=0).reshape(-1)  # eight times as fast as _SIGNS[codes]
 
 
 GENERATORS = {GENERATOR: Generator(1, _normal_like), RADEMACHER: Generator(64, _signs)}

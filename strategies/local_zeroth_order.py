@@ -9,13 +9,13 @@ import numpy as np
 
 from models.engine import DeviceModel
 from models.manifest import Manifest
-from models.tensors import TensorSpec
+from models.tensors import Flat, TensorSpec
 from profiles import Cost, DeviceProfile, Pass, Work, Workload, predict
 from profiles.cost import activation_bytes
 
 from . import directions, ranges
 from .kind import Coded, Contribution, LocalData, Run
-from .replaying import Along, move
+from .replaying import Along, move, perturb
 from .tensor_update import Averaged
 from .workload import upload_bytes
 
@@ -60,8 +60,8 @@ class LocalZerothOrder(Coded, Averaged):
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         probe = model.probe(self.tunable)
-        vector, rng, began = probe.params.vector, run.rng(), run.clock()
-        start = vector.copy()
+        start, rng, began = Flat(probe.params.specs), run.rng(), run.clock()
+        start.load(model.weights)
         losses: list[float] = []
         for _ in range(self.steps):
             seed = int(rng.integers(1 << 53))
@@ -69,15 +69,14 @@ class LocalZerothOrder(Coded, Averaged):
             for p in range(self.num_z):
                 pair = []
                 for sign in (1, -1):
-                    move(vector, start, (Along(seed, p, sign * self.eps, self.generator),))
+                    perturb(probe.params, start.views, Along(seed, p, sign * self.eps, self.generator))
                     pair.append(probe.loss(data.x, data.y))
                     run.pace(began, (len(losses) + len(pair)) / (2 * self.num_z * self.steps))
                 projected.append((pair[0] - pair[1]) / (2 * self.eps))
                 losses.extend(pair)
             rate = -self.lr / self.num_z
-            move(start, start, [Along(seed, p, rate * g, self.generator) for p, g in enumerate(projected)])
-        np.copyto(vector, start)
-        return Contribution(self.name, probe.params.tensors(), len(data), float(np.mean(losses)))
+            move(start.vector, [Along(seed, p, rate * g, self.generator) for p, g in enumerate(projected)])
+        return Contribution(self.name, start.views, len(data), float(np.mean(losses)))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return manifest.specs(self.tunable)

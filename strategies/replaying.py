@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,9 @@ from models.tensors import Flat, Tensors, Vector
 
 from . import directions
 
+WORTH_THREADS = 1 << 26
+"""Elements of directions: fewer are generated before threads have started and shared them out."""
+
 
 @dataclass(frozen=True)
 class Along:
@@ -26,33 +32,50 @@ class Along:
     scale: float
     generator: str = directions.GENERATOR
 
+    def part(self, begin: int, size: int) -> directions.Elements:
+        """The direction alone, from element `begin`, float32 (size,). Raises UnknownGenerator."""
+        return directions.direction(self.seed, self.index, begin, size, self.generator)
 
-def move(vector: Vector, start: Vector, along: Sequence[Along]) -> None:
-    """vector <- start + the sum of scale * z, in float64 and in that order, rounded to float32 once.
 
-    Block by block; `start` may be `vector` itself. Raises UnknownGenerator.
+def perturb(params: Flat, base: Tensors, along: Along) -> None:
+    """params <- base + scale * z in float32, straight from the base: nothing is ever undone.
+
+    `base` holds every tensor of `params`. Where scale * z is exact, as it is for signs, a weight is rounded
+    once. Block by block, in one pass over memory. Raises UnknownGenerator.
     """
-    for begin in range(0, len(vector), directions.BLOCK):
-        part = slice(begin, begin + directions.BLOCK)
-        moved = start[part].astype(np.float64)
-        for each in along:
-            z = directions.direction(each.seed, each.index, begin, len(moved), each.generator)
-            moved += np.multiply(z, each.scale, dtype=np.float64)
-        vector[part] = moved
+    scale = np.float32(along.scale)
+    for begin in range(0, len(params.vector), directions.BLOCK):
+        part = params.load_part(base, begin, directions.BLOCK)
+        z = along.part(begin, len(part))
+        z *= scale
+        part += z
 
 
-def replay(weights: Tensors, steps: Iterable[Step], manifest: Manifest) -> dict[str, NDArray[Any]]:
+def move(vector: Vector, along: Sequence[Along]) -> None:
+    """vector <- vector + the sum of scale * z, in float64 and in that order, rounded to float32 once.
+
+    Raises UnknownGenerator.
+    """
+    _take(vector, [along], threads=1)
+
+
+def replay(
+    weights: Tensors, steps: Iterable[Step], manifest: Manifest, threads: int | None = None
+) -> dict[str, NDArray[Any]]:
     """The weights after these steps: what the aggregator does, and every device that catches up.
 
-    In float64, one rounding to float32 a weight and step, so that all who replay hold the same bits.
-    Raises UnknownGenerator, BundleError for an unknown tunable set, TensorError for a step that is none.
+    In float64, one rounding to float32 a weight and step, so that all who replay hold the same bits, whatever
+    the threads (by default one for each core that this process may use). The tensors that moved are views of
+    one new buffer. Raises UnknownGenerator, BundleError for an unknown tunable set, TensorError for a step
+    that is none.
     """
     current = dict(weights)
-    for step in steps:
-        flat = Flat(manifest.specs(step.tunable))
+    for tunable, together in groupby(steps, key=lambda step: step.tunable):
+        moves = [along_step(step) for step in together]
+        flat = Flat(manifest.specs(tunable))
         flat.load(current)
-        move(flat.vector, flat.vector, along_step(step))
-        current.update(flat.tensors())
+        _take(flat.vector, moves, threads or _cores())
+        current.update(flat.views)
     return current
 
 
@@ -69,3 +92,33 @@ def along_step(step: Step) -> tuple[Along, ...]:
         Along(step.seed, index, coefficient * scalar, step.generator)
         for index, scalar in zip(indices, step.scalars, strict=True)
     )
+
+
+def _take(vector: Vector, moves: Sequence[Sequence[Along]], threads: int) -> None:
+    """Every move in turn, each rounded once: a block through all of them, then the next block."""
+    begins = range(0, len(vector), directions.BLOCK)
+    threads = min(threads, len(begins))
+    if threads < 2 or len(vector) * sum(map(len, moves)) < WORTH_THREADS:
+        for begin in begins:
+            _take_block(vector, begin, moves)
+        return
+    with ThreadPoolExecutor(threads, "replay") as pool:
+        for done in [pool.submit(_take_block, vector, begin, moves) for begin in begins]:
+            done.result()
+
+
+def _take_block(vector: Vector, begin: int, moves: Sequence[Sequence[Along]]) -> None:
+    part = vector[begin : begin + directions.BLOCK]
+    moved, far = np.empty(len(part)), np.empty(len(part))
+    for along in moves:
+        np.copyto(moved, part)
+        for each in along:
+            z = each.part(begin, len(part))
+            np.multiply(z, each.scale, out=far, dtype=np.float64)
+            moved += far
+        np.copyto(part, moved, casting="same_kind")
+
+
+def _cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,7 +18,7 @@ from profiles.cost import activation_bytes
 
 from . import directions, ranges
 from .kind import Contribution, Effect, Late, LocalData, RoundModel, Run, Usual
-from .replaying import Along, move
+from .replaying import Along, perturb
 from .workload import passes
 
 WIRE_BYTES = 190
@@ -94,13 +94,11 @@ class ZerothOrder(Usual):
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         probe, began = model.probe(self.tunable), run.clock()
-        vector = probe.params.vector
         projected, losses = np.zeros(self.num_z, np.float32), []
         for p in range(self.num_z):
             pair = []
             for sign in (1, -1):
-                probe.params.load(model.weights)
-                move(vector, vector, (Along(run.seed, p, sign * self.eps, self.generator),))
+                perturb(probe.params, model.weights, Along(run.seed, p, sign * self.eps, self.generator))
                 pair.append(probe.loss(data.x, data.y))
                 run.pace(began, (2 * p + (sign < 0) + 1) / (2 * self.num_z))
             projected[p] = (pair[0] - pair[1]) / (2 * self.eps)

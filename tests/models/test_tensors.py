@@ -128,3 +128,21 @@ def test_flat_buffer_refuses_tensors_that_do_not_fit():
 def test_a_model_is_finite_whatever_its_indices_are():
     assert finite({"w": np.ones(2, np.float32), "i": np.ones(2, np.int64)})
     assert not finite({"w": np.array([1, np.nan], np.float32)})
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_a_part_is_copied_alone(begin, size):
+    specs = [
+        TensorSpec("a", (2, 4)),
+        TensorSpec("none", (0,)),
+        TensorSpec("b", (3,)),
+        TensorSpec("c", (5, 3)),
+    ]
+    given_tensors = {spec.name: np.full(spec.shape, i, np.float32) for i, spec in enumerate(specs, start=1)}
+    flat = Flat(specs)
+    part = flat.load_part(given_tensors, begin, size)
+    whole = np.array([1] * 8 + [3] * 3 + [4] * 15, np.float32)
+    copied = np.zeros(26, bool)
+    copied[begin : begin + size] = True
+    np.testing.assert_array_equal(flat.vector, np.where(copied, whole, 0))
+    assert part.size == copied.sum() and (part.size == 0 or np.shares_memory(part, flat.vector))
