@@ -19,8 +19,9 @@ from .hours import Hours
 from .inbox import Inbox
 from .offers import Open, opened
 from .one_task import MakeTask
+from .settings import Settings
 from .speaking import Voice, Wire
-from .task import DeviceTask, Settings
+from .task import DeviceTask
 from .trust import Trust
 
 log = logging.getLogger(__name__)

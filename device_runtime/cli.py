@@ -13,7 +13,7 @@ from types import ModuleType
 from broker.errors import BrokerError
 from models.errors import ModelError
 from profiles import ProfileError
-from strategies.registry import KindError
+from strategies.errors import KindError
 
 from .errors import DeviceError
 

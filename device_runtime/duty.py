@@ -27,9 +27,10 @@ from .offers import Open
 from .one_task import MakeTask, OneTask
 from .outbox import Outbox
 from .sending import Sending
+from .settings import Settings
 from .speaking import Voice
 from .standing import Standing
-from .task import DeviceTask, Given, Settings
+from .task import DeviceTask, Given
 from .watchdog import guarded
 from .work import Decision, Listener, Outcome
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from .duty import Duty
 from .errors import Stopped
+from .freeing import rest
 from .hours import LOOK_S, Hours
 from .meters import Meter, resting
 from .offers import Open
-from .watching import rest
 from .work import HeldUp
 
 

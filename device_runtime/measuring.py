@@ -13,15 +13,16 @@ import psutil
 from numpy.typing import NDArray
 
 from models.engine import DeviceModel, Gradients, Inputs
-from models.engines import EngineWish
 from models.head import SoftmaxHead
 from models.manifest import TRAINING, Graph, Manifest
+from models.names import EngineWish
 from models.optimizer import Sgd
 from profiles import DeviceProfile, Speed, host_profile, measure_speed
 from profiles.measure import Clocks, Trial
 
 from .errors import OutOfMemory
-from .watching import Pretence, rest
+from .freeing import rest
+from .pretence import Pretence
 
 log = logging.getLogger(__name__)
 

@@ -26,10 +26,12 @@ from . import data as local_data
 from . import meters
 from .choose import MAIN, Candidate
 from .equipment import Equipment
+from .freeing import rest
 from .measuring import drawn, profile
 from .meters import Account
+from .pretence import Pretence
 from .privacy_budget import Guard
-from .watching import Pretence, own_memory, rest, watcher
+from .watching import own_memory, watcher
 from .work import Assignment, Outcome, perform
 
 

@@ -16,7 +16,8 @@ from .watching import Watcher
 from .work import Listener, Outcome
 
 if TYPE_CHECKING:
-    from .task import Given, Settings
+    from .settings import Settings
+    from .task import Given
 
 
 class OneTask(Protocol):

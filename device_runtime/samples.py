@@ -9,8 +9,8 @@ from pathlib import Path
 from models.bundle import Bundle
 from profiles import Workload
 from strategies.accountant import Limit
+from strategies.errors import KindError
 from strategies.kind import LocalData
-from strategies.registry import KindError
 from strategies.workload import workload
 
 from . import data as local_data

@@ -5,63 +5,38 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from broker.messages import Hello, Offer
 from models.bundle import Bundle
 from models.engine import DeviceModel
-from models.engines import EngineWish, engine_choice, open_model
+from models.engines import engine_choice, open_model
 from models.tensors import Tensors
 from profiles import DeviceProfile
 from strategies import registry
-from strategies.accountant import Limit
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Encoded
 from strategies.kind import Contribution
 
 from .choose import MAIN, choose
-from .data import Keep, Place
+from .data import Keep
 from .equipment import Equipment
+from .freeing import rest
 from .learnt import Learnt, Measurements, grown
 from .link_speed import LinkSpeed
 from .measuring import cache_key, clocks, measure, profile, ready
 from .memories import Memories
-from .meters import Account, Meter
+from .meters import Account
 from .one_task import OneTask
 from .personal import after_round
 from .personal.judging import OwnHead, judged
 from .personal.kept import Keeper
-from .personal.wish import Wish
 from .samples import Samples
-from .watching import Pretence, limit_bytes, own_memory, rest, watcher
+from .settings import Settings
+from .watching import limit_bytes, own_memory, watcher
 from .work import Assignment, Listener, Outcome, corrected, perform
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a device takes part. `memory_bytes` limits the process; None leaves what the machine has free.
-
-    `owner` limits what may be spent of the samples' privacy: None sets no limit but those of tasks.
-    `aggregator` is the public key of the only one whose offers count; empty: any is taken. `task` is which
-    it is here for, where the aggregator has several; empty: whichever there is, and then the next. `meter`
-    tells the energy of training; without one, or on a pretended device, it is modelled. `personal` is what
-    is wanted of a model of its own.
-    """
-
-    name: str
-    data: Path | Place
-    folder: Path
-    pretence: Pretence | None = None
-    memory_bytes: int | None = None
-    engine: EngineWish = field(default_factory=EngineWish)
-    owner: Limit | None = None
-    aggregator: bytes = b""
-    task: str = ""
-    meter: Meter | None = None
-    personal: Wish = field(default_factory=Wish)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import msgspec
 
 from .meters import Meter, spent
 from .one_kind import Figures, Order
-from .watching import Time
+from .pretence import Time
 
 log = logging.getLogger(__name__)
 

@@ -5,53 +5,23 @@ Both hang on the same hook, `models.engine.Watch`: it is told before a session i
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import psutil
 
 from models.engine import DeviceModel
-from models.freed_memory import give_back
 from models.manifest import Graph
-from profiles import Bandwidth, DeviceProfile, Memory, shipped
+from profiles import DeviceProfile, Memory
 from profiles.cost import session_bytes
 from profiles.machine_memory import room
 
 from .errors import OutOfMemory
+from .freeing import rest
+from .pretence import Pretence, Time
 
 MARGIN, MARGIN_BYTES = 1.1, 2 * 2**20
 """By how much more a graph may hold than it was seen to."""
-
-
-@dataclass(frozen=True)
-class Time:
-    """How time is told and spent, in seconds."""
-
-    clock: Callable[[], float] = time.perf_counter
-    sleep: Callable[[float], None] = time.sleep
-
-
-@dataclass(frozen=True)
-class Pretence:
-    """Another device to be: its profile, and how much slower still (a busy or hot board, a heavier task).
-
-    With a `time` of its own it is virtual, one of many in a simulation: what it does takes the time that the
-    profile says, whatever it takes here, and its memory is judged by prediction; its link is simulated too.
-    """
-
-    profile: DeviceProfile
-    slow: float = 1.0
-    time: Time | None = None
-
-    @classmethod
-    def of(cls, name: str, slow: float = 1.0, uplink: float | None = None) -> Pretence:
-        """A shipped profile by name, changed; `uplink` in bytes per second. Raises ProfileError."""
-        profile = shipped(name)
-        speed = replace(profile.speed, flops_per_s=profile.speed.flops_per_s / slow)
-        bandwidth = profile.bandwidth if uplink is None else Bandwidth(uplink, profile.bandwidth.down, "set")
-        return cls(replace(profile, speed=speed, bandwidth=bandwidth), slow)
 
 
 class Watcher:
@@ -232,12 +202,3 @@ def limit_bytes(pretence: Pretence | None, memory_bytes: int | None) -> int:
     if pretence is not None:
         return pretence.profile.memory.limit_bytes
     return room().usable + int(psutil.Process().memory_info().rss)
-
-
-def rest() -> None:
-    """Give memory that was freed back to the system: between rounds a device should be small.
-
-    Only glibc keeps it otherwise (9 of 88 MB after measuring a small network).
-    """
-    gc.collect()
-    give_back()

@@ -25,7 +25,7 @@ from broker.url import BrokerUrl
 from device_runtime.commands.options import add_connection, count
 from device_runtime.connecting import Connection, connect
 from device_runtime.reaching import reach
-from device_runtime.task import Settings
+from device_runtime.settings import Settings
 
 from .ground import SiteRules
 from .process import Edge

@@ -8,8 +8,8 @@ from functools import partial
 
 from aggregator.ports import Ports
 from device_runtime.agent import Agent
+from device_runtime.settings import Settings
 from device_runtime.speaking import Wire
-from device_runtime.task import Settings
 
 from .ground import Ground, SiteRules
 from .task import EdgeTask

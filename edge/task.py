@@ -12,7 +12,8 @@ from broker.messages import Hello, Offer
 from device_runtime.choose import MAIN, MARGIN, Candidate, Plan
 from device_runtime.link_speed import LinkSpeed
 from device_runtime.one_task import OneTask
-from device_runtime.task import Given, Settings
+from device_runtime.settings import Settings
+from device_runtime.task import Given
 from device_runtime.watching import limit_bytes, watcher
 from device_runtime.work import Decision, Listener, Outcome
 from models.bundle import Bundle

@@ -6,27 +6,15 @@ from importlib import metadata, util
 from .bundle import Bundle
 from .engine import DeviceModel, Watch
 from .errors import EngineError
+from .names import AUTO as AUTO
+from .names import ENGINES as ENGINES
+from .names import NO_WISH
+from .names import EngineWish as EngineWish
 from .onnx_engine import OnnxModel
 from .ort_training_engine import BUILDS, OrtTrainingModel, available, installed_builds
 
-AUTO = "auto"
-ENGINES = ("onnxruntime", "onnxruntime-training", "torch")
 PREFERRED = ("onnxruntime", "torch")
 """What `auto` takes, the first that is usable: by time and memory of a step, and what an install needs."""
-
-
-@dataclass(frozen=True)
-class EngineWish:
-    """What a device's owner asks for.
-
-    engine: one of ENGINES, or AUTO. precision: of forward passes, see PRECISIONS. device: cpu, and on engine
-    torch cuda or cuda:N.
-    """
-
-    engine: str = AUTO
-    precision: str = "float32"
-    threads: int = 1
-    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -72,7 +60,7 @@ def engine_choice(bundle: Bundle | None = None, engine: str = AUTO) -> EngineCho
 
 
 def open_model(
-    bundle: Bundle, wish: EngineWish = EngineWish(), *, batch: int = 32, watch: Watch | None = None
+    bundle: Bundle, wish: EngineWish = NO_WISH, *, batch: int = 32, watch: Watch | None = None
 ) -> DeviceModel:
     """The bundle on an engine, whose package is imported here or with the first session.
 

@@ -9,17 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import BundleError, TensorError, one_line
+from .names import LEVELS as LEVELS
+from .names import LEVELS_OF as LEVELS_OF
+from .names import PRECISIONS as PRECISIONS
+from .names import TUNABLE_SETS as TUNABLE_SETS
 from .tensors import TensorSpec
+from .tokens.file import Form
 
 FORMAT = 2
-LEVELS = ("low", "mid", "up", "head")
-LEVELS_OF = {"all": LEVELS, "mid": LEVELS[1:], "up": LEVELS[2:], "head": LEVELS[3:]}
-TUNABLE_SETS = (*LEVELS_OF, "bias", "adapter", "prompt", "prefix", "lora", "sparse")
-"""A level and what is above it (low and above is all); then the parameter-efficient ones, with the head."""
-
-PRECISIONS = ("float32", "int8", "float16")
-"""Of the weights of forward graphs: forward, forward.int8 and forward.float16."""
-
 ABOVE = {"above-low": "mid", "above-mid": "up", "above-up": "head"}
 """Objectives that train on feature maps of a level, and the largest set that is all above it."""
 
@@ -69,11 +66,36 @@ class Parameter(Record, frozen=True):
         return TensorSpec(self.name, self.shape, self.dtype)
 
 
+class File(Record, frozen=True):
+    """A file of the bundle."""
+
+    file: str
+    sha256: str
+    bytes: Count
+
+
+class Text(Record, frozen=True):
+    """How a text becomes token ids: cut by a tokenizer, put between fixed ids, filled up behind.
+
+    What is too long loses its end, never what stands around it. `template` says the fixed ids to people, as
+    in "{text} It was{mask} ."; where `words` are given, each label is asked for as one of them.
+    """
+
+    form: Form
+    tokenizer: File
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    padding: int
+    template: str = "{text}"
+    words: tuple[str, ...] = ()
+
+
 class InputSpec(Record, frozen=True):
     """What the graphs take: shape (n, *shape), channels first, after `prepare`.
 
     float32 values, or int64 token ids from 0 to vocabulary - 1. Raises ValueError unless mean and std have
-    one value or one per channel, divide and scale by numbers, and a vocabulary is given to ids alone.
+    one value or one per channel, divide and scale by numbers, a vocabulary is given to ids alone, and what is
+    said of texts fits the vocabulary and leaves room for one.
     """
 
     shape: Annotated[Shape, msgspec.Meta(min_length=1)]  # without the batch
@@ -82,6 +104,7 @@ class InputSpec(Record, frozen=True):
     std: tuple[float, ...] = (1.0,)
     dtype: Literal["float32", "int64"] = "float32"
     vocabulary: Size | None = None
+    text: Text | msgspec.UnsetType = msgspec.UNSET  # where the ids are those of a text
 
     def __post_init__(self) -> None:
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -97,6 +120,17 @@ class InputSpec(Record, frozen=True):
             raise ValueError("scale or std of the input is 0 in float32, which leaves nothing of it")
         if (self.dtype == "int64") != (self.vocabulary is not None):
             raise ValueError(f"input of {self.dtype} has vocabulary {self.vocabulary}: int64 alone has one")
+        if isinstance(self.text, Text):
+            self._check_text(self.text)
+
+    def _check_text(self, text: Text) -> None:
+        fixed = (*text.before, *text.after, text.padding)
+        if self.vocabulary is None or not all(0 <= number < self.vocabulary for number in fixed):
+            raise ValueError(f"ids {fixed} around a text are not all of the vocabulary {self.vocabulary}")
+        if len(self.shape) != 1 or len(fixed) > self.shape[0]:
+            raise ValueError(
+                f"input {self.shape} has no room for a text beside {len(fixed) - 1} fixed tokens"
+            )
 
     def prepare(self, raw: NDArray[Any]) -> NDArray[Any]:
         """(raw * scale - mean) / std as float32, or the ids as int64, of shape (n, *shape), a new array.
@@ -133,14 +167,6 @@ class InputSpec(Record, frozen=True):
         if low < 0 or high >= self.vocabulary:
             wrong = low if low < 0 else high
             raise TensorError(f"input holds token id {wrong}, expected 0 to {self.vocabulary - 1}")
-
-
-class File(Record, frozen=True):
-    """A file of the bundle."""
-
-    file: str
-    sha256: str
-    bytes: Count
 
 
 class Extra(Record, frozen=True):

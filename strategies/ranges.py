@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import isfinite
 
-from models.manifest import TUNABLE_SETS
+from models.names import TUNABLE_SETS
 
 MOST = 1_000_000
 """Epochs, samples of a batch, shots: more is a mistake, not a setting."""

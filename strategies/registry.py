@@ -16,6 +16,7 @@ from .class_means import ClassMeans
 from .codecs import chain as codecs
 from .codecs.codec import CodecError
 from .entropy_subset import EntropySubset
+from .errors import KindError as KindError
 from .few_shot import FewShot
 from .full import Full
 from .full_and_few_shot import FullAndFewShot
@@ -52,10 +53,6 @@ KINDS: dict[str, type[AnyStrategy]] = {
 
 USUAL = ("full", "entropy-subset", "few-shot", "zeroth-order", "class-means")
 """What a round offers where nothing is said, in the order of preference."""
-
-
-class KindError(ValueError):
-    """A kind of update that this version does not have, or settings that it does not take."""
 
 
 def make(name: str, settings: Settings | None = None) -> AnyStrategy:

@@ -18,7 +18,7 @@ from device_runtime.connecting import Connection, claim, connect, enrol
 from device_runtime.errors import DataError
 from device_runtime.guest import heed_pauses, welcome
 from device_runtime.reaching import reach
-from device_runtime.task import Settings
+from device_runtime.settings import Settings
 from strategies.accountant import Limit
 
 from . import policy_options

@@ -16,8 +16,8 @@ from tabulate import tabulate
 from device_runtime import data as local_data
 from device_runtime.errors import DataError
 from device_runtime.one_kind import Device, Figures, Order, Pretended
+from device_runtime.pretence import Time
 from device_runtime.trials import HEADERS, Row, cells, idle_watts, interleaved, lines, row
-from device_runtime.watching import Time
 from models.bundle import Bundle, find
 from profiles import Speed
 from strategies import registry

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from device_runtime.meters import AUTO as AUTO_METER
 from device_runtime.meters import MODELLED, WISHES, Found, find
-from device_runtime.watching import Pretence
-from models.engines import AUTO, ENGINES, EngineWish
-from models.manifest import PRECISIONS
+from device_runtime.pretence import Pretence
+from models.names import AUTO, ENGINES, PRECISIONS, EngineWish
 from profiles import shipped_names
 
 

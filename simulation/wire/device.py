@@ -12,8 +12,8 @@ import numpy as np
 
 from broker.events import Event
 from device_runtime.agent import Agent
-from device_runtime.task import Settings
-from device_runtime.watching import Pretence, Time
+from device_runtime.pretence import Pretence, Time
+from device_runtime.settings import Settings
 from profiles import DeviceProfile
 from simulation.agenda import Agenda
 
