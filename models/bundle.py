@@ -16,10 +16,13 @@ from . import tensors
 from .archive import FolderFiles, pack_files, read_zip, unpack_files
 from .consistency import check_manifest
 from .errors import BundleError, ModelError, one_line
-from .manifest import File, Graph, Manifest
+from .manifest import File, Graph, Manifest, Text
+from .tokens import file as tokenizers
+from .tokens.texts import Texts
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -55,28 +58,54 @@ class Bundle:
         return _verified(self.manifest, self.entry(name), _files(self.path))
 
     @cached_property
+    def texts(self) -> Texts | None:
+        """What makes its input of texts; None where that is no text. Raises BundleError."""
+        text = self.manifest.input.text
+        if not isinstance(text, Text):
+            return None
+        made = tokenizers.decode(_verified(self.manifest, text.tokenizer, _files(self.path)))
+        vocabulary = self.manifest.input.vocabulary
+        if made.form != text.form or vocabulary is None or made.size > vocabulary:
+            says = f"{text.form} of at most {vocabulary} ids"
+            raise BundleError(
+                f"{text.tokenizer.file} of bundle {self.manifest.name} is {made.form} of {made.size} ids, "
+                f"the manifest says {says}"
+            )
+        return Texts(text, made.tokenizer(), self.manifest.input.shape[0])
+
+    @cached_property
     def sha256(self) -> str:
         """Of the canonical zip, as hexadecimal digits: the same for the folder and for its zip."""
         return hashlib.sha256(self.packed()).hexdigest()
 
     def packed(self) -> bytes:
-        """The canonical zip: manifest, weights and graphs, nothing else that may lie in the folder."""
+        """The canonical zip: what the manifest names, nothing else that may lie in the folder."""
         files = _files(self.path)
-        names = [MANIFEST, self.manifest.weights.file, *(g.file for g in self.manifest.graphs.values())]
-        return pack_files({name: files[name] for name in names})
+        return pack_files({name: files[name] for name in (MANIFEST, *_named(self.manifest))})
 
 
-def write(folder: Path, manifest: Manifest, weights: tensors.Tensors, graphs: Mapping[str, bytes]) -> Bundle:
+def write(
+    folder: Path,
+    manifest: Manifest,
+    weights: tensors.Tensors,
+    graphs: Mapping[str, bytes],
+    tokenizer: bytes | None = None,
+) -> Bundle:
     """Writes a bundle into `folder`, which is made; hashes and sizes in `manifest` are filled in here.
 
-    graphs: by graph name, the same names as in the manifest. Raises BundleError for parts that do not make
-    a sound bundle, before anything is written, or if `folder` cannot be written to.
+    graphs: by graph name, the same names as in the manifest. tokenizer: where its input is text. Raises
+    BundleError for parts that do not make a sound bundle, before anything is written, or if `folder` cannot
+    be written to.
     """
+    if (tokenizer is None) == isinstance(manifest.input.text, Text):
+        raise BundleError("a tokenizer is given to a bundle whose input is text, and to no other")
     if graphs.keys() != manifest.graphs.keys():
         raise BundleError(f"graphs are {sorted(graphs)}, the manifest lists {sorted(manifest.graphs)}")
     stored = tensors.halved(weights) if manifest.stored_as == "float16" else weights
     files = {WEIGHTS: tensors.encode(stored)}
     files |= {manifest.graphs[name].file: graph for name, graph in graphs.items()}
+    if tokenizer is not None:
+        files[TOKENIZER] = tokenizer
     files[MANIFEST] = manifests.encode(_with_hashes(manifest, files))
     _checked(files, folder)
     try:
@@ -145,10 +174,18 @@ def _checked(files: Mapping[str, bytes], path: Path) -> Manifest:
     except BundleError as error:
         raise BundleError(f"bundle {path}: {error}") from error
     check_manifest(manifest)
-    for graph in manifest.graphs.values():
-        _verified(manifest, graph, files)
+    for entry in _named(manifest).values():
+        _verified(manifest, entry, files)
     _weights(manifest, files)
     return manifest
+
+
+def _named(manifest: Manifest) -> dict[str, File | Graph]:
+    """What the manifest says of each file beside it."""
+    text = manifest.input.text
+    entries: list[File | Graph] = [manifest.weights, *manifest.graphs.values()]
+    entries += [text.tokenizer] if isinstance(text, Text) else []
+    return {entry.file: entry for entry in entries}
 
 
 def _verified(manifest: Manifest, entry: File | Graph, files: Mapping[str, bytes]) -> bytes:
@@ -182,4 +219,8 @@ def _with_hashes(manifest: Manifest, data: Mapping[str, bytes]) -> Manifest:
         return {"sha256": hashlib.sha256(data[name]).hexdigest(), "bytes": len(data[name])}
 
     graphs = {name: replace(graph, **seal(graph.file)) for name, graph in manifest.graphs.items()}
-    return replace(manifest, graphs=graphs, weights=File(file=WEIGHTS, **seal(WEIGHTS)))
+    given = manifest.input
+    if isinstance(given.text, Text):
+        tokenizer = File(file=TOKENIZER, **seal(TOKENIZER))
+        given = replace(given, text=replace(given.text, tokenizer=tokenizer))
+    return replace(manifest, graphs=graphs, input=given, weights=File(file=WEIGHTS, **seal(WEIGHTS)))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from .archive import is_plain
 from .errors import BundleError
-from .manifest import LEVELS, ORT_TRAINING, PRECISIONS, TRAINING, File, Graph, Manifest
+from .manifest import LEVELS, ORT_TRAINING, PRECISIONS, TRAINING, File, Graph, Manifest, Text
 from .tensors import TensorSpec
 
 
@@ -19,16 +19,21 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def _check_names(manifest: Manifest) -> None:
+    text = manifest.input.text if isinstance(manifest.input.text, Text) else None
     entries: list[File | Graph] = [manifest.weights, *manifest.graphs.values()]
+    entries += [text.tokenizer] if text else []
     files = [entry.file for entry in entries]
     for file in files:
         if not is_plain(file):
             raise BundleError(f"names the file {file!r}, expected a plain file name")
-    names = (manifest.name, *manifest.labels, *(parameter.name for parameter in manifest.parameters))
+    said = (text.template, *text.words) if text else ()
+    names = (manifest.name, *manifest.labels, *said, *(parameter.name for parameter in manifest.parameters))
     if strange := [name for name in names if not name.isprintable()]:
         raise BundleError(f"names {strange[0]!r}, expected printable characters")
     _check_once("file", files)
     _check_once("label", manifest.labels)
+    if text and text.words and len(text.words) != len(manifest.labels):
+        raise BundleError(f"has {len(text.words)} words for {len(manifest.labels)} labels")
     _check_once("parameter", (parameter.name for parameter in manifest.parameters))
 
 

@@ -31,11 +31,13 @@ class Checkpoints:
 
     prefix: of all names in the module, which files lack. absent: submodules, without the prefix, that files
     of the bare network do not have; there they are new with a new head. spare: what nothing here needs.
+    adapt: from the tensors of a file, without the prefix, to those of the module.
     """
 
     prefix: str = ""
     absent: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
+    adapt: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] | None = None
 
 
 def load_weights(module: nn.Module, path: Path, *, skip_head: str | None = None) -> None:
@@ -48,6 +50,8 @@ def load_weights(module: nn.Module, path: Path, *, skip_head: str | None = None)
     """
     files: Checkpoints = getattr(module, "checkpoints", Checkpoints())
     read = _unwrapped(read_weights(path), (*WRAPPED_IN, files.prefix))
+    if files.adapt is not None:
+        read = files.adapt(read)
     given = {name: value for name, value in read.items() if not _inside(name, *files.spare)}
     wanted = {name.removeprefix(files.prefix): value for name, value in module.state_dict().items()}
     if skip_head is not None:

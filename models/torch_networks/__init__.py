@@ -31,6 +31,7 @@ NETWORKS: dict[str, str] = {
     "keywords": "keywords:keywords",
     "distilbert": "transformers:distilbert",
     "roberta": "transformers:roberta",
+    "opt": "transformers:opt",
 }
 """Short name -> module of this package:function."""
 

@@ -58,6 +58,7 @@ CASES = {
     "keywords": Case("keywords", InputSpec((1, 31, 20)), {"channels": 16}),
     "distilbert": Case("distilbert", TEXT, {"vocabulary": 50, "length": 6, **LAYERS}),
     "roberta": Case("roberta", TEXT, {"vocabulary": 50, "length": 6, **LAYERS}),
+    "opt": Case("opt", TEXT, {"vocabulary": 50, "length": 6, **LAYERS}),
 }
 
 

@@ -1,0 +1,83 @@
+"""Pairs of bytes as GPT-2 has them (Radford et al. 2019; Sennrich et al. 2016): RoBERTa's and OPT's too.
+
+Text is divided into words with the space before them; the UTF-8 bytes of each are merged, pair by pair, in
+the order in which the pairs were learnt. Every byte is a token, so that nothing is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import pairwise
+
+WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
+"""GPT-2's, for text in which `_kind` has put one ASCII character for each that is none."""
+SPACES = "\t\n\x0b\x0c\r\x85"
+REMEMBERED = 1 << 14  # words whose ids are kept
+
+
+def _symbols() -> tuple[str, ...]:
+    """A printable character for each byte: itself where it is one, else the next from U+0100."""
+    own = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return tuple(chr(byte if byte in own else next(others)) for byte in range(256))
+
+
+SYMBOLS = _symbols()
+
+
+class BytePairs:
+    """vocabulary: id of each token, written in `SYMBOLS`, all of which are in it. ranks: of each pair that is
+    merged, the first learnt first; what a pair makes is in the vocabulary. lead: text that begins with no
+    space gets one.
+    """
+
+    def __init__(
+        self, vocabulary: Mapping[str, int], ranks: Mapping[tuple[str, str], int], lead: bool = False
+    ) -> None:
+        self._vocabulary, self._ranks, self._lead = vocabulary, ranks, lead
+        self._word = lru_cache(maxsize=REMEMBERED)(self._merged)
+
+    def ids(self, text: str) -> Iterator[int]:
+        """The id of each token, in order. What is no Unicode (half of a surrogate pair) becomes a "?"."""
+        for word in words(f" {text}" if self._lead and text[:1] not in ("", " ") else text):
+            yield from self._word(word)
+
+    def _merged(self, word: str) -> tuple[int, ...]:
+        parts = [SYMBOLS[byte] for byte in word.encode("utf-8", "replace")]
+        while len(parts) > 1:
+            pairs = list(pairwise(parts))
+            best = min(pairs, key=lambda pair: self._ranks.get(pair, len(self._ranks)))
+            if best not in self._ranks:
+                break
+            parts = _joined(parts, best)
+        return tuple(self._vocabulary[part] for part in parts)
+
+
+def words(text: str) -> Iterator[str]:
+    """Runs of letters, of numbers, of what is neither, each with one space before it; other spaces."""
+    plain = text if text.isascii() else "".join(_kind(c) for c in text)
+    for found in WORD.finditer(plain):
+        yield text[found.start() : found.end()]
+
+
+@lru_cache(maxsize=4096)
+def _kind(c: str) -> str:
+    """An ASCII character of the same sort: itself, a letter, a number, a space, or a mark."""
+    if c.isascii():
+        return c
+    category = unicodedata.category(c)[0]
+    return "\n" if category == "Z" or c in SPACES else {"L": "a", "N": "0"}.get(category, "!")
+
+
+def _joined(parts: list[str], pair: tuple[str, str]) -> list[str]:
+    """Every such pair made one, from the left."""
+    made: list[str] = []
+    for part in parts:
+        if made and (made[-1], part) == pair:
+            made[-1] += part
+        else:
+            made.append(part)
+    return made
