@@ -15,7 +15,7 @@ from models.manifest import Manifest
 from models.tensors import Tensors, TensorSpec
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Chain
-from strategies.kind import formed
+from strategies.kind import MOST_LOSS, formed
 
 from .errors import UpdateRefused
 from .task import KindSettings, Task
@@ -26,8 +26,8 @@ MOST = {
     "peak_memory_kib": 2**34,  # 16 TiB
 }
 """What no device needs for one update."""
-LEAST_LOSS, MOST_LOSS = -1e-3, 1e6
-"""No loss that kinds of update minimise is below 0, but by rounding; above, training has diverged."""
+LEAST_LOSS = -1e-3
+"""No loss that kinds of update minimise is below 0, but by rounding."""
 
 
 @dataclass(frozen=True)

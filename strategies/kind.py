@@ -21,6 +21,8 @@ from .tensor_mean import TensorMean
 
 NOTHING: Tensors = MappingProxyType({})
 ALONE: Mapping[str, Tensors] = MappingProxyType({})
+MOST_LOSS = 1e6
+"""No mean loss is above this: training has diverged."""
 
 
 class OutOfTime(Exception):

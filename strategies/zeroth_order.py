@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from broker.messages import Step
 from models.engine import DeviceModel
 from models.manifest import Manifest
-from models.tensors import TensorSpec
+from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Work, Workload, predict
 from profiles.cost import activation_bytes
 
 from . import directions, ranges
-from .kind import Contribution, Effect, Late, LocalData, RoundModel, Run, Usual
+from .kind import MOST_LOSS, Contribution, Effect, Late, LocalData, RoundModel, Run, Usual
 from .replaying import Along, perturb
 from .workload import passes
 
@@ -107,6 +107,13 @@ class ZerothOrder(Usual):
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return (TensorSpec("g", (self.num_z,)),)
+
+    def doubt(self, update: Tensors, num_examples: int) -> str:
+        """Losses are from 0 to MOST_LOSS: no difference of two over eps or more is further from 0."""
+        furthest, most = float(np.abs(update["g"]).max()), MOST_LOSS / self.eps
+        if furthest <= most:
+            return ""
+        return f"a scalar is {furthest:.4g} away from 0, at most {most:.4g} is believed with eps {self.eps:g}"
 
     def start(self, model: RoundModel) -> MeanScalars:
         return MeanScalars(np.zeros(self.num_z))
