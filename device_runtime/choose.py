@@ -103,7 +103,8 @@ def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
     load, main = loads[form.member], loads.get(MAIN)
     if form.member == MAIN or main is None:
         return form.cost(as_measured(load, profile.speed), profile)
-    return form.cost(load, replace(profile, speed=of_another(profile.speed, main, load)))
+    speed = of_another(profile.speed, main, load)
+    return form.cost(as_measured(load, speed), replace(profile, speed=speed))
 
 
 def _verdict(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from models.engine import DeviceModel, Gradients, Inputs
 from models.head import SoftmaxHead
-from models.manifest import TRAINING, Graph, Manifest
+from models.manifest import ARENA_FACTOR, Graph, Manifest
 from models.names import EngineWish
 from models.optimizer import Sgd
 from profiles import DeviceProfile, Speed, host_profile, measure_speed
@@ -22,12 +22,17 @@ from profiles.measure import Clocks, Trial
 
 from .errors import OutOfMemory
 from .freeing import rest
+from .graph_memory import held, trains
 from .pretence import Pretence
+from .watching import Watcher
 
 log = logging.getLogger(__name__)
 
 STEP = Sgd(1e-3, momentum=0.5, weight_decay=1e-5)
 """As most kinds train."""
+
+BATCH = 32
+"""Samples of one run, where the memory allows it."""
 
 HEAD, HEAD_STEPS = "head", 50
 """The classifier alone, and how many of its steps are timed together: one takes some microseconds."""
@@ -44,20 +49,35 @@ def ready(model: DeviceModel) -> None:
     rest()
 
 
-def measure(model: DeviceModel, clocks: Clocks, batch: int = 32) -> Speed:
-    """Time forward passes, training steps and losses of this bundle, in about 3 seconds.
+def measured(model: DeviceModel, clocks: Clocks, watcher: Watcher) -> Speed:
+    """How fast this bundle is here, and what its graphs hold; `watcher` is the one that the model has.
+
+    Raises OutOfMemory when the memory does not even allow a forward pass.
+    """
+    ready(model)
+    watcher.forget()
+    rows = {name: graph.rows(BATCH, watcher.run_bytes) for name, graph in model.manifest.graphs.items()}
+    speed = measure(model, clocks, rows)
+    holds = held(watcher.grown, model.manifest.graphs, rows)
+    return replace(speed, held_bytes=holds, run_bytes=ARENA_FACTOR * watcher.run_bytes)
+
+
+def measure(model: DeviceModel, clocks: Clocks, rows: Mapping[str, int]) -> Speed:
+    """Time forward passes, training steps and losses of this bundle, in about 3 seconds: runs of `rows`
+    samples, by graph.
 
     One graph is held at a time. What the memory does not allow is left out, and predicted; raises OutOfMemory
     when that is even a forward pass.
     """
     ready(model)
     graphs = model.manifest.graphs
-    x, y = drawn(model.manifest, batch)
-    wanted = ("forward", "loss.all", *(f"train.{tunable}" for tunable in model.manifest.sets))
+    x, y = drawn(model.manifest, max(rows.values()))
+    wanted = ("forward", "train.all", "loss.all", *(f"train.{tunable}" for tunable in model.manifest.sets))
     trials = {}
-    for name in (name for name in wanted if name in graphs):
-        held = _Held(model, partial(_runnable, model, name, x, y))
-        trials[name] = Trial(held.run, batch, graphs[name].flops, held.close)
+    for name in (name for name in dict.fromkeys(wanted) if name in graphs):
+        n = rows[name]
+        one = _Held(model, partial(_runnable, model, name, x[:n], y[:n]))
+        trials[name] = Trial(one.run, n, graphs[name].flops, one.close)
     return completed(
         measure_speed({**trials, HEAD: _head_steps(model)}, clocks, left_out=OutOfMemory), graphs
     )
@@ -84,9 +104,7 @@ def _alike(name: str, measured: Sequence[str]) -> Sequence[str]:
     """Those that do the same on another set; or that train, if it does, or do not; or all."""
     what = name.partition(".")[0]
     same = [other for other in measured if other.partition(".")[0] == what]
-    return (
-        same or [o for o in measured if (o.partition(".")[0] in TRAINING) == (what in TRAINING)] or measured
-    )
+    return same or [other for other in measured if trains(other) == trains(name)] or measured
 
 
 def _head_steps(model: DeviceModel) -> Trial:

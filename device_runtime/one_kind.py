@@ -113,6 +113,7 @@ def measured(order: Order) -> Figures:
     manifest, pretence = bundle.manifest, device.pretence
     data, kind = samples(order, manifest), registry.make(order.kind, registry.coding(order.kind, order.codec))
     watch = watcher(pretence, device.memory_bytes)
+    watch.run_bytes = device.engine.run_bytes
     model = open_model(bundle, device.engine, watch=watch)
     base = bundle.weights()
     model.load(base)

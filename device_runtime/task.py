@@ -24,7 +24,7 @@ from .equipment import Equipment
 from .freeing import rest
 from .learnt import Learnt, Measurements, grown
 from .link_speed import LinkSpeed
-from .measuring import cache_key, clocks, measure, profile, ready
+from .measuring import cache_key, clocks, measured, profile, ready
 from .memories import Memories
 from .meters import Account
 from .one_task import OneTask
@@ -75,12 +75,13 @@ class DeviceTask(OneTask):
         self._samples = Samples(settings.data, bundles, _keep(settings))
         self._keeper = Keeper(settings.folder)
         self.watcher = watcher(settings.pretence, settings.memory_bytes)
-        self.model = open_model(bundle, settings.engine, watch=self.watcher)
+        self._wish = replace(settings.engine, run_bytes=self.watcher.run_bytes)
+        self.model = open_model(bundle, self._wish, watch=self.watcher)
         self._memories = Memories(settings.folder / "memory")
         self._engine = f"{engine_choice(bundle, settings.engine.engine)}"
         self._virtual = settings.pretence if settings.pretence and settings.pretence.time else None
         self._measurements = Measurements(settings.folder / "speed.json")
-        self._key = cache_key(bundle.sha256, f"{self._engine} {settings.engine}", settings.pretence)
+        self._key = cache_key(bundle.sha256, f"{self._engine} {self._wish}", settings.pretence)
         learnt = Learnt(self._virtual.profile.speed) if self._virtual else self._measured(clock)
         self._speed = speed = learnt.speed
         self._link = link
@@ -213,7 +214,7 @@ class DeviceTask(OneTask):
         """
         model = self.model
         if given.member != MAIN:
-            model = open_model(self._bundles[given.member], self.settings.engine, watch=self.watcher)
+            model = open_model(self._bundles[given.member], self._wish, watch=self.watcher)
         model.load(given.base)
         return model
 
@@ -240,10 +241,8 @@ class DeviceTask(OneTask):
 
     def _measured(self, clock: Callable[[], float]) -> Learnt:
         """Now, or when this device last had this bundle; the engine is loaded in any case."""
-        by, watcher = clocks(clock, self.settings.engine, self.settings.pretence), self.watcher
-        learnt = self._measurements.get(
-            self._key, lambda: replace(measure(self.model, by), held_bytes=watcher.grown)
-        )
+        by, watcher = clocks(clock, self._wish, self.settings.pretence), self.watcher
+        learnt = self._measurements.get(self._key, lambda: measured(self.model, by, watcher))
         watcher.held_bytes = learnt.speed.held_bytes
         ready(self.model)
         return learnt

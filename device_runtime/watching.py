@@ -5,13 +5,14 @@ Both hang on the same hook, `models.engine.Watch`: it is told before a session i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import psutil
 
 from models.engine import DeviceModel
-from models.manifest import Graph
+from models.manifest import RUN_BYTES, Graph
 from profiles import DeviceProfile, Memory
 from profiles.cost import session_bytes
 from profiles.machine_memory import room
@@ -20,6 +21,13 @@ from .errors import OutOfMemory
 from .freeing import rest
 from .pretence import Pretence, Time
 
+ENGINE_BYTES = 30 * 2**20
+"""What loading ONNX Runtime adds to the process (measured 19 to 28 MB)."""
+RUN_SHARE, LEAST_RUN_BYTES = 6, 2**20
+"""So many times a run's live activations are to be free, or fewer samples go into one: a training step was
+seen to hold up to 2.5 times as many, and has its session, the update, weights and samples beside them.
+"""
+
 MARGIN, MARGIN_BYTES = 1.1, 2 * 2**20
 """By how much more a graph may hold than it was seen to."""
 
@@ -27,9 +35,9 @@ MARGIN, MARGIN_BYTES = 1.1, 2 * 2**20
 class Watcher:
     """Told of every session and run; see `models.engine.Watch`.
 
-    `limit_bytes` is what the process may hold; `held_bytes` what a graph with a whole batch was seen to hold,
-    by its name, where that is known. `pretence` makes every run take as long as that device would
-    take for its FLOPs, unless this machine took longer.
+    `limit_bytes` is what the process may hold; `held_bytes` what a graph with a whole run in it holds, by its
+    name, where that is known; `run_bytes` what limits the samples of a run. `pretence` makes every run take
+    as long as that device would take for its FLOPs, unless this machine took longer.
     """
 
     def __init__(
@@ -50,6 +58,7 @@ class Watcher:
         self._before: dict[str, int] = {}
         self._grown: dict[str, int] = {}
         self.held_bytes: Mapping[str, int] = {}
+        self.run_bytes = RUN_BYTES
         self.hooked()
 
     def hooked(
@@ -70,10 +79,14 @@ class Watcher:
 
     @property
     def grown(self) -> dict[str, int]:
-        """Bytes by which the process had grown with each graph that has had a whole batch in it, and some
+        """Bytes by which the process had grown with each graph that has had a whole run in it, and some
         more: what was free then may not be free again.
         """
         return {name: round(MARGIN * grown) + MARGIN_BYTES for name, grown in self._grown.items()}
+
+    def forget(self) -> None:
+        """What was seen so far is not of the graphs alone: an engine was loaded."""
+        self._grown.clear()
 
     def will_load(self, name: str, graph: Graph) -> None:
         """Raises OutOfMemory when the session and one batch through it would not fit."""
@@ -93,7 +106,7 @@ class Watcher:
         Raises OutOfMemory when the process has outgrown its limit: the work is given up, not the device.
         """
         held = self.resident()
-        if samples >= graph.rows(self._batch):
+        if samples >= self._rows(graph):
             self._grown[name] = max(self._grown.get(name, 0), held - self._before.get(name, held))
         if held > self.limit_bytes:
             raise OutOfMemory(
@@ -132,9 +145,12 @@ class Watcher:
         """What was given up holds no memory that the next piece of work was promised."""
         model.unload()
 
+    def _rows(self, graph: Graph) -> int:
+        return graph.rows(self._batch, self.run_bytes)
+
     def _needed(self, name: str, graph: Graph) -> int:
-        """Bytes of the whole process with a session of this graph, and one batch in it."""
-        predicted = session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(self._batch))
+        """Bytes of the whole process with a session of this graph, and one run in it."""
+        predicted = session_bytes(graph.bytes) + graph.memory_bytes(self._rows(graph))
         return self.resident() + self.held_bytes.get(name, predicted)
 
     def _most(self) -> int:
@@ -184,7 +200,18 @@ def watcher(pretence: Pretence | None, memory_bytes: int | None) -> Watcher:
     limit = limit_bytes(pretence, memory_bytes)
     if pretence is not None and pretence.time is not None:
         return VirtualWatcher(limit, pretence.profile, pretence.time)
-    return Watcher(limit, pretence)
+    watch = Watcher(limit, pretence)
+    watch.run_bytes = run_bytes(limit - watch.resident())
+    return watch
+
+
+def run_bytes(free: int) -> int:
+    """Live activations of one run that suit `free` bytes: a share of them, in halves of RUN_BYTES."""
+    if "onnxruntime" not in sys.modules:
+        free -= ENGINE_BYTES
+    halvings = range((RUN_BYTES // LEAST_RUN_BYTES).bit_length())
+    sizes = [RUN_BYTES >> halved for halved in halvings]
+    return next((size for size in sizes if RUN_SHARE * size <= free), LEAST_RUN_BYTES)
 
 
 def own_memory(profile: DeviceProfile, memory_bytes: int | None) -> DeviceProfile:

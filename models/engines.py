@@ -77,7 +77,14 @@ def open_model(
     if wish.device != "cpu":
         raise EngineError(f"engine {name} computes on the cpu, not on {wish.device}; engine torch can")
     kind = OrtTrainingModel if name == "onnxruntime-training" else OnnxModel
-    return kind(bundle, threads=wish.threads, batch=batch, watch=watch, precision=wish.precision)
+    return kind(
+        bundle,
+        threads=wish.threads,
+        batch=batch,
+        watch=watch,
+        precision=wish.precision,
+        run_bytes=wish.run_bytes,
+    )
 
 
 def _onnxruntime() -> EngineChoice:

@@ -12,6 +12,7 @@ from .errors import BundleError, TensorError, one_line
 from .names import LEVELS as LEVELS
 from .names import LEVELS_OF as LEVELS_OF
 from .names import PRECISIONS as PRECISIONS
+from .names import RUN_BYTES as RUN_BYTES
 from .names import TUNABLE_SETS as TUNABLE_SETS
 from .tensors import TensorSpec
 from .tokens.file import Form
@@ -29,9 +30,6 @@ ORT_TRAINING = "ort-training"
 # ONNX Runtime's arena over live activations, by resident memory at batch 512 and 1024 (ONNX Runtime 1.31,
 # WRN-10-1): 1.25 to 1.4 for train.head, 1.7 to 2.0 for train.mid and train.all.
 ARENA_FACTOR = 2
-
-RUN_BYTES = 64 << 20
-"""Live activations of one run, about: more samples than that are several runs."""
 
 Level = Literal["low", "mid", "up", "head"]
 Tunable = Literal["all", "mid", "up", "head", "bias", "adapter", "prompt", "prefix", "lora", "sparse"]
@@ -219,12 +217,12 @@ class Graph(Record, frozen=True):
         """Predicted peak of live activations for a batch of `samples`."""
         return self.fixed_bytes + samples * self.bytes_per_sample
 
-    def rows(self, most: int) -> int:
-        """Samples of one run: `most`, or as few as keep live activations within RUN_BYTES.
+    def rows(self, most: int, run_bytes: int = RUN_BYTES) -> int:
+        """Samples of one run: `most`, or as few as keep live activations within `run_bytes`.
 
         Where the graph computes statistics of the batch, all of `most`.
         """
-        fit = (RUN_BYTES - self.fixed_bytes) // max(1, self.bytes_per_sample)
+        fit = (run_bytes - self.fixed_bytes) // max(1, self.bytes_per_sample)
         return most if self.statistics else max(1, min(most, fit))
 
     def memory_bytes(self, samples: int) -> int:

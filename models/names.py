@@ -10,6 +10,9 @@ TUNABLE_SETS = (*LEVELS_OF, "bias", "adapter", "prompt", "prefix", "lora", "spar
 PRECISIONS = ("float32", "int8", "float16")
 """Of the weights of forward graphs: forward, forward.int8 and forward.float16."""
 
+RUN_BYTES = 64 << 20
+"""Live activations of one run, about: more samples than that are several runs."""
+
 AUTO = "auto"
 ENGINES = ("onnxruntime", "onnxruntime-training", "torch")
 
@@ -19,13 +22,14 @@ class EngineWish:
     """What a device's owner asks for.
 
     engine: one of ENGINES, or AUTO. precision: of forward passes, see PRECISIONS. device: cpu, and on engine
-    torch cuda or cuda:N.
+    torch cuda or cuda:N. run_bytes: live activations of one run on ONNX Runtime, at most; see Graph.rows.
     """
 
     engine: str = AUTO
     precision: str = "float32"
     threads: int = 1
     device: str = "cpu"
+    run_bytes: int = RUN_BYTES
 
 
 NO_WISH = EngineWish()

@@ -18,7 +18,7 @@ from .blocks import blocks
 from .bundle import Bundle
 from .engine import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
 from .errors import BundleError, EngineError
-from .manifest import Manifest
+from .manifest import RUN_BYTES, Graph, Manifest
 from .onnx_session import Loaded, SessionSettings, engine_errors, load_session, onnxruntime
 from .quantised import initialisers
 from .tensors import Flat, Tensors
@@ -27,7 +27,8 @@ from .tensors import Flat, Tensors
 class OnnxModel:
     """A bundle on ONNX Runtime; see `engine.DeviceModel`. Sessions are made when first needed, and kept.
 
-    x: float32 (n, *input.shape), any n; it is run in batches of at most `batch` samples.
+    x: float32 (n, *input.shape), any n; it is run in batches of at most `batch` samples, or of as few as keep
+    live activations within `run_bytes`.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class OnnxModel:
         batch: int = 32,
         watch: Watch | None = None,
         precision: str = "float32",
+        run_bytes: int = RUN_BYTES,
     ) -> None:
         """Starts at the bundle's weights, overlaid with a copy of `weights`; see PRECISIONS for `precision`.
 
@@ -53,6 +55,7 @@ class OnnxModel:
                 f"export it with --precision {precision}"
             )
         self.batch = batch
+        self._run_bytes = run_bytes
         self._bundle = bundle
         self._settings = SessionSettings(threads, watch)
         self._weights: Tensors = {}
@@ -74,6 +77,10 @@ class OnnxModel:
         trainers already handed out keep their own weights. Raises TensorError if a tensor does not fit.
         """
         self._adopt(copied_weights(self.manifest, weights))
+
+    def rows(self, graph: Graph) -> int:
+        """Samples of one run."""
+        return graph.rows(self.batch, self._run_bytes)
 
     def unload(self) -> None:
         """Drops the sessions and with them their memory; the next use makes them again."""
@@ -116,7 +123,7 @@ class OnnxModel:
         x = checked_inputs(self.manifest, x)
         loaded = self._session(name)
         results: list[Matrix] = []
-        for part in batches(len(x), loaded.graph.rows(self.batch)):
+        for part in batches(len(x), self.rows(loaded.graph)):
             values = loaded.run(list(outputs), {"x": x[part]})
             for (output, shape), value in zip(outputs.items(), values, strict=True):
                 if value.shape[1:] != shape:
@@ -152,7 +159,7 @@ class _Bound:
 
     def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
         self.params = params
-        self._manifest, self._rows, self._loaded = model.manifest, loaded.graph.rows(model.batch), loaded
+        self._manifest, self._rows, self._loaded = model.manifest, model.rows(loaded.graph), loaded
         with engine_errors(f"graph {loaded.name}"):
             self._binding: Any = loaded.session.io_binding()
         for name, view in params.views.items():

@@ -35,7 +35,7 @@ class GraphWork:
     """One graph of a bundle: operations per sample, and what a run holds beside the weights, in bytes.
 
     `file_bytes` is the size of its file, `rows` the most samples of one run. `held_bytes`: what an open
-    session with so many in it was seen to hold; 0 where that was not measured.
+    session with so many in it holds; 0 where that is not known. `whole`: a run is never of fewer.
     """
 
     flops: float
@@ -44,6 +44,19 @@ class GraphWork:
     rows: int = 32
     file_bytes: int = 0
     held_bytes: int = 0
+    whole: bool = False
+
+    @property
+    def shaped_bytes(self) -> int:
+        """Of an open session with a whole run in it, as its shapes say."""
+        return session_bytes(self.file_bytes) + self.fixed_bytes + self.rows * self.bytes_per_sample
+
+    def within(self, run_bytes: int) -> GraphWork:
+        """In runs that hold no more than this beside the weights; one sample at least. 0 sets no limit."""
+        if self.whole or not run_bytes:
+            return self
+        fit = (run_bytes - self.fixed_bytes) // max(1, self.bytes_per_sample)
+        return replace(self, rows=max(1, min(self.rows, fit)))
 
 
 @dataclass(frozen=True)
@@ -154,24 +167,36 @@ def activation_bytes(workload: Workload, graph: str, samples: int | None = None)
 
 
 def as_measured(workload: Workload, speed: Speed) -> Workload:
-    """The same, with what this device was seen to hold."""
-    held = speed.held_bytes
-    if not held:
+    """The same, in runs as this device makes them, with what it was seen to hold."""
+    held, most = speed.held_bytes, speed.run_bytes
+    if not held and not most:
         return workload
-    graphs = {name: replace(work, held_bytes=held.get(name, 0)) for name, work in workload.graphs.items()}
+    graphs = {
+        name: replace(work.within(most), held_bytes=held.get(name, 0))
+        for name, work in workload.graphs.items()
+    }
     return replace(workload, graphs=graphs)
 
 
 def of_another(speed: Speed, measured: Workload, other: Workload) -> Speed:
-    """On another bundle's graphs of the same names: as fast, operation for operation; what they hold is not
-    known.
+    """On another bundle's graphs of the same names: as fast, operation for operation; and they hold as much
+    more, or less, than their shapes say.
     """
+    both = measured.graphs.keys() & other.graphs.keys()
+    here, there = (
+        {name: load.graphs[name].within(speed.run_bytes) for name in both} for load in (measured, other)
+    )
     seconds = {
-        name: one * other.graphs[name].flops / max(measured.graphs[name].flops, 1e-9)
+        name: one * there[name].flops / max(here[name].flops, 1e-9)
         for name, one in speed.seconds.items()
-        if name in measured.graphs and name in other.graphs
+        if name in both
     }
-    return replace(speed, seconds=seconds, held_bytes={})
+    held = {
+        name: round(one * there[name].shaped_bytes / here[name].shaped_bytes)
+        for name, one in speed.held_bytes.items()
+        if name in both
+    }
+    return replace(speed, seconds=seconds, held_bytes=held)
 
 
 def predict(profile: DeviceProfile, work: Work, kind: str) -> Cost:

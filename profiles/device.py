@@ -22,7 +22,8 @@ class Speed:
     `seconds` is per sample, by graph name, as measured on this bundle; a graph that was not measured is
     predicted from its FLOPs at `flops_per_s`. `opening`: seconds until a graph can be run, by its name.
     `step_s`: of one step of a linear classifier alone, beside its operations. `held_bytes`: what a graph with
-    a whole batch in it was seen to hold, by its name.
+    a whole run in it holds, by its name. `run_bytes`: what a run may hold beside the weights, as GraphWork
+    counts; 0 where nothing limits it further.
     """
 
     flops_per_s: float
@@ -31,6 +32,7 @@ class Speed:
     opening: Mapping[str, float] = field(default_factory=dict)
     step_s: float = 0.0
     held_bytes: Mapping[str, int] = field(default_factory=dict)
+    run_bytes: int = 0
 
     def of(self, graph: str, flops: float) -> float:
         """Seconds for one sample through `graph`, which takes `flops` operations."""

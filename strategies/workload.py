@@ -33,6 +33,7 @@ def workload(manifest: Manifest, class_counts: tuple[int, ...], batch: int = 32)
                 graph.memory_bytes(1) - graph.memory_bytes(0),
                 graph.rows(batch),
                 graph.bytes,
+                whole=bool(graph.statistics),
             )
             for name, graph in manifest.graphs.items()
         },

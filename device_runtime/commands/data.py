@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--bundle", default="digits-wrn-10-1", help="bundle of the task (default: the digits)")
     check.add_argument("--format", choices=("text", "json"), default="text")
     check.add_argument(
-        "--memory", type=positive, metavar="MB", help="use at most so much memory in all (default: what is free)"
+        "--memory",
+        type=positive,
+        metavar="MB",
+        help="use at most this much in all (default: what is free)",
     )
     add_data(check)
 

@@ -6,7 +6,7 @@ import argparse
 import csv
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from device_runtime.one_kind import Device, Figures, Order, Pretended
 from device_runtime.pretence import Time
 from device_runtime.trials import HEADERS, Row, cells, idle_watts, interleaved, lines, row
 from models.bundle import Bundle, find
+from models.manifest import ARENA_FACTOR
 from profiles import Speed
 from strategies import registry
 
@@ -108,7 +109,8 @@ def _kinds(options: argparse.Namespace) -> list[str]:
 
 def _device(options: argparse.Namespace, speed: Speed, idle_w: float) -> Device:
     pretended = Pretended(options.pretend, options.slow, options.uplink) if options.pretend else None
-    return Device(speed, engine_wish(options), memory_bytes(options), pretended, options.meter, idle_w)
+    wish = replace(engine_wish(options), run_bytes=speed.run_bytes // ARENA_FACTOR)
+    return Device(speed, wish, memory_bytes(options), pretended, options.meter, idle_w)
 
 
 def _order(options: argparse.Namespace, kind: str, device: Device) -> Order:

@@ -9,9 +9,10 @@ from dataclasses import replace
 import msgspec
 from tabulate import tabulate
 
-from device_runtime.measuring import clocks, measure
+from device_runtime.measuring import clocks
+from device_runtime.measuring import measured as measured_speed
 from device_runtime.measuring import profile as make_profile
-from device_runtime.watching import Watcher, limit_bytes, own_memory
+from device_runtime.watching import own_memory, watcher
 from models.bundle import Bundle, find
 from models.engines import engine_choice, open_model
 from models.manifest import Manifest
@@ -50,11 +51,11 @@ def run(options: argparse.Namespace) -> int:
 def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
     """The profile of this device (or of the one it pretends to be) for this bundle, measured now."""
     other = pretence(options)
-    watcher = Watcher(limit_bytes(other, memory_bytes(options)), other)
-    wish = engine_wish(options)
+    watch = watcher(other, memory_bytes(options))
+    wish = replace(engine_wish(options), run_bytes=watch.run_bytes)
     engine = str(engine_choice(bundle, wish.engine))
-    model = open_model(bundle, wish, watch=watcher)
-    speed = replace(measure(model, clocks(time.perf_counter, wish, other)), held_bytes=watcher.grown)
+    model = open_model(bundle, wish, watch=watch)
+    speed = measured_speed(model, clocks(time.perf_counter, wish, other), watch)
     model.unload()
     return own_memory(make_profile(speed, engine, other), memory_bytes(options))
 

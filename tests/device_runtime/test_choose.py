@@ -100,10 +100,12 @@ def test_a_measured_correction_moves_the_choice(load):
 
 
 def test_a_smaller_model_is_as_fast_operation_for_operation_as_the_measured_one(load):
-    """Half the operations, half the time, but as long to open; what it holds is not that of the main one."""
-    half = replace(
-        load, graphs={name: replace(work, flops=work.flops / 2) for name, work in load.graphs.items()}
-    )
+    """Half the operations, half the time, but as long to open; it holds less, as its shapes say."""
+    graphs = {
+        name: replace(work, flops=work.flops / 2, bytes_per_sample=work.bytes_per_sample // 2)
+        for name, work in load.graphs.items()
+    }
+    half = replace(load, graphs=graphs)
     seconds = dict.fromkeys(load.graphs, 0.01)
     speed = Speed(1e12, seconds, opening={"train.all": 1.0}, held_bytes={"train.all": 10**9})
     profile, loads = replace(device(), speed=speed), {MAIN: load, "half": half}

@@ -1,4 +1,5 @@
 import os
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -6,7 +7,7 @@ import psutil
 import pytest
 
 from device_runtime.errors import OutOfMemory
-from device_runtime.watching import Pretence, Time, Watcher, limit_bytes, own_memory, watcher
+from device_runtime.watching import Pretence, Time, Watcher, limit_bytes, own_memory, run_bytes, watcher
 from models.onnx_engine import OnnxModel
 from profiles import Memory, ProfileError, Speed, shipped
 from profiles.cost import session_bytes
@@ -78,6 +79,39 @@ def test_what_a_graph_with_a_whole_batch_holds_is_seen_and_told_with_some_more(b
     assert watch.grown == {}
     watch.ran("forward", graphs["forward"], 32, 0.0)
     assert watch.grown == {"forward": round(1.1 * 2000) + 2 * 2**20}
+
+
+def test_what_an_engine_took_as_it_was_loaded_is_not_a_graph_s(bundle):
+    graphs, watch = bundle.manifest.graphs, Weighed(10**12)
+    watch.will_load("forward", graphs["forward"])
+    watch.ran("forward", graphs["forward"], 32, 0.0)
+    watch.forget()
+    assert watch.grown == {}
+
+
+def test_runs_are_of_fewer_samples_where_there_is_less_memory(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert [run_bytes(free << 20) >> 20 for free in (10_000, 384, 383, 96, 95, 6, 0)] == [
+        64,
+        64,
+        32,
+        16,
+        8,
+        1,
+        1,
+    ]
+    monkeypatch.delitem(sys.modules, "onnxruntime")
+    assert run_bytes((384 + 29) << 20) >> 20 == 32  # its library is still to come
+    assert run_bytes((384 + 30) << 20) >> 20 == 64
+
+
+def test_a_graph_in_smaller_runs_needs_less(bundle):
+    graph, watch = bundle.manifest.graphs["train.all"], Weighed(10**12)
+    watch.run_bytes = graph.activation_bytes(4)
+    watch.limit_bytes = 1000 + session_bytes(graph.bytes) + graph.memory_bytes(4)
+    watch.will_load("train.all", graph)
+    watch.ran("train.all", graph, 4, 0.0)
+    assert set(watch.grown) == {"train.all"}
 
 
 def test_a_session_is_refused_by_what_it_was_seen_to_hold_where_that_is_known(bundle):

@@ -322,16 +322,13 @@ def test_running_a_bundle_does_not_load_torch():
     assert out.stdout.strip() == "[]"
 
 
-def test_a_batch_whose_activations_are_too_many_is_several_runs_with_the_same_gradient(
-    digits, data, monkeypatch
-):
+def test_a_batch_whose_activations_are_too_many_is_several_runs_with_the_same_gradient(digits, data):
     x, y = data
     whole = OnnxModel(digits).trainer("all")
     loss = whole.loss_and_grads(x, y)
     graph = digits.manifest.graphs["train.all"]
-    monkeypatch.setattr("models.manifest.RUN_BYTES", graph.activation_bytes(2))
     watch = Recorder()
-    cut = OnnxModel(digits, watch=watch).trainer("all")
+    cut = OnnxModel(digits, watch=watch, run_bytes=graph.activation_bytes(2)).trainer("all")
     assert cut.loss_and_grads(x, y) == pytest.approx(loss, abs=1e-6)
     sizes = [samples for _, samples in watch.runs]
     assert max(sizes) == 2

@@ -3,7 +3,14 @@ from dataclasses import replace
 import pytest
 
 from profiles import Bandwidth, DeviceProfile, GraphWork, Memory, Pass, Power, Speed, Work, Workload, predict
-from profiles.cost import GRAPH_FACTOR, SESSION_BYTES, activation_bytes, as_measured, session_bytes
+from profiles.cost import (
+    GRAPH_FACTOR,
+    SESSION_BYTES,
+    activation_bytes,
+    as_measured,
+    of_another,
+    session_bytes,
+)
 from profiles.straggler import classify, misfits
 
 
@@ -95,3 +102,23 @@ def test_activations_are_of_one_batch_at_most():
     assert [activation_bytes(seen, "forward", n) for n in (None, 500, 32)] == [77] * 3
     assert activation_bytes(seen, "forward", 5) == session + 7 + 5 * 3  # of fewer nothing was seen
     assert as_measured(load, Speed(1.0)) == load
+
+
+def test_a_device_of_less_memory_makes_smaller_runs_but_where_a_run_is_a_whole_batch():
+    work = GraphWork(1.0, fixed_bytes=10, bytes_per_sample=4, rows=32)
+    assert [work.within(most).rows for most in (0, 138, 137, 50, 3)] == [32, 32, 31, 10, 1]
+    assert replace(work, whole=True).within(50).rows == 32
+    load = Workload({"forward": work}, {}, {}, 0, 0, 4, (5,), 1)
+    assert activation_bytes(as_measured(load, Speed(1.0, run_bytes=50)), "forward") == session_bytes(0) + 50
+
+
+def test_another_model_s_graphs_are_as_far_from_their_shapes():
+    main, small = (
+        Workload({"forward": GraphWork(flops, 0, size, 2)}, {}, {}, 0, 0, 4, (5,), 1)
+        for flops, size in ((8.0, 2**20), (4.0, 2**19))
+    )
+    speed = of_another(Speed(1.0, {"forward": 2.0}, held_bytes={"forward": 7 * 2**20}), main, small)
+    assert speed.seconds == {"forward": 1.0}
+    assert speed.held_bytes == {
+        "forward": 7 * 2**20 * 13 // 14
+    }  # 12 MiB of a session, and 1 MiB instead of 2
