@@ -64,6 +64,7 @@ class ExportSpec:
     precisions: tuple[str, ...] = ()  # of further forward graphs: int8, float16
     stored_as: Literal["float32", "float16"] = "float32"  # float16 rounds them; the file is half as big
     source: Source | None = None
+    tokenizer: bytes | None = None  # of an input that is text
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def export(
         source=spec.source,
         stored_as=spec.stored_as,
     )
-    return bundles.write(folder, manifest, weights, passed.files)
+    return bundles.write(folder, manifest, weights, passed.files, spec.tokenizer)
 
 
 def _check_spec(spec: ExportSpec) -> None:

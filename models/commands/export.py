@@ -2,9 +2,11 @@
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from tabulate import tabulate
 
 from models import torch_networks as networks
@@ -12,10 +14,12 @@ from models.errors import ExportError, one_line
 from models.manifest import LARGEST, LEVELS, PRECISIONS, TRAINING, TUNABLE_SETS, InputSpec, Source
 
 from .factory import build, once, settings
+from .text_options import Reading, add_text_arguments, folder_settings, reading
 
 if TYPE_CHECKING:
     from models.torch_export import ExportSpec
 
+NONE = "none"
 HELP = "write a torch module as a bundle that devices run without torch"
 EXAMPLE = (
     "device-runtime export wrn --set depth=10 --set width=1 --set in_channels=1 --set classes=10 "
@@ -43,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--weights",
         type=Path,
-        help="safetensors, npz or torch state dict (default: as the factory makes them)",
+        help="safetensors, npz or torch state dict, or a folder of transformers (default: as they are made)",
     )
     add("--new-head", action="store_true", help="take the weights without the head, for other labels")
     add("--seed", type=int, default=0, help="of the random weights (default: 0)")
@@ -54,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--level", action="append", default=[], metavar="PREFIX=LEVEL", help="low, mid, up or head")
     add("--output", action="append", default=[], metavar="LEVEL=NAME", help="submodule at the end of a level")
     add("--vocabulary", type=int, metavar="N", help="the input is token ids from 0 to N - 1")
+    add_text_arguments(parser)
     add_graph_arguments(parser)
 
 
@@ -67,7 +72,13 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SET[:NAME=VALUE,..]",
         help=f"{', '.join(TUNABLE_SETS)}, as in lora:rank=8; may be repeated (default: all, mid, head)",
     )
-    add("--objective", action="append", default=[], choices=TRAINING, help="may be repeated (default: train)")
+    add(
+        "--objective",
+        action="append",
+        default=[],
+        choices=(*TRAINING, NONE),
+        help="may be repeated (default: train); none: no training graphs, for zeroth-order updates alone",
+    )
     add("--features", action="append", default=[], choices=LEVELS[:-1], help="give the level's feature map")
     add(
         "--batchnorm",
@@ -84,7 +95,8 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the bundle and prints what is in it. Raises ModelError."""
-    module = build(args)  # first: it says what to install where torch is missing
+    texts, given = texts_and_settings(args)
+    module = build(args, given)  # first: it says what to install where torch is missing
     from models.torch_export import Checked, export
 
     checked: list[Checked] = []
@@ -93,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         checked.append(graph)
         print(f"{graph.name} computes what torch computes", file=sys.stderr)
 
-    bundle = export(module, spec(args), args.out, report)
+    bundle = export(module, spec(args, texts, given), args.out, report)
     rows = [(g.name, f"{g.bytes / 1000:.1f}", f"{g.worst:.0e}") for g in checked]
     print(tabulate(rows, ("graph", "KB", "off torch by"), disable_numparse=True, stralign="right"))
     trained = ", ".join(f"{name} {bundle.manifest.num_parameters(name)}" for name in bundle.manifest.sets)
@@ -102,45 +114,61 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def spec(args: argparse.Namespace) -> "ExportSpec":
-    """What the arguments say about the bundle. Raises ExportError."""
+def texts_and_settings(args: argparse.Namespace) -> tuple[Reading | None, dict[str, Any]]:
+    """What is said of texts, and all settings of the network: what is said beats a folder's sizes, and these
+    what follows from the texts. Raises ExportError.
+    """
+    given = {**folder_settings(args), **settings(args.set)}
+    texts = reading(args, given)
+    return texts, {**(texts.settings if texts else {}), **given}
+
+
+def spec(
+    args: argparse.Namespace, texts: Reading | None = None, given: Mapping[str, Any] | None = None
+) -> "ExportSpec":
+    """What the arguments say about the bundle, with `given` as the network's settings. Raises ExportError."""
     from models.torch_export import ExportSpec
 
+    vocabulary = texts.vocabulary if texts else args.vocabulary
     try:
         shape = _numbers(args.input, int)
-        kind: Any = "float32" if args.vocabulary is None else "int64"
+        kind: Any = "float32" if vocabulary is None else "int64"
         means, deviations = _numbers(args.mean), _numbers(args.std)
-        given = InputSpec(shape, args.scale, means, deviations, kind, args.vocabulary)
+        taken = InputSpec(
+            shape, args.scale, means, deviations, kind, vocabulary, texts.text if texts else msgspec.UNSET
+        )
     except ValueError as error:
         raise ExportError(one_line(error)) from error
-    if not all(1 <= size <= LARGEST for size in (*shape, 1 if args.vocabulary is None else args.vocabulary)):
+    if not all(1 <= size <= LARGEST for size in (*shape, 1 if vocabulary is None else vocabulary)):
         raise ExportError(f"--input {args.input} or --vocabulary holds a size that is not 1 to {LARGEST}")
     return ExportSpec(
         name=args.name or args.out.resolve().name,
-        input=given,
+        input=taken,
         labels=tuple(args.labels.split(",")),
         head=args.head,
         levels=once(_level(item) for item in args.level) or None,
         outputs=once(_level(item) for item in args.output) or None,
         sets=once(_tunable(item) for item in args.tunable) or {"all": {}, "mid": {}, "head": {}},
-        objectives=tuple(dict.fromkeys(args.objective)) or ("train",),
+        objectives=tuple(name for name in dict.fromkeys(args.objective) if name != NONE)
+        if args.objective
+        else ("train",),
         features=tuple(dict.fromkeys(args.features)),
         batchnorm=args.batchnorm,
         precisions=tuple(dict.fromkeys(args.precision)),
         stored_as=args.stored_as,
         ort_training=args.ort_training,
-        source=_source(args),
+        source=_source(args, settings(args.set) if given is None else given),
+        tokenizer=texts.tokenizer if texts else None,
     )
 
 
-def _source(args: argparse.Namespace) -> Source | None:
+def _source(args: argparse.Namespace, given: Mapping[str, Any]) -> Source | None:
     """What the torch engine builds the network from. Files stay behind: their values are in the weights.
 
     None where the feature maps are not those that the network itself names.
     """
     if ":" in args.factory or args.output:
         return None
-    given = settings(args.set)
     return Source(args.factory, {name: given[name] for name in given if name not in networks.FILES})
 
 

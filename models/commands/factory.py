@@ -3,7 +3,7 @@
 import argparse
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +15,15 @@ from models.errors import ExportError, one_line
 T = TypeVar("T")
 
 
-def build(args: argparse.Namespace) -> Any:
-    """The module the arguments ask for, with its weights. Raises ExportError."""
+FILES = ("model.safetensors", "pytorch_model.bin")
+"""Of weights in a folder, the first that is there."""
+
+
+def build(args: argparse.Namespace, given: Mapping[str, Any] | None = None) -> Any:
+    """The module the arguments ask for, with its weights; `given`, if anything, in the place of its settings.
+
+    Raises ExportError.
+    """
     try:
         import onnx
         import onnxscript
@@ -33,16 +40,25 @@ def build(args: argparse.Namespace) -> Any:
     if not 0 <= args.seed < 1 << 63:
         raise ExportError(f"--seed is {args.seed}, expected 0 to {(1 << 63) - 1}")
     torch.manual_seed(args.seed)
-    module = _made(args.factory, settings(args.set))
+    module = _made(args.factory, settings(args.set) if given is None else given)
     if not isinstance(module, torch.nn.Module):
         raise ExportError(f"{args.factory} gives a {type(module).__name__}, expected a torch.nn.Module")
     if args.weights is not None:
         head = find_head(module, args.head) if args.new_head else None
-        load_weights(module, args.weights, skip_head=head)
+        load_weights(module, _file(args.weights), skip_head=head)
     return module
 
 
-def _made(where: str, given: dict[str, Any]) -> Any:
+def _file(weights: Path) -> Path:
+    if not weights.is_dir():
+        return weights
+    found = next((weights / name for name in FILES if (weights / name).is_file()), None)
+    if found is None:
+        raise ExportError(f"{weights} has none of {', '.join(FILES)}")
+    return found
+
+
+def _made(where: str, given: Mapping[str, Any]) -> Any:
     if ":" not in where:
         return networks.build(where, given)
     factory = _factory(where)

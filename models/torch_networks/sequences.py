@@ -12,16 +12,6 @@ from models.torch_weights import Checkpoints
 
 
 @dataclass(frozen=True)
-class Framing:
-    """What a network takes for a text: which special tokens around it, and the id that fills up behind."""
-
-    padding: int
-    start: bool = True  # [CLS] or <s>; of a network that reads on from what it has read, </s>
-    end: bool = True  # [SEP] or </s>
-    causal: bool = False  # each token sees those before it alone
-
-
-@dataclass(frozen=True)
 class Places:
     """Where a model of the library has what: module names, without the prefix."""
 
@@ -41,12 +31,10 @@ class SequenceClassifier(nn.Module):
     softmax are what ONNX Runtime can train.
     """
 
-    def __init__(
-        self, model: nn.Module, places: Places, framing: Framing, logits: Callable[[Any, Tensor], Tensor]
-    ) -> None:
+    def __init__(self, model: nn.Module, places: Places, logits: Callable[[Any, Tensor], Tensor]) -> None:
         super().__init__()
         self.model = model
-        self.framing, self.checkpoints, self._logits = framing, places.files, logits
+        self.checkpoints, self._logits = places.files, logits
         depth = len(model.get_submodule(places.layers))
         ends = (max(1, depth // 3), max(2, 2 * depth // 3), depth)
         layers = [f"model.{places.layers}.{index}" for index in range(depth)]

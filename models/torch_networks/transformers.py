@@ -20,14 +20,10 @@ from torch import Tensor
 from models.errors import ExportError
 from models.torch_weights import Checkpoints
 
-from .sequences import Framing, Places, SequenceClassifier, answer_with, last, mask, masked, rows_of, taken
+from .framing import FRAMING
+from .sequences import Places, SequenceClassifier, answer_with, last, mask, masked, rows_of, taken
 
 LIBRARY = "transformers"
-FRAMING = {
-    "distilbert": Framing(padding=0),
-    "roberta": Framing(padding=1),
-    "opt": Framing(padding=1, end=False, causal=True),
-}
 _MASKED = "mask is {}, expected the id at which the network is to answer with one of the words"
 
 
@@ -60,12 +56,12 @@ def distilbert(
     )  # fmt: skip
     if not ids:
         model = library.DistilBertForSequenceClassification(config)
-        return SequenceClassifier(model, places, FRAMING["distilbert"], _distilbert)
+        return SequenceClassifier(model, places, _distilbert)
     places = replace(places, above=("vocab_transform", "vocab_layer_norm"), head="vocab_projector")
     places = _answering(places, ids, ("vocab_projector.bias",))
     model = library.DistilBertForMaskedLM(config)
     answer_with(model, places, ids)
-    return SequenceClassifier(model, places, FRAMING["distilbert"], partial(_distilbert_at, mask=mask))
+    return SequenceClassifier(model, places, partial(_distilbert_at, mask=mask))
 
 
 def roberta(
@@ -93,13 +89,13 @@ def roberta(
     )  # fmt: skip
     if not ids:
         model = library.RobertaForSequenceClassification(config)
-        return SequenceClassifier(model, places, FRAMING["roberta"], _roberta)
+        return SequenceClassifier(model, places, _roberta)
     places = replace(places, above=("lm_head.dense", "lm_head.layer_norm"), head="lm_head.decoder")
     places = _answering(places, ids, ("lm_head.decoder.bias", "lm_head.bias"))
     model = library.RobertaForMaskedLM(config)
     answer_with(model, places, ids)
     del model.lm_head.bias  # the same as that of its decoder
-    return SequenceClassifier(model, places, FRAMING["roberta"], partial(_roberta_at, mask=mask))
+    return SequenceClassifier(model, places, partial(_roberta_at, mask=mask))
 
 
 def opt(
@@ -129,11 +125,11 @@ def opt(
         Checkpoints("model.", adapt=_opt_names),
     )  # fmt: skip
     if not ids:
-        return SequenceClassifier(library.OPTForSequenceClassification(config), places, FRAMING["opt"], _opt)
+        return SequenceClassifier(library.OPTForSequenceClassification(config), places, _opt)
     places = _answering(replace(places, head="lm_head"), ids, ())
     model = library.OPTForCausalLM(config)
     answer_with(model, places, ids)
-    return SequenceClassifier(model, places, FRAMING["opt"], _opt)
+    return SequenceClassifier(model, places, _opt)
 
 
 def _distilbert(model: Any, x: Tensor) -> Tensor:
