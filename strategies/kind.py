@@ -109,7 +109,8 @@ class Contribution:
 
     `form` is that of the strategy that made it, by which `fold` knows the member of the family. `memory` is
     not sent: the device keeps it for the next time that it trains this kind, in place of what it kept before
-    (None: that stays). `late` is set on the aggregator; tensors that the base has were moved to this round's.
+    (None: that stays). `device` and `late` are set on the aggregator; tensors of a late one that the base has
+    were moved to this round's.
     """
 
     kind: str
@@ -119,6 +120,7 @@ class Contribution:
     form: str = ""
     memory: Tensors | None = None
     late: Late | None = None
+    device: str = ""
 
 
 class ServerTools(Protocol):
@@ -256,6 +258,9 @@ class Strategy(Protocol[S]):
     def counted(self, contribution: Contribution) -> float:
         """As how many samples an update counts in a mean."""
 
+    def apart(self, contribution: Contribution) -> int:
+        """Updates of which this differs say different things, and are not compared with each other."""
+
     def start(self, model: RoundModel) -> S:
         """On the aggregator: an empty state of one round."""
 
@@ -315,6 +320,9 @@ class Usual:
 
     def counted(self, contribution: Contribution) -> float:
         return contribution.num_examples
+
+    def apart(self, contribution: Contribution) -> int:
+        return 0
 
 
 def formed(strategy: AnyStrategy, form: str) -> AnyStrategy:

@@ -34,10 +34,16 @@ def not_negative(**settings: float) -> None:
             raise ValueError(f"{name} is {value}, expected 0 or more")
 
 
+def below_one(**settings: float) -> None:
+    """At least 0 and less than 1."""
+    for name, value in settings.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} is {value}, expected at least 0 and less than 1")
+
+
 def momentum(value: float) -> None:
     """At least 0 and less than 1."""
-    if not 0 <= value < 1:
-        raise ValueError(f"momentum is {value}, expected at least 0 and less than 1")
+    below_one(momentum=value)
 
 
 def tunable_set(name: str) -> None:

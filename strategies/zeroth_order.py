@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from broker.messages import Step
 from models.engine import DeviceModel
@@ -18,7 +17,9 @@ from profiles.cost import activation_bytes
 
 from . import directions, ranges
 from .kind import MOST_LOSS, Contribution, Effect, Late, LocalData, RoundModel, Run, Usual
+from .mean_scalars import Mean, MeanScalars, Scalars, group_of
 from .replaying import Along, perturb
+from .step_size import GRID, Moment, Sizing, relative, unit
 from .workload import passes
 
 WIRE_BYTES = 190
@@ -26,44 +27,25 @@ WIRE_BYTES = 190
 
 
 MOST_DIRECTIONS = 1024
-"""A round's scalars stand in the offers of the next rounds, which are control messages."""
-
-
-@dataclass(frozen=True)
-class MeanScalars:
-    """Weighted sums float64 (num_z,) of the projected gradients, and their weight; beside them those of
-    earlier rounds, which are along other directions.
-    """
-
-    sums: NDArray[np.float64]
-    weight: float = 0.0
-    late: Mapping[Late, MeanScalars] = field(default_factory=dict)
-
-    def add(self, projected: NDArray[np.float64], weight: float, late: Late | None) -> MeanScalars:
-        if late is None:
-            return replace(self, sums=self.sums + weight * projected, weight=self.weight + weight)
-        theirs = self.late.get(late, MeanScalars(np.zeros_like(self.sums)))
-        return replace(self, late={**self.late, late: theirs.add(projected, weight, None)})
-
-    def means(self, now: Late) -> Iterator[tuple[Late, NDArray[np.float32], float]]:
-        """Of each round, the earliest first and `now` last: the mean, and its share of the whole weight."""
-        every = [*sorted(self.late.items(), key=lambda each: each[0].round), (now, self)]
-        whole = sum(mean.weight for _, mean in every)
-        for of, mean in every:
-            if mean.weight:
-                yield of, (mean.sums / mean.weight).astype(np.float32), mean.weight / whole
+"""Of a round, together: its scalars stand in the offers of the next rounds, which are control messages."""
 
 
 @dataclass(frozen=True)
 class ZerothOrder(Usual):
-    """Projected gradients along `num_z` directions that all devices of the round share.
+    """Projected gradients along `num_z` directions that devices of the round share; u is the unit of length.
 
-    g_p = (L(w + eps z_p) - L(w - eps z_p)) / (2 eps) (equation 3), each loss the mean over the *whole* local
-    data (section 4.2.2); the model moves by -lr * mean_p(g_p z_p) (algorithm 3). Algorithm 2 averages g_p
+    `sides` = 2: g_p = (L(w + eps u z_p) - L(w - eps u z_p)) / (2 eps) (equation 3), 2 num_z losses. `sides` =
+    1: g_p = (L(w + eps u z_p) - L(w)) / eps, num_z + 1 losses. Each loss is the mean over the *whole* local
+    data (section 4.2.2). The model moves by -lr * u * mean_p(g_p z_p) (algorithm 3). Algorithm 2 averages g_p
     over devices plainly; by n_k, as here, the step is that of the pooled data however it is divided. Scalars
     that come late are along directions that are known still: they are a step of their own, by their weight
     among all and the share that the task grants (FedBuff, Nguyen et al. 2022, algorithm 1).
-    Defaults: num_z = 2 (section 4.2.1); eps = 1e-3 as in MeZO (the thesis names no figure).
+
+    `sizing` = "absolute": u = 1, as in the thesis. "relative" (ours): u is the root mean square of the tuned
+    weights, and g_p counts in parts of the usual one so far (`step_size`), so that one `lr` serves networks
+    of any scale. `groups` (ours): so many sets of num_z directions, a device's is by its name; devices of
+    different groups add directions where those of one group take noise off the same ones.
+    The thesis: num_z = 2 (section 4.2.1), sides = 2, "absolute"; eps = 1e-3 as in MeZO (it names no figure).
     """
 
     name: ClassVar[str] = "zeroth-order"
@@ -72,17 +54,28 @@ class ZerothOrder(Usual):
     lr: float = 1e-2
     tunable: str = "all"
     generator: str = directions.GENERATOR
+    sides: Literal[1, 2] = 2
+    sizing: Sizing = "absolute"
+    beta: float = 0.99
+    groups: int = 1
 
     def __post_init__(self) -> None:
         ranges.counts(MOST_DIRECTIONS, num_z=self.num_z)
+        ranges.counts(MOST_DIRECTIONS // self.num_z, groups=self.groups)
         ranges.positive(eps=self.eps, lr=self.lr)
+        ranges.below_one(beta=self.beta)
         ranges.tunable_set(self.tunable)
         directions.check_generator(self.generator)
 
+    @property
+    def losses(self) -> int:
+        """How often a device goes through its data."""
+        return 2 * self.num_z if self.sides == 2 else self.num_z + 1
+
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """2 num_z forward passes over all samples; the memory of inference and a copy of the set."""
+        """So many forward passes over all samples; the memory of inference and a copy of the set."""
         graph = f"loss.{self.tunable}"
-        samples = 2.0 * self.num_z * workload.samples
+        samples = float(self.losses * workload.samples)
         held = 2 * workload.weights_bytes + 4 * workload.values(self.tunable)
         work = Work(
             passes=passes(workload, **{f"loss_{self.tunable}": samples}),
@@ -93,17 +86,26 @@ class ZerothOrder(Usual):
         return predict(profile, work, self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
-        probe, began = model.probe(self.tunable), run.clock()
-        projected, losses = np.zeros(self.num_z, np.float32), []
-        for p in range(self.num_z):
-            pair = []
-            for sign in (1, -1):
-                perturb(probe.params, model.weights, Along(run.seed, p, sign * self.eps, self.generator))
-                pair.append(probe.loss(data.x, data.y))
-                run.pace(began, (2 * p + (sign < 0) + 1) / (2 * self.num_z))
-            projected[p] = (pair[0] - pair[1]) / (2 * self.eps)
-            losses.extend(pair)
-        return Contribution(self.name, {"g": projected}, len(data), float(np.mean(losses)))
+        losses, began = [], run.clock()
+        for loss in self._measured(model, data, run):
+            losses.append(loss)
+            run.pace(began, len(losses) / self.losses)
+        ups, downs = losses[:: self.sides], losses[1 :: self.sides]
+        if self.sides == 1:
+            ups, downs = losses[1:], losses[:1] * self.num_z
+        apart = [(up - down) / (self.sides * self.eps) for up, down in zip(ups, downs, strict=True)]
+        return Contribution(self.name, {"g": np.array(apart, np.float32)}, len(data), float(np.mean(losses)))
+
+    def _measured(self, model: DeviceModel, data: LocalData, run: Run) -> Iterator[float]:
+        """The losses, in order: there and back along each direction, or at the base and along each."""
+        probe, first = model.probe(self.tunable), self.num_z * group_of(run.device, self.groups)
+        length = self.eps * unit(model.weights, model.manifest.specs(self.tunable), self.sizing)
+        if self.sides == 1:
+            yield probe.loss(data.x, data.y)
+        for p in range(first, first + self.num_z):
+            for sign in (1, -1)[: self.sides]:
+                perturb(probe.params, model.weights, Along(run.seed, p, sign * length, self.generator))
+                yield probe.loss(data.x, data.y)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return (TensorSpec("g", (self.num_z,)),)
@@ -115,25 +117,36 @@ class ZerothOrder(Usual):
             return ""
         return f"a scalar is {furthest:.4g} away from 0, at most {most:.4g} is believed with eps {self.eps:g}"
 
+    def apart(self, contribution: Contribution) -> int:
+        return group_of(contribution.device, self.groups)
+
     def start(self, model: RoundModel) -> MeanScalars:
-        return MeanScalars(np.zeros(self.num_z))
+        return MeanScalars(self.num_z)
 
     def fold(self, state: MeanScalars, contribution: Contribution, weight: float) -> MeanScalars:
         projected = contribution.tensors["g"].astype(np.float64)
-        return state.add(projected, weight, contribution.late)
+        return state.add(projected, weight, contribution.late, self.apart(contribution))
 
     def finish(self, state: MeanScalars, model: RoundModel) -> Effect:
-        steps = tuple(
-            Step(
-                round=of.round,
-                generator=self.generator,
-                seed=of.seed,
-                tunable=self.tunable,
-                lr=self.lr,
-                share=share * of.share,
-                scalars=tuple(float(g) for g in mean),
-            )
-            for of, mean, share in state.means(Late(model.round, model.seed, 1.0))
+        means = list(state.means(Late(model.round, model.seed, 1.0)))
+        length = self.lr * unit(model.weights, model.manifest.specs(self.tunable), self.sizing)
+        if self.sizing == "absolute":
+            steps = tuple(self._step(mean, mean.scalars, length) for mean in means)
+            return Effect(steps=steps, num_examples=state.whole)
+        moment = Moment.of(model.memory)
+        for mean in means:
+            moment = moment.after(float(np.square(mean.scalars).mean()), self.beta)
+        steps = tuple(self._step(mean, relative(mean.scalars, moment.usual), length / GRID) for mean in means)
+        return Effect(steps=steps, num_examples=state.whole, memory=moment.kept())
+
+    def _step(self, mean: Mean, scalars: Scalars, lr: float) -> Step:
+        return Step(
+            round=mean.of.round,
+            generator=self.generator,
+            seed=mean.of.seed,
+            tunable=self.tunable,
+            lr=lr,
+            share=mean.share * mean.of.share,
+            scalars=tuple(scalars.astype(np.float32).tolist()),
+            indices=mean.indices if self.groups > 1 else (),
         )
-        weight = state.weight + sum(late.weight for late in state.late.values())
-        return Effect(steps=steps, num_examples=weight)

@@ -11,6 +11,7 @@ Folding is given an update for each device still, so that every kind's own mergi
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -62,13 +63,15 @@ class Screen:
 
     def add(self, contribution: Contribution, weight: float, device: str) -> None:
         """One more, which then may be forgotten. In a fixed order, as for Folding. Raises OSError."""
+        contribution = replace(contribution, device=device)
         if self._robust.rule == "none":
             self._folding.add(contribution, weight)
             return
         one = sorted_out(contribution, *self._folding.trained(contribution))
-        if one.sort not in self._spools:
-            self._spools[one.sort] = Spool(one.update.tensors, one.start, self._scratch)
-        if not self._spools[one.sort].add(one.update, weight, device):
+        sort = one.sort, self._folding.apart(contribution)
+        if sort not in self._spools:
+            self._spools[sort] = Spool(one.update.tensors, one.start, self._scratch)
+        if not self._spools[sort].add(one.update, weight, device):
             self._note(f"{device} ({contribution.kind}) is not finite and is left out")
             return
         self._samples[device] = max(self._samples.get(device, 0.0), self._folding.counted(contribution))

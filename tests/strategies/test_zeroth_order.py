@@ -1,4 +1,5 @@
 import hashlib
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ from models.errors import TensorError
 from models.tensors import encode
 from strategies import directions
 from strategies.kind import Contribution, Run
+from strategies.mean_scalars import group_of
 from strategies.merge import merge
 from strategies.replaying import along_step, replay
 from strategies.zeroth_order import ZerothOrder
@@ -23,21 +25,24 @@ def named(*effects):
     return {str(place): effect for place, effect in enumerate(effects)}
 
 
-def centralised(model, data, strategy):
+def centralised(model, data, strategy, indices=None):
     """MeZO on the pooled data, written out on its own: float64 update, all directions in one array."""
     weights = dict(model.weights)
     for number in range(ROUNDS):
         model.load(weights)
         probe = model.probe(strategy.tunable)
         start = probe.params.vector.copy()
-        z = np.stack([directions.direction(100 + number, p, 0, start.size) for p in range(strategy.num_z)])
+        along = range(strategy.num_z) if indices is None else indices
+        z = np.stack([directions.direction(100 + number, p, 0, start.size) for p in along])
         gradient = np.zeros(start.size)
+        here = probe.loss(data.x, data.y)
         for direction in z:
             probe.params.vector[:] = start + np.float32(strategy.eps) * direction
             up = probe.loss(data.x, data.y)
             probe.params.vector[:] = start - np.float32(strategy.eps) * direction
-            gradient += (up - probe.loss(data.x, data.y)) / (2 * strategy.eps) * direction
-        probe.params.vector[:] = start - strategy.lr * gradient / strategy.num_z
+            down = probe.loss(data.x, data.y) if strategy.sides == 2 else here
+            gradient += (up - down) / (strategy.sides * strategy.eps) * direction
+        probe.params.vector[:] = start - strategy.lr * gradient / len(z)
         weights.update(probe.params.tensors())
     return weights
 
@@ -49,22 +54,28 @@ def federated(model, devices, strategy):
         distributed = type(
             "Distributed",
             (),
-            {"manifest": model.manifest, "weights": weights, "round": number, "seed": 100 + number},
+            {
+                "manifest": model.manifest,
+                "weights": weights,
+                "round": number,
+                "seed": 100 + number,
+                "memory": {},
+            },
         )()
         state = strategy.start(distributed)
         for name, data in enumerate(devices):
             sent = strategy.train(model, data, Run(100 + number, str(name), lambda: 0.0, 1.0))
-            state = strategy.fold(state, sent, len(data))
+            state = strategy.fold(state, replace(sent, device=str(name)), len(data))
         weights = dict(merge(distributed, named(strategy.finish(state, distributed))).base)
     return weights
 
 
 @pytest.mark.parametrize("partition", ["one device", "unequal", "by class", "single sample"])
-@pytest.mark.parametrize("tunable", ["all", "head"])
+@pytest.mark.parametrize(("tunable", "sides"), [("all", 2), ("head", 2), ("all", 1)])
 def test_full_participation_equals_the_centralised_run_for_any_partition(
-    model, digits, partition, tunable, partitions
+    model, digits, partition, tunable, sides, partitions
 ):
-    strategy = ZerothOrder(lr=0.01, tunable=tunable)
+    strategy = ZerothOrder(lr=0.01, tunable=tunable, sides=sides)
     initial = dict(model.weights)
     expected = centralised(model, digits, strategy)
     model.load(initial)
@@ -93,7 +104,7 @@ def test_a_device_that_missed_rounds_replays_to_the_same_bits(bundle, round_mode
     steps, weights = [], round_model.weights
     for number in range(5):
         state = strategy.start(round_model)
-        state = type(state)(np.array([0.7 * number, -0.3]), 1.0)
+        state = state.add(np.array([0.7 * number, -0.3]), 1.0, None)
         step = strategy.finish(state, round_model).steps[0]
         steps.append(step)
         weights = replay(weights, [step], bundle.manifest)  # the aggregator, round by round
@@ -158,3 +169,93 @@ def test_scalars_are_weighted_by_samples(round_model):
     step = strategy.finish(state, round_model).steps[0]
     assert step.scalars == (1.75, 0.75)  # (30*1 + 10*4)/40, (0 + 10*3)/40
     assert (step.seed, step.round, step.share) == (77, 3, 1.0)
+
+
+@pytest.mark.parametrize("sides", [1, 2])
+def test_devices_with_equal_data_and_directions_of_their_own_take_the_step_along_all_of_them(
+    model, digits, sides
+):
+    strategy = ZerothOrder(num_z=3, lr=0.01, tunable="head", sides=sides, groups=300)
+    groups = sorted(group_of(str(name), 300) for name in range(4))
+    assert len(set(groups)) == 4
+    initial = dict(model.weights)
+    union = [3 * group + p for group in groups for p in range(3)]
+    expected = centralised(model, digits, strategy, union)
+    model.load(initial)
+    actual = federated(model, [digits] * 4, strategy)
+    for name in expected:
+        np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=1e-6)
+
+
+def test_devices_of_one_group_share_their_directions(model, digits, run):
+    names = [f"pi-{n}" for n in range(20)]
+    first, second = [name for name in names if group_of(name, 2) == 0][:2]
+    other = next(name for name in names if group_of(name, 2) == 1)
+    strategy = ZerothOrder(groups=2, tunable="head")
+    sent = {name: strategy.train(model, digits, run(name)).tensors["g"] for name in (first, second, other)}
+    assert sent[first].tobytes() == sent[second].tobytes() != sent[other].tobytes()
+
+
+def test_one_side_takes_one_loss_a_direction_and_one_more(model, digits, run):
+    done = []
+    for sides in (1, 2):
+        strategy = ZerothOrder(num_z=5, sides=sides, tunable="head")
+        steps = []
+        strategy.train(model, digits, replace(run(), progress=steps.append))
+        assert len(steps) == strategy.losses
+        done.append(len(steps))
+    assert done == [6, 10]
+
+
+def test_a_relative_step_is_the_same_for_weights_of_any_scale(round_model):
+    strategy = ZerothOrder(sizing="relative", lr=0.05, tunable="head")
+    large = replace(round_model, weights={n: 8 * value for n, value in round_model.weights.items()})
+    moved = []
+    for model in (round_model, large):
+        state = strategy.start(model).add(np.array([0.3, -0.2]), 5.0, None)
+        base = merge(model, named(strategy.finish(state, model))).base
+        moved.append(base["head.weight"] - model.weights["head.weight"])
+    assert np.abs(moved[0]).max() > 1e-4
+    np.testing.assert_allclose(moved[1], 8 * moved[0], rtol=1e-3, atol=1e-6)
+
+
+def test_a_relative_step_does_not_depend_on_the_size_of_the_loss(round_model):
+    strategy = ZerothOrder(sizing="relative", tunable="head")
+    effects = []
+    for factor in (1.0, 1024.0):
+        state = strategy.start(round_model).add(factor * np.array([0.3, -0.2]), 5.0, None)
+        effects.append(strategy.finish(state, round_model))
+    assert effects[0].steps == effects[1].steps
+    usual = np.sqrt((0.3**2 + 0.2**2) / 2)
+    assert effects[0].steps[0].scalars == (round(32 * 0.3 / usual), round(32 * -0.2 / usual))
+
+
+def test_the_usual_size_is_remembered_and_a_sudden_jump_is_held(round_model):
+    strategy = ZerothOrder(sizing="relative", tunable="head", beta=0.9)
+    model = round_model
+    for _ in range(30):
+        effect = strategy.finish(strategy.start(model).add(np.array([0.1, -0.1]), 1.0, None), model)
+        assert effect.steps[0].scalars == (32, -32)
+        model = replace(model, memory=effect.memory)
+    jump = strategy.finish(strategy.start(model).add(np.array([1e6, 0.0]), 1.0, None), model)
+    assert jump.steps[0].scalars == (127, 0)  # sqrt(2 / (1 - 0.9)) = 4.5 times the usual, held at 127/32
+
+
+def test_scalars_of_nobody_change_nothing_and_of_zero_neither(round_model):
+    strategy = ZerothOrder(sizing="relative", tunable="head")
+    assert strategy.finish(strategy.start(round_model), round_model).steps == ()
+    zero = strategy.finish(strategy.start(round_model).add(np.zeros(2), 1.0, None), round_model)
+    assert zero.steps[0].scalars == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"groups": 0}, "groups is 0, expected 1 to 512"),
+        ({"num_z": 64, "groups": 17}, "groups is 17, expected 1 to 16"),
+        ({"beta": 1.0}, "beta is 1.0, expected at least 0 and less than 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, why):
+    with pytest.raises(ValueError, match=why):
+        ZerothOrder(**settings)

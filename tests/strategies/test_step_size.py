@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+
+from models.tensors import TensorSpec
+from strategies.step_size import MOST, SMALLEST, Moment, relative, unit
+
+SPECS = (TensorSpec("a", (3,)), TensorSpec("b", (1,)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([1, 1, 1], 1, 1.0),
+        ([3, 3, 3], 3, 4.0),  # 2 ** 1.58
+        ([2.8, 2.8, 2.8], 2.8, 2.0),  # 2 ** 1.49
+        ([0, 0, 0], 1.0, 0.5),  # the root of 1/4
+        ([0, 0, 0], 0.0, SMALLEST),
+    ],
+)
+def test_the_unit_is_the_root_mean_square_as_the_nearest_power_of_two(a, b, expected):
+    weights = {"a": np.array(a, np.float32), "b": np.array([b], np.float32), "other": np.full(9, 1e3)}
+    assert unit(weights, SPECS, "relative") == expected
+    assert unit(weights, SPECS, "absolute") == 1.0
+
+
+def test_the_moment_is_a_mean_that_forgets_and_is_unbiased_from_the_first_on():
+    moment = Moment().after(9.0, 0.9)
+    assert moment.usual == pytest.approx(3.0)
+    moment = moment.after(4.0, 0.9)
+    assert moment.usual**2 == pytest.approx((0.9 * 0.1 * 9 + 0.1 * 4) / (0.9 * 0.1 + 0.1))
+    assert Moment.of(moment.kept()) == moment
+    assert Moment.of({}) == Moment()
+
+
+def test_relative_scalars_are_bytes():
+    scalars = relative(np.array([2.0, -1.0, 0.03, 50.0, -50.0]), 2.0)
+    assert scalars.tolist() == [32, -16, 0, MOST, -MOST]
+    assert relative(np.array([2.0]), 0.0).tolist() == [0]
