@@ -1,0 +1,114 @@
+"""Rounds of scalars alone, on simulated wires: who was away, or late, ends with the aggregator's bits."""
+
+import hashlib
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from aggregator.task import KindSettings, Task
+from device_runtime.holdings import Holdings
+from device_runtime.watching import Pretence
+from models import tensors
+from simulation.wire.faults import AggregatorKilled, Crash, LinkLost
+from simulation.wire.host import Host
+from simulation.wire.run import Course, Member, run_on_wire
+
+DEVICES, SAMPLES, ROUNDS = 10, 8, 12
+WEIGHTS_BYTES = 250_000
+"""Fewer than those of the bundle."""
+
+
+def digest(weights):
+    return hashlib.sha256(tensors.encode(weights)).hexdigest()
+
+
+@pytest.fixture
+def fleet(split):
+    """Slow boards alike, each with digits of its own, 20 ms from the broker."""
+    profile = Pretence.of("pi-5", 100.0).profile
+    parts = np.split(np.arange(DEVICES * SAMPLES), DEVICES)
+    return [
+        Member(f"d{i}", profile, split.train.x[part], split.train.y[part], 0.02)
+        for i, part in enumerate(parts)
+    ]
+
+
+def task(**settings):
+    kind = KindSettings(name="zeroth-order", settings={"lr": 0.01})
+    fields = {"bundle": "digits-wrn-10-1", "rounds": ROUNDS, "round_deadline_s": 5.0, "min_devices": DEVICES}
+    return Task(**{**fields, "kinds": (kind,), **settings})
+
+
+@pytest.fixture
+def caught_up(monkeypatch):
+    """At the end of a run every device takes what it lacks of the log: digests, bytes fetched, and steps."""
+    known, fetched = {}, Counter()
+    begin, close = Holdings.__init__, Host.close
+
+    def init(self, folder):
+        begin(self, folder)
+        known[folder.name] = self
+
+    def last(self):
+        rounds = self._service.rounds
+        base, manifest = rounds.farewell().base, rounds.manifest
+        for name, holdings in known.items():
+            for blob in holdings.missing(base):
+                holdings.blobs.put(rounds.store.models.get(blob))
+                fetched[name] += blob.size
+            ends[name] = digest(holdings.base(base, manifest))
+        steps.append(base.steps)
+        close(self)
+
+    ends, steps = {}, []
+    monkeypatch.setattr(Holdings, "__init__", init)
+    monkeypatch.setattr(Host, "close", last)
+    return ends, fetched, steps
+
+
+@pytest.mark.parametrize("asked", [10, 3, 1], ids=["all take part", "three of ten", "one of ten"])
+def test_whoever_takes_part_when_all_end_with_the_same_bits_and_no_weights_travel(fleet, caught_up, asked):
+    ends, fetched, steps = caught_up
+    settings = {} if asked == DEVICES else {"devices_per_round": asked}
+    finished = run_on_wire(task(**settings), fleet, Course(seed=1, until_s=1000))
+    part = Counter(record.device for _, record in finished.contributions)
+    assert sum(part.values()) == ROUNDS * asked
+    assert len(ends) == DEVICES
+    assert set(ends.values()) == {digest(finished.weights)}
+    assert steps == [ROUNDS]
+    assert sum(fetched.values()) < WEIGHTS_BYTES
+    sent = sum(passed.size for passed in finished.log if "/block/" in passed.topic)
+    assert sent < WEIGHTS_BYTES, "weights travelled"
+
+
+def test_scalars_that_a_lost_link_makes_late_count_and_all_hold_the_same_bits(fleet, caught_up):
+    """One device's network goes while it computes round 3, and is back when round 5 is open."""
+    ends, _, steps = caught_up
+    counting = task(rounds=5, late="count")
+    undisturbed = run_on_wire(counting, fleet, Course(seed=1, until_s=1000))
+    came_s = next(at for at, one in undisturbed.contributions if (one.device, one.round) == ("d4", 3))
+    lost = LinkLost(came_s - 0.021, came_s + 5.5, "d4")
+    finished = run_on_wire(counting, fleet, Course(seed=1, faults=(lost,), until_s=1000))
+    counted = Counter((one.device, one.round) for _, one in finished.contributions)
+    assert [counted["d4", number] for number in range(1, 6)] == [1, 1, 0, 0, 2]
+    assert steps == [5, 6]  # a step of its own, beside that of the round it counts in
+    assert set(ends.values()) == {digest(finished.weights)}
+
+
+def test_what_is_said_twice_or_to_an_aggregator_that_falls_changes_no_bit(fleet, caught_up):
+    """Crashed devices send what is on their disks again; a receipt that was lost is given again."""
+    ends, _, _ = caught_up
+    awaited = task(rounds=4, min_contributions=DEVICES)
+    undisturbed = run_on_wire(awaited, fleet, Course(seed=1, until_s=1000))
+    came_s = {(one.device, one.round): at for at, one in undisturbed.contributions}
+    faults = (
+        Crash(came_s["d1", 2] + 0.001, came_s["d1", 2] + 0.3, "d1"),  # its receipt is on the way
+        Crash(came_s["d2", 2] - 0.001, came_s["d2", 2] + 0.2, "d2"),  # its scalars are
+    )
+    disturbed = run_on_wire(awaited, fleet, Course(seed=1, faults=faults, until_s=1000))
+    assert digest(disturbed.weights) == digest(undisturbed.weights)
+    killed = AggregatorKilled(came_s["d5", 3] + 0.001, came_s["d5", 3] + 2.0)
+    finished = run_on_wire(awaited, fleet, Course(seed=1, faults=(killed,), until_s=1000))
+    assert digest(finished.weights) == digest(undisturbed.weights)
+    assert set(ends.values()) == {digest(undisturbed.weights)}
