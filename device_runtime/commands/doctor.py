@@ -26,6 +26,7 @@ from device_runtime.examining import (
     work,
 )
 from device_runtime.examining_meters import energy
+from device_runtime.examining_rules import rules
 from models.bundle import Bundle, find
 from models.errors import BundleError
 
@@ -77,6 +78,7 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
             yield from work(opened)
         yield memory(opened)
         yield storage(folder, opened)
+    yield from rules(folder)
     yield from privacy(folder)
     yield from energy()
     yield from extras()

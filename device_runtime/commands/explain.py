@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import platformdirs
 from tabulate import tabulate
 
 from device_runtime import data as local_data
 from device_runtime.choose import MAIN, Candidate, Plan, choose
+from device_runtime.examining_rules import rules
 from models.bundle import Bundle, find
 from models.manifest import Manifest
 from profiles import Cost, Workload
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--codec", default="", metavar="WORD", help="by which updates are sent: delta+int8+.."
     )
+    parser.add_argument("--state", type=Path, help="folder of the device, whose rules are told too")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     add_engine(parser)
     add_pretence(parser)
@@ -64,6 +67,9 @@ def run(options: argparse.Namespace) -> int:
     print(f"{profile.name}, {load.samples} samples, deadline {options.deadline:g} s")
     print(tabulate([_cells(row) for row in rows], headers=HEADERS, disable_numparse=True))
     print(_verdict(plan))
+    if not options.pretend:
+        for found in rules(options.state or Path(platformdirs.user_state_dir("device-runtime"))):
+            print(f"{found.what}: {found.found}")
     return 0
 
 

@@ -1,5 +1,6 @@
 """Wheels for another machine, downloaded by the real pip from a folder of made ones."""
 
+import json
 import os
 import re
 import subprocess
@@ -103,6 +104,73 @@ def test_the_line_that_is_printed_installs_all_of_it_without_a_network(wheel, tm
     subprocess.run(command, check=True, cwd=tmp_path, capture_output=True)
     there = {path.name for path in (tmp_path / "site").glob("*.dist-info")}
     assert there == {f"{name}-1.0.dist-info" for name in ("device_runtime", "helper", "pictures")}
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Of device-runtime 1.0, as pip leaves it: from where it was installed, where that is not the index."""
+
+    def of(url=""):
+        about = tmp_path / "site" / "device_runtime-1.0.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: device-runtime\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(
+            "[device_runtime.commands]\nbundle-wheels = device_runtime.commands.bundle_wheels\n"
+        )
+        if url:
+            (about / "direct_url.json").write_text(json.dumps({"url": url, "dir_info": {"editable": True}}))
+        monkeypatch.syspath_prepend(tmp_path / "site")
+
+    return of
+
+
+BACKEND = """
+import zipfile
+from pathlib import Path
+
+def build_wheel(folder, settings=None, metadata=None):
+    name = "device_runtime-1.0+here-py3-none-any.whl"
+    with zipfile.ZipFile(Path(folder, name), "w") as made:
+        inside = "device_runtime-1.0+here.dist-info/"
+        said = "Metadata-Version: 2.1\\nName: device-runtime\\nVersion: 1.0+here\\nRequires-Dist: helper\\n"
+        made.writestr(inside + "METADATA", said)
+        made.writestr(inside + "WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        made.writestr(inside + "RECORD", "")
+    return name
+"""
+
+
+def names(out):
+    return sorted(path.name for path in out.glob("device_runtime-*.whl"))
+
+
+def test_without_a_wheel_the_index_s_of_the_installed_version_is_taken(ours, installed, wheel, tmp_path):
+    wheel("device_runtime", version="2.0")
+    installed()
+    out = tmp_path / "wheels"
+    assert main(["bundle-wheels", str(out), "--platform", "linux-x86_64", "--python", "3.12"]) == 0
+    assert names(out) == ["device_runtime-1.0-py3-none-any.whl"]
+    assert (out / "helper-1.0-py3-none-any.whl").exists()
+
+
+def test_without_a_wheel_one_is_made_of_the_folder_that_it_was_installed_from(wheel, installed, tmp_path):
+    wheel("helper")
+    source, out = tmp_path / "a checkout", tmp_path / "wheels"
+    source.mkdir()
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "made"\nbackend-path = ["."]\n'
+    )
+    (source / "made.py").write_text(BACKEND)
+    installed(source.as_uri())
+    assert main(["bundle-wheels", str(out)]) == 0
+    assert names(out) == ["device_runtime-1.0+here-py3-none-any.whl"]
+
+
+def test_without_a_wheel_a_folder_that_is_gone_is_not_missed(ours, installed, tmp_path):
+    installed((tmp_path / "gone").as_uri())
+    out = tmp_path / "wheels"
+    assert main(["bundle-wheels", str(out), "--platform", "linux-x86_64", "--python", "3.12"]) == 0
+    assert names(out) == ["device_runtime-1.0-py3-none-any.whl"]
 
 
 @pytest.mark.parametrize(

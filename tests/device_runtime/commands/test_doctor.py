@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime import examining
+from device_runtime import examining, owner
 from device_runtime.cli import main
 from device_runtime.commands.doctor import examine
 from device_runtime.examining_meters import energy
+from device_runtime.examining_rules import rules
 from device_runtime.meters import Found, find
+from device_runtime.policy import Policy, Window
 from device_runtime.privacy_budget import Budget
 from models.engines import EngineChoice
 from models.errors import EngineError
@@ -199,3 +201,26 @@ def test_the_meter_of_energy_is_named_with_those_that_cannot_be_read():
     assert found[1].found == "/sys/x may be read by root only: sudo chmod"
     [ok] = energy(find("command:echo 3 W"))
     assert (ok.state, ok.found) == ("ok", "command: what the command measures, ± 5%")
+
+
+def test_rules_of_the_devices_here_are_told_with_what_they_say_now(tmp_path, capsys):
+    (tmp_path / "free").mkdir()
+    owner.keep(Policy(), tmp_path / "free")
+    (tmp_path / "busy").mkdir()
+    owner.keep(Policy(daily_bytes=10**6, windows=(Window.of("00:00-24:00"),)), tmp_path / "busy")
+    owner.keep(Policy(daily_bytes=0), tmp_path)
+    alone, busy = rules(tmp_path)
+    assert (alone.what, alone.state, alone.found) == (
+        "rules", "missing", "no work may be done now: 0.00 of 0 MB sent and received today",
+    )  # fmt: skip
+    assert (busy.what, busy.state) == ("rules of busy", "ok")
+    assert busy.found.startswith("work may be done now: it is ")
+    assert busy.found.endswith("in 00:00-24:00; 0.00 of 1 MB sent and received today")
+    assert main(["explain", "--samples", "20", "--kinds", "class-means", "--state", str(tmp_path)]) == 0
+    assert "\nrules: no work may be done now: 0.00 of 0 MB" in capsys.readouterr().out
+
+
+def test_rules_that_cannot_be_read_are_said(tmp_path):
+    (tmp_path / owner.POLICY).write_text("{")
+    [found] = rules(tmp_path)
+    assert (found.state, "policy.json cannot be read" in found.found) == ("missing", True)
