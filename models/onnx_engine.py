@@ -11,7 +11,6 @@ from .arguments import (
     check_sizes,
     checked_extras,
     checked_inputs,
-    checked_labels,
     copied_weights,
 )
 from .blocks import blocks
@@ -19,7 +18,9 @@ from .bundle import Bundle
 from .engine import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
 from .errors import BundleError, EngineError
 from .manifest import RUN_BYTES, Graph, Manifest
-from .onnx_session import Loaded, SessionSettings, engine_errors, load_session, onnxruntime
+from .onnx_bound import Bound
+from .onnx_probe import OnnxProbe, RemadeProbe, Source
+from .onnx_session import Loaded, SessionSettings, load_session
 from .quantised import initialisers
 from .tensors import Flat, Tensors
 
@@ -103,10 +104,14 @@ class OnnxModel:
         shapes = {str(known): shape for known, shape in self.manifest.features.items()}
         return self._run(f"features.{level}", x, {"features": shapes.get(level, ())})[0]
 
-    def probe(self, tunable: str = "all") -> "OnnxProbe":
+    def probe(self, tunable: str = "all") -> OnnxProbe | RemadeProbe:
         """The loss with a tunable set free, starting at `weights`. Raises BundleError, EngineError."""
-        params = self._params(tunable)
-        return OnnxProbe(self, self._session(f"loss.{tunable}"), params)
+        name, params = f"loss.{tunable}", self._params(tunable)
+        graph = self._bundle.entry(name)
+        source = Source(name, graph, self._bundle.graph(name), initialisers(graph, self._weights))
+        if source.suits_constants(self.manifest):
+            return RemadeProbe(self.manifest, self.rows(graph), source, params, self._settings)
+        return OnnxProbe(self.manifest, self.rows(graph), self._session(name), params)
 
     def trainer(self, tunable: str = "all", objective: str = "train") -> "OnnxGradients":
         """The gradients of a tunable set, starting at `weights`. Raises BundleError, EngineError."""
@@ -154,55 +159,14 @@ class OnnxModel:
             del self._sessions[name]
 
 
-class _Bound:
-    """A session with its trainable inputs bound once to the slices of a flat buffer."""
-
-    def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
-        self.params = params
-        self._manifest, self._rows, self._loaded = model.manifest, model.rows(loaded.graph), loaded
-        with engine_errors(f"graph {loaded.name}"):
-            self._binding: Any = loaded.session.io_binding()
-        for name, view in params.views.items():
-            self._bind_input(name, view)
-
-    def _bind_input(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
-        with engine_errors(f"graph {self._loaded.name}"):
-            self._binding.bind_ortvalue_input(name, _ortvalue(buffer))
-
-    def _bind_output(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
-        with engine_errors(f"graph {self._loaded.name}"):
-            self._binding.bind_ortvalue_output(name, _ortvalue(buffer))
-
-    def _batches_of(self, x: Inputs, y: Labels) -> Iterator[slice]:
-        """Binds the samples batch by batch; the caller runs each before it goes on."""
-        x = checked_inputs(self._manifest, x)
-        labels = checked_labels(self._manifest, x, y)
-        for part in batches(len(x), self._rows):
-            self._bind_input("x", x[part])
-            self._bind_input("y", labels[part])
-            yield part
-
-
-class OnnxProbe(_Bound):
-    """See `engine.LossProbe`."""
-
-    def loss(self, x: Inputs, y: Labels) -> float:
-        """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
-        losses = np.empty(y.shape, np.float32)
-        for part in self._batches_of(x, y):
-            self._bind_output("losses", losses[part])
-            self._loaded.run_bound(self._binding, part.stop - part.start)
-        return float(losses.mean(dtype=np.float64))
-
-
-class OnnxGradients(_Bound):
+class OnnxGradients(Bound):
     """See `engine.Gradients`. More samples than one batch are micro-batches with summed gradients.
 
     Batch statistics are those of a micro-batch.
     """
 
     def __init__(self, model: OnnxModel, loaded: Loaded, params: Flat) -> None:
-        super().__init__(model, loaded, params)
+        super().__init__(model.manifest, model.rows(loaded.graph), loaded, params)
         self.grads = Flat(params.specs)
         moved = set(loaded.graph.statistics)
         self.statistics = Flat([spec for spec in self._manifest.stored() if spec.name in moved])
@@ -244,7 +208,3 @@ class OnnxGradients(_Bound):
             self._loaded.run_bound(self._binding, samples)
             np.copyto(self.statistics.vector, self._next.vector)
             yield samples / len(x), float(self._loss)
-
-
-def _ortvalue(array: np.ndarray[Any, Any]) -> Any:
-    return onnxruntime().OrtValue.ortvalue_from_numpy(array)

@@ -48,10 +48,14 @@ class Loaded:
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Threads inside one operator, and who is told of loads and runs."""
+    """Threads inside one operator, who is told of loads and runs, and whether the start matters most.
+
+    quick: only the optimisers that pay in a session of few runs, as in every session of a training graph.
+    """
 
     threads: int = 1
     watch: Watch | None = None
+    quick: bool = False
 
 
 def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings: SessionSettings) -> Loaded:
@@ -74,7 +78,7 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
     if holds_float16(graph):  # without folded constants, layout optimisation crashes ONNX Runtime 1.23
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         unwanted = ["ConstantFolding"]
-    if name.partition(".")[0] in TRAINING:
+    if settings.quick or name.partition(".")[0] in TRAINING:
         unwanted += left_out(frozen)
     with engine_errors(f"graph {name}"):
         if frozen:

@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+
+from models import onnx_probe
+from models.errors import BundleError
+from models.onnx_constants import convolves, with_constants
+from models.onnx_engine import OnnxModel
+from models.onnx_probe import OnnxProbe, RemadeProbe
+from models.tensors import TensorSpec
+
+ALWAYS, NEVER = 0, 10**15
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(3)
+    return rng.standard_normal((21, 1, 8, 8), dtype=np.float32), rng.integers(0, 10, 21)
+
+
+def disturbed(probe):
+    z = np.random.default_rng(8).standard_normal(probe.params.vector.size, np.float32)
+    probe.params.vector += np.float32(0.02) * z
+
+
+@pytest.mark.parametrize("tunable", ["all", "mid"])
+def test_a_loss_with_constants_is_that_with_inputs(digits, data, monkeypatch, tunable):
+    losses = {}
+    for flops in (ALWAYS, NEVER):
+        monkeypatch.setattr(onnx_probe, "FLOPS_A_TENSOR", flops)
+        probe = OnnxModel(digits, batch=8).probe(tunable)
+        assert isinstance(probe, RemadeProbe)
+        losses[flops] = [probe.loss(*data)]
+        disturbed(probe)
+        losses[flops].append(probe.loss(*data))
+    assert losses[ALWAYS] == pytest.approx(losses[NEVER], rel=2e-6)
+    assert abs(losses[ALWAYS][1] - losses[ALWAYS][0]) > 1e-3
+
+
+@pytest.mark.parametrize("flops", [ALWAYS, NEVER])
+def test_the_same_parameters_give_the_same_bits_again(digits, data, monkeypatch, flops):
+    monkeypatch.setattr(onnx_probe, "FLOPS_A_TENSOR", flops)
+    first, second = (OnnxModel(digits).probe("all") for _ in range(2))
+    start = first.params.vector.copy()
+    loss = first.loss(*data)
+    disturbed(first)
+    assert first.loss(*data) != loss
+    np.copyto(first.params.vector, start)
+    assert first.loss(*data) == loss == second.loss(*data)
+
+
+def test_new_weights_of_the_model_do_not_reach_a_probe(digits, data, monkeypatch):
+    monkeypatch.setattr(onnx_probe, "FLOPS_A_TENSOR", ALWAYS)
+    model = OnnxModel(digits)
+    probe = model.probe("mid")
+    loss = probe.loss(*data)
+    model.load({name: np.zeros_like(value) for name, value in digits.weights().items() if value.ndim == 4})
+    assert probe.loss(*data) == loss
+    assert model.probe("mid").loss(*data) != loss
+
+
+def test_which_way_depends_on_the_number_of_samples(digits, data, monkeypatch):
+    x, y = data
+    flops, tensors = digits.entry("loss.all").flops, len(digits.manifest.stored())
+    monkeypatch.setattr(onnx_probe, "FLOPS_A_TENSOR", 10 * flops // tensors)
+    loaded = []
+
+    class Watch:
+        def will_load(self, name, graph):
+            loaded.append(len(graph.trainable))
+
+        def ran(self, name, graph, samples, seconds):
+            assert name == "loss.all"
+
+    probe = OnnxModel(digits, watch=Watch()).probe("all")
+    assert not loaded
+    trained = len(digits.manifest.names("all"))
+    for samples, made in ((9, [trained]), (9, []), (10, [0]), (10, [0]), (3, [])):
+        probe.loss(x[:samples], y[:samples])
+        assert loaded == made
+        loaded.clear()
+
+
+def test_a_head_alone_keeps_its_one_session(digits, data):
+    assert isinstance(OnnxModel(digits).probe("head"), OnnxProbe)
+
+
+def test_a_graph_is_searched_for_convolutions(digits):
+    assert convolves(digits.graph("loss.all"))
+    assert not convolves(b"")
+
+
+def test_inputs_become_initialisers_of_the_same_names(digits):
+    onnx = pytest.importorskip("onnx")
+    specs = digits.manifest.specs("mid")
+    before = onnx.load_from_string(digits.graph("loss.mid"))
+    after = onnx.load_from_string(with_constants(digits.graph("loss.mid"), specs))
+    names = {spec.name for spec in specs}
+    assert {i.name for i in before.graph.input} - {i.name for i in after.graph.input} == names
+    made = {i.name: tuple(i.dims) for i in after.graph.initializer if i.name in names}
+    assert made == {spec.name: spec.shape for spec in specs}
+    assert after.graph.node == before.graph.node and after.graph.output == before.graph.output
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(BundleError):
+        with_constants(b"\x3a\x05abc", [TensorSpec("w", (1,))])
