@@ -91,7 +91,7 @@ def hall(bench, make_task, tmp_path, monkeypatch):
 
     digits = load_digits()
     x = digits.images.astype(np.uint8)
-    monkeypatch.setattr("device_runtime.task.measure", lambda *_: Speed(1e12, source="set"))
+    monkeypatch.setattr("device_runtime.task.measured", lambda *_: Speed(1e12, source="set"))
 
     def make(names, **task):
         made = Hall(bench(make_task(BRIEF, min_devices=len(names), **task)), tmp_path)
