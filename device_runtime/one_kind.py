@@ -15,7 +15,6 @@ import numpy as np
 from models.bundle import Bundle, find
 from models.engine import DeviceModel
 from models.engines import EngineWish, engine_choice, open_model
-from models.manifest import Manifest
 from profiles import Speed
 from strategies import registry
 from strategies.codecs import chain as codecs
@@ -99,19 +98,19 @@ class Figures:
     why: str = ""
 
 
-def samples(order: Order, manifest: Manifest) -> LocalData:
+def samples(order: Order, bundle: Bundle) -> LocalData:
     """Those of the order, or so many drawn ones, evenly of every class. Raises DataError."""
     if order.data:
-        return local_data.load(Path(order.data), manifest)
-    x, _ = drawn(manifest, order.samples)
-    return LocalData(x, np.arange(order.samples) % len(manifest.labels))
+        return local_data.load(Path(order.data), bundle.manifest, bundle.texts)
+    x, _ = drawn(bundle.manifest, order.samples)
+    return LocalData(x, np.arange(order.samples) % len(bundle.manifest.labels))
 
 
 def measured(order: Order) -> Figures:
     """Do it. Raises DataError, ModelError, KindError, MeterError."""
     device, bundle = order.device, Bundle.open(find(order.bundle))
     manifest, pretence = bundle.manifest, device.pretence
-    data, kind = samples(order, manifest), registry.make(order.kind, registry.coding(order.kind, order.codec))
+    data, kind = samples(order, bundle), registry.make(order.kind, registry.coding(order.kind, order.codec))
     watch = watcher(pretence, device.memory_bytes)
     watch.run_bytes = device.engine.run_bytes
     model = open_model(bundle, device.engine, watch=watch)

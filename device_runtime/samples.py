@@ -27,7 +27,7 @@ class Samples:
     def __init__(self, place: Place | Path, bundles: Mapping[str, Bundle], keep: Keep) -> None:
         """Reads them. Raises DataError where none is of the task."""
         self._bundles = bundles
-        self._shelf = local_data.opened(place, bundles[MAIN].manifest, keep)
+        self._shelf = local_data.opened(place, bundles[MAIN].manifest, keep, bundles[MAIN].texts)
 
     @property
     def training(self) -> LocalData:

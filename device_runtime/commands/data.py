@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """1 where no sample is of the task. Raises DataError, BundleError."""
-    manifest = Bundle.open(find(options.bundle)).manifest
+    bundle = Bundle.open(find(options.bundle))
     keep = Keep(options.held_out, room_bytes=limit_bytes(None, memory_bytes(options)) // 2)
-    shelf = Shelf(place(options.data, options), manifest, keep)
+    shelf = Shelf(place(options.data, options), bundle.manifest, keep, bundle.texts)
     shelf.refresh()
     told = report(shelf)
     if options.format == "json":

@@ -10,11 +10,11 @@ from device_runtime.data import Place
 from device_runtime.errors import DataError
 from device_runtime.personal.wish import Wish
 
-DATA = "class folders, .npz, .csv, pictures, .wav, or sqlite:FILE?QUERY: see docs/data-on-device.md"
+DATA = "class folders, .npz, .csv, pictures, .wav, .txt, or sqlite:FILE?QUERY: see docs/data-on-device.md"
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    """`--labels`, `--label-column`, `--held-out`."""
+    """`--labels`, `--label-column`, `--text-column`, `--held-out`."""
     add = parser.add_argument
     add(
         "--labels",
@@ -23,6 +23,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         help="label map, TOML (default: labels.toml in the data's folder)",
     )
     add("--label-column", default="", metavar="COLUMN", help="of a table: its name or number from 0")
+    add("--text-column", default="", metavar="COLUMN", help="of a table of texts: its name or number from 0")
     add(
         "--held-out", type=share, metavar="SHARE",
         help="of the samples, kept out of training to judge the model here (default: 0.1, if 10 or more)",
@@ -48,7 +49,8 @@ def wish(options: argparse.Namespace) -> Wish:
 
 def place(given: Path | str, options: argparse.Namespace) -> Place:
     """What `given` names, with the options that `add_data` added. Raises DataError where nothing is there."""
-    return replace(Place.of(given), labels=options.labels, label_column=options.label_column).check()
+    columns = {"label_column": options.label_column, "text_column": options.text_column}
+    return replace(Place.of(given), labels=options.labels, **columns).check()
 
 
 def share(text: str) -> float:

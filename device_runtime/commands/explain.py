@@ -14,7 +14,6 @@ from device_runtime import data as local_data
 from device_runtime.choose import MAIN, Candidate, Plan, choose
 from device_runtime.examining_rules import rules
 from models.bundle import Bundle, find
-from models.manifest import Manifest
 from profiles import Cost, Workload
 from strategies import registry
 from strategies.workload import workload
@@ -56,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     bundle = Bundle.open(find(options.bundle))
     profile = profile_command.measured(bundle, options)
-    load = _workload(options, bundle.manifest)
+    load = _workload(options, bundle)
     names = options.kinds.split(",") if options.kinds else list(registry.USUAL)
     kinds = [registry.make(name, registry.coding(name, options.codec)) for name in names]
     plan = choose(profile, kinds, {MAIN: load}, options.deadline)
@@ -76,10 +75,10 @@ def run(options: argparse.Namespace) -> int:
 HEADERS = ("", "kind", "seconds", "peak MB", "kB up", "kB down", "joule", "why")
 
 
-def _workload(options: argparse.Namespace, manifest: Manifest) -> Workload:
-    labels = len(manifest.labels)
+def _workload(options: argparse.Namespace, bundle: Bundle) -> Workload:
+    manifest, labels = bundle.manifest, len(bundle.manifest.labels)
     if options.data:
-        return workload(manifest, local_data.load(options.data, manifest).class_counts(labels))
+        return workload(manifest, local_data.load(options.data, manifest, bundle.texts).class_counts(labels))
     each, rest = divmod(options.samples, labels)
     return workload(manifest, tuple(each + (label < rest) for label in range(labels)))
 

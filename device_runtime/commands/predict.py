@@ -17,13 +17,16 @@ from models.softmax import Evaluation
 from .options import add_engine, count, engine_wish
 from .policy_options import add_place
 
-HELP = "Ask the model that this device keeps after each round: what is in a picture, a sound, an array."
+HELP = (
+    "Ask the model that this device keeps after each round: what is in a picture, a sound, a text, an array."
+)
 EXAMPLE = "device-runtime predict photo.png --top 2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="*", metavar="FILE", help="pictures, .wav, .npy or .npz (x)")
+    add("files", nargs="*", metavar="FILE", help="pictures, .wav, .txt, .npy or .npz (x)")
+    add("--text", action="append", default=[], help="a text itself; may be repeated")
     add("--top", type=count, default=3, metavar="N", help="labels of each sample (default: 3)")
     add("--export-onnx", type=Path, metavar="FILE", help="write the model as one ONNX file for any program")
     add("--format", choices=("text", "json"), default="text")
@@ -38,13 +41,14 @@ def run(options: argparse.Namespace) -> int:
     if options.export_onnx:
         model.export_onnx(options.export_onnx)
         print(f"{options.export_onnx}: {_known(model)}", file=sys.stderr)
-    elif not options.files:
+    elif not options.files and not options.text:
         print(_known(model))
     found: list[Prediction] = []
     failed = False
-    for file in options.files:
+    asks = [(model.predict, file) for file in options.files] + [(model.read, text) for text in options.text]
+    for ask, about in asks:
         try:
-            found += model.predict(file, options.top)
+            found += ask(about, options.top)
         except DataError as error:
             failed = True
             print(f"device-runtime: {error}", file=sys.stderr)

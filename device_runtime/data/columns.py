@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .refusal import Refused
 
-LABELS = ("label", "labels", "class", "category", "target", "y")
+LABELS = ("label", "labels", "class", "category", "target", "sentiment", "y")
 FILES = ("file", "filename", "file_name", "path", "image", "audio", "wav")
 
 

@@ -1,4 +1,4 @@
-"""SQLite, read-only: what a query gives, a row for each sample: columns of numbers, or one blob, and a label.
+"""SQLite, read-only: what a query gives, a row for each sample: numbers, one blob or a text, and a label.
 
 A blob is a file of ours (PNG, WAVE, .npy, ..), or the values of the input: bytes, or little-endian float32.
 """
@@ -21,9 +21,10 @@ from models.manifest import InputSpec
 from .columns import labels_column
 from .place import Place
 from .refusal import Passing, Refused, Skip
-from .single import unnamed
+from .single import raw, unnamed
 from .table import values_of
 from .unit import ONE_SAMPLE_BYTES, TOO_LARGE, Batch, Source, Unit, Wanted, one_stored, stamp_of
+from .written import text_column, text_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -47,10 +48,11 @@ def stamp(path: Path) -> tuple[int, int]:
 def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch | Skip]:
     with _rows(unit.path, wanted.place.query) as (names, rows):
         label = _label(names, wanted.place)
+        text = _text_column(names, label, wanted)
         for number, row in enumerate(rows, 1):
             cells = [cell for column, cell in enumerate(row) if column != label]
             try:
-                x, form = _sample(cells, wanted.input)
+                x, form = _sample(cells, wanted) if text is None else _written(row[text], wanted)
             except Refused as error:
                 yield Skip.of(error, f"row {number}")
                 continue
@@ -65,10 +67,22 @@ def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
             yield one_stored(b"\x1f".join(c if isinstance(c, bytes) else repr(c).encode() for c in cells))
 
 
-def _sample(cells: Sequence[Any], given: InputSpec) -> tuple[NDArray[Any], str]:
+def _sample(cells: Sequence[Any], wanted: Wanted) -> tuple[NDArray[Any], str]:
     if len(cells) == 1 and isinstance(cells[0], bytes):
-        return _blob(cells[0], given)
-    return values_of(cells, given)[None], f"row of {len(cells)} columns"
+        return _blob(cells[0], wanted.input)
+    return values_of(cells, wanted.input)[None], f"row of {len(cells)} columns"
+
+
+def _text_column(names: Sequence[str], label: int, wanted: Wanted) -> int | None:
+    """None where the task's input is no text. Raises Refused."""
+    if wanted.texts is None:
+        return None
+    return text_column(names, len(names), label, wanted.place.text_column)
+
+
+def _written(cell: object, wanted: Wanted) -> tuple[NDArray[Any], str]:
+    held = text_of("" if cell is None else cell)
+    return raw(held, wanted.input, wanted.texts), "text in a database"
 
 
 def _blob(data: bytes, given: InputSpec) -> tuple[NDArray[Any], str]:

@@ -85,7 +85,7 @@ def _file(path: Path, place: Place, found: Listing) -> None:
 
 def _table(path: Path, place: Place, found: Listing) -> None:
     try:
-        form = table.layout(path, place.label_column)
+        form = table.layout(path, place)
         if form.file is None:
             found.add(_unit(path, place, TABLE))
             return

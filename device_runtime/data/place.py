@@ -17,13 +17,14 @@ class Place:
     """A file or a folder. `query` is for a SQLite file; `labels` is a label map (see `labels.LabelMap`).
 
     `label_column`: name or number (from 0) of the column of a table that has the labels; empty: by its name,
-    else the last.
+    else the last. `text_column`: of texts; empty: by its name, else the only other one.
     """
 
     path: Path
     query: str = ""
     labels: Path | None = None
     label_column: str = ""
+    text_column: str = ""
 
     @classmethod
     def of(cls, given: Place | Path | str) -> Place:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from device_runtime.errors import DataError
 from models.manifest import Manifest
+from models.tokens.texts import Texts
 from strategies.kind import LocalData
 
 from .listing import listing
@@ -24,17 +25,19 @@ Stamp = frozenset[tuple[str, int, int]]
 """Files by name, size in bytes, and time of the last change in ns."""
 
 
-def load(place: Place | Path | str, manifest: Manifest) -> LocalData:
+def load(place: Place | Path | str, manifest: Manifest, texts: Texts | None = None) -> LocalData:
     """All samples of a place, prepared as the bundle wants them; see `opened`."""
-    return opened(place, manifest).training
+    return opened(place, manifest, texts=texts).training
 
 
-def opened(place: Place | Path | str, manifest: Manifest, keep: Keep | None = None) -> Shelf:
+def opened(
+    place: Place | Path | str, manifest: Manifest, keep: Keep | None = None, texts: Texts | None = None
+) -> Shelf:
     """The samples of a place, read. What cannot be read, or is of no class of the task, is left out with a
-    warning. Raises DataError when nothing is left.
+    warning. `texts` are the bundle's. Raises DataError when nothing is left.
     """
     place = Place.of(place).check()
-    shelf = Shelf(place, manifest, keep)
+    shelf = Shelf(place, manifest, keep, texts)
     shelf.refresh()
     for skipped in shelf.skipped:
         log.warning("skipped %s", skipped)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from models.manifest import InputSpec
+from models.manifest import InputSpec, Text
 
 from .picture import is_picture, white
 from .refusal import Skipped
@@ -28,7 +28,8 @@ class Class:
 class Report:
     """`stored`: how many samples are stored how. `memory_bytes`: of all of them, prepared.
 
-    `takes`: what becomes of pictures and sound.
+    `takes`: what becomes of pictures, sound and texts. `filled`: texts that leave no room behind them; what
+    was longer has lost its end. None where the input is no text.
     """
 
     place: str
@@ -40,6 +41,7 @@ class Report:
     skipped: tuple[Skipped, ...]
     memory_bytes: int
     takes: str
+    filled: int | None = None
 
 
 def report(shelf: Shelf) -> Report:
@@ -56,7 +58,15 @@ def report(shelf: Shelf) -> Report:
         shelf.skipped,
         shelf.memory_bytes,
         taken_as(manifest.input),
+        _filled(shelf),
     )
+
+
+def _filled(shelf: Shelf) -> int | None:
+    text = shelf.manifest.input.text
+    if not isinstance(text, Text):
+        return None
+    return sum(int((side.x[:, -1] != text.padding).sum()) for side in (shelf.training, shelf.held))
 
 
 def _most(forms: Counter[str]) -> dict[str, int]:
@@ -67,14 +77,19 @@ def _most(forms: Counter[str]) -> dict[str, int]:
 
 
 def taken_as(given: InputSpec) -> str:
-    """How a picture or a sound becomes the input of a task."""
+    """How a picture, a sound or a text becomes the input of a task."""
+    if isinstance(given.text, Text):
+        asked = f", read as {given.text.template!r}" if given.text.template != "{text}" else ""
+        words = ", ".join(repr(word) for word in given.text.words)
+        answered = f", answered by {words}" if words else ""
+        return f"texts as {given.shape[0]} tokens ({given.text.form}){asked}{answered}"
     if is_sound(given):
         return f"sound as log-mel of {given.shape[-2]} frames and {given.shape[-1]} bands"
     if is_picture(given):
         channels, height, width = given.shape
         colours = "grey" if channels == 1 else "RGB"
         return f"pictures as {width}x{height} {colours}, black 0 and white {white(given):g}"
-    return "neither pictures nor sound"
+    return "neither pictures, sound nor texts"
 
 
 def lines(told: Report) -> list[str]:
@@ -86,6 +101,8 @@ def lines(told: Report) -> list[str]:
         f"the task takes {told.takes}",
         "",
     ]
+    if told.filled:
+        text[1] += f"; {told.filled} fill them, and lose what is beyond"
     wide = max(len(one.label) for one in told.classes)
     most = max(1, *(one.samples for one in told.classes))
     for one in told.classes:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from models.errors import TensorError
 from models.manifest import Manifest
+from models.tokens.texts import Texts
 from strategies.kind import LocalData
 
 from .bounded import bounded
@@ -63,12 +64,14 @@ class _Known:
 class Shelf:
     """`refresh` reads what is new or changed; `training` and `held` are all there is now."""
 
-    def __init__(self, place: Place, manifest: Manifest, keep: Keep | None = None) -> None:
-        """Nothing is read yet. Raises DataError for a label map that does not fit."""
+    def __init__(
+        self, place: Place, manifest: Manifest, keep: Keep | None = None, texts: Texts | None = None
+    ) -> None:
+        """Reads nothing yet; `texts` are the bundle's. Raises DataError for a label map that does not fit."""
         self.place, self.manifest = place, manifest
         self._keep = keep or Keep()
         self._labels = LabelMap.of(place, manifest.labels)
-        self._wanted = Wanted(manifest.input, place, self._keep.room_bytes)
+        self._wanted = Wanted(manifest.input, place, self._keep.room_bytes, texts)
         given = manifest.input
         self._rows = Rows(given.shape, given.dtype), Rows(given.shape, given.dtype)
         self._known: dict[str, _Known] = {}  # in the order of their rows

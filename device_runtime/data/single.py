@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.manifest import InputSpec
+from models.tokens.texts import Texts
 
-from . import arrays, bmp, netpbm, photo, png, wav
+from . import arrays, bmp, netpbm, photo, png, wav, written
 from .place import Place
 from .refusal import Refused
 from .unit import Batch, Source, Unit, Wanted, one_stored, whole
@@ -33,6 +34,7 @@ DECODERS: Mapping[str, Callable[[bytes], Item]] = {
     ".bmp": bmp.decode,
     ".pgm": netpbm.decode,
     ".ppm": netpbm.decode,
+    ".txt": written.decode,
     **dict.fromkeys((".jpg", ".jpeg", ".gif", ".webp", ".tif", ".tiff"), photo.decode),
 }
 BEGINNINGS: Mapping[bytes, str] = {
@@ -65,6 +67,11 @@ def unnamed(data: bytes) -> Item | None:
     return None
 
 
+def raw(held: Item, given: InputSpec, texts: Texts | None) -> NDArray[Any]:
+    """(n, *shape), before `InputSpec.prepare`: of a text by what makes the input of texts. Raises Refused."""
+    return held.ids(texts) if isinstance(held, written.Written) and texts else held.raw(given)
+
+
 def ending_of(name: str) -> str:
     dot = name.rfind(".")
     return name[dot:].lower() if dot > max(name.rfind("/"), 0) else ""
@@ -72,7 +79,7 @@ def ending_of(name: str) -> str:
 
 def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch]:
     held = item(whole(unit.path), unit.path.name)
-    yield Batch(held.raw(wanted.input), None, held.form)
+    yield Batch(raw(held, wanted.input, wanted.texts), None, held.form)
 
 
 def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:

@@ -1,9 +1,9 @@
-"""`.csv` and `.tsv`: a row for each sample, of numbers and a label; or of a file's name and its label."""
+"""`.csv` and `.tsv`: a row for each sample: numbers, a text or a file's name, and a label."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -21,6 +21,7 @@ from .place import Place
 from .refusal import Refused, Skip
 from .single import DECODERS, ending_of
 from .unit import Batch, Source, Unit, Wanted, one_stored
+from .written import TEXTS, text_column, text_of
 
 ENDINGS = (".csv", ".tsv")
 ROWS = 256
@@ -31,30 +32,36 @@ LONGEST_LINE = 1 << 24
 
 @dataclass(frozen=True)
 class Layout:
-    """`label`: the column of labels. `file`: that of file names, None where the others are features."""
+    """`label`: the column of labels. `file`: that of file names, None where the others are features.
 
-    header: bool
+    `names` of the columns, None where there is no header.
+    """
+
+    names: tuple[str, ...] | None
     width: int
     label: int
     file: int | None
     separator: str
 
 
-def layout(path: Path, wanted: str) -> Layout:
-    """From the first two rows; `wanted` is the column of labels. Raises Refused."""
+def layout(path: Path, place: Place) -> Layout:
+    """From the first two rows, and the columns that the place names. Raises Refused."""
+    wanted = place.label_column
     separator = "\t" if path.suffix.lower() == ".tsv" else _separator(path)
     with _rows(path, separator) as rows:
         first, second = next(rows, []), next(rows, [])
     if not first:
         raise Refused("an empty table")
     folded = [cell.strip().casefold() for cell in first]
-    usual = {*LABELS, *FILES, *([] if wanted.isdecimal() else [wanted.strip().casefold()])} - {""}
+    asked = (name.strip().casefold() for name in (wanted, place.text_column) if not name.isdecimal())
+    usual = {*LABELS, *FILES, *TEXTS, *asked} - {""}
     named = any(cell in usual for cell in folded)
     header = named or (bool(second) and _numbers(first) < _numbers(second))
     width, sample = len(first), (second if header else first)
     label = labels_column(first if header else None, width, wanted)
-    file = next((i for i, cell in enumerate(sample) if i != label and ending_of(cell) in DECODERS), None)
-    return Layout(header, width, label, file, separator)
+    files = (i for i, cell in enumerate(sample) if i != label and ending_of(cell) in DECODERS)
+    file = None if place.text_column else next(files, None)
+    return Layout(tuple(first) if header else None, width, label, file, separator)
 
 
 def listed(path: Path, form: Layout) -> Iterator[tuple[Path, str] | Skip]:
@@ -74,13 +81,16 @@ def listed(path: Path, form: Layout) -> Iterator[tuple[Path, str] | Skip]:
 
 
 def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch | Skip]:
-    form = layout(unit.path, wanted.place.label_column)
+    form = layout(unit.path, wanted.place)
+    take = _taking(form, wanted)
     features: list[NDArray[Any]] = []
     labels: list[str] = []
-    said = f"table of {form.width - 1} columns"
+    said = "text in a table" if wanted.texts else f"table of {form.width - 1} columns"
     for number, row in _samples(unit.path, form):
         try:
-            values = _features(row, form, wanted.input)
+            if len(row) != form.width:
+                raise Refused("a row of another length", f"{len(row)} cells, expected {form.width}")
+            values = take(row)
         except Refused as error:
             yield Skip.of(error, f"{unit.name} row {number}")
             continue
@@ -94,7 +104,7 @@ def _read(unit: Unit, wanted: Wanted) -> Iterator[Batch | Skip]:
 
 
 def _stored(unit: Unit, place: Place) -> Iterator[NDArray[Any]]:
-    form = layout(unit.path, place.label_column)
+    form = layout(unit.path, place)
     for _, row in _samples(unit.path, form):
         cells = [cell for column, cell in enumerate(row) if column != form.label]
         yield one_stored("\x1f".join(cells).encode())
@@ -122,28 +132,44 @@ def values_of(cells: Sequence[Any], given: InputSpec) -> NDArray[Any]:
     return values.reshape(given.shape)
 
 
-def _features(row: Sequence[str], form: Layout, given: InputSpec) -> NDArray[Any]:
-    if len(row) != form.width:
-        raise Refused("a row of another length", f"{len(row)} cells, expected {form.width}")
-    return values_of([cell for column, cell in enumerate(row) if column != form.label], given)
+def _taking(form: Layout, wanted: Wanted) -> Callable[[Sequence[str]], NDArray[Any]]:
+    """What makes a sample (*shape) of a row, or raises Refused. Raises Refused."""
+    texts = wanted.texts
+    if texts is None:
+        return lambda row: values_of(
+            [c for column, c in enumerate(row) if column != form.label], wanted.input
+        )
+    column = text_column(form.names, form.width, form.label, wanted.place.text_column)
+    return lambda row: text_of(row[column]).ids(texts)[0]
 
 
 def _samples(path: Path, form: Layout) -> Iterator[tuple[int, list[str]]]:
     """Rows that are not empty, numbered from 1, the header included in the count."""
     with _rows(path, form.separator) as rows:
         for number, row in enumerate(rows, 1):
-            if row and not (form.header and number == 1):
+            if row and not (form.names and number == 1):
                 yield number, row
 
 
 @contextmanager
 def _rows(path: Path, separator: str) -> Iterator[Iterator[list[str]]]:
-    """Raises Refused for what is no table of text in UTF-8."""
+    """Raises Refused for what is no table of text in UTF-8. In .tsv a quote is a character: no cell has tabs
+    or ends of lines, and only a cell that is quoted as a whole loses its quotes.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            yield csv.reader(_lines(file), delimiter=separator)
+            if path.suffix.lower() == ".tsv":
+                plain = csv.reader(_lines(file), delimiter=separator, quoting=csv.QUOTE_NONE)
+                yield ([_unquoted(cell) for cell in row] for row in plain)
+            else:
+                yield csv.reader(_lines(file), delimiter=separator)
     except (OSError, csv.Error, UnicodeDecodeError) as error:
         raise Refused("not a table of UTF-8 text", error) from None
+
+
+def _unquoted(cell: str) -> str:
+    quoted = len(cell) > 1 and cell[0] == cell[-1] == '"'
+    return cell[1:-1].replace('""', '"') if quoted else cell
 
 
 def _lines(file: TextIO) -> Iterator[str]:

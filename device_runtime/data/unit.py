@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.manifest import InputSpec
+from models.tokens.texts import Texts
 
 from .place import Place
 from .refusal import Passing, Refused, Skip
@@ -33,11 +34,15 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a task wants of the samples, how the place stores them, and the bytes that all may take here."""
+    """What a task wants of the samples, how the place stores them, and the bytes that all may take here.
+
+    `texts` makes its input of texts, where it is that.
+    """
 
     input: InputSpec
     place: Place
     room_bytes: int | None = None
+    texts: Texts | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from device_runtime.data import npz, single
 from device_runtime.data.refusal import Refused
 from device_runtime.data.report import taken_as
 from device_runtime.data.unit import whole
+from device_runtime.data.written import Written
 from device_runtime.errors import DataError
 from models.engines import EngineWish, open_model
 from models.errors import TensorError
@@ -25,6 +26,9 @@ from models.onnx_whole import whole as whole_graph
 from models.softmax import log_softmax
 
 from .kept import Judged, Keeper, Kept
+
+SHOWN = 60
+"""Characters of a text that stand for it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,10 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one sample: the most probable label first. `number` counts the samples of a file, from 0."""
+    """Of one sample: the most probable label first. `number` counts the samples of a file, from 0.
+
+    `file` of a text that is in none is its beginning.
+    """
 
     file: str
     number: int
@@ -81,20 +88,28 @@ class Personal:
         return made
 
     def predict(self, file: Path | str, top: int = 3) -> list[Prediction]:
-        """The `top` labels for each sample of a picture, a sound, a .npy or a .npz file (x).
+        """The `top` labels for each sample of a picture, a sound, a text, a .npy or a .npz file (x).
 
         Raises DataError for what is none, or none for this task.
         """
-        path = Path(file)
+        return self._answer(str(file), lambda: _inputs(Path(file), self._kept), top)
+
+    def read(self, text: str, top: int = 3) -> list[Prediction]:
+        """The `top` labels of a text. Raises DataError where the task's input is none."""
+
+        def ids() -> NDArray[Any]:
+            return single.raw(Written(text), self.manifest.input, self._kept.bundle.texts)
+
+        return self._answer(text if len(text) <= SHOWN else f"{text[: SHOWN - 2]}..", ids, top)
+
+    def _answer(self, name: str, inputs: Callable[[], NDArray[Any]], top: int) -> list[Prediction]:
         try:
-            found = self.probabilities(_inputs(path, self._kept))
+            found = self.probabilities(inputs())
             if not np.isfinite(found).all():
                 raise Refused("what it holds, or the model, is not finite")
         except (Refused, TensorError) as error:
-            raise DataError(f"{path}: {error}") from None
-        return [
-            Prediction(str(file), number, _guesses(row, self.labels, top)) for number, row in enumerate(found)
-        ]
+            raise DataError(f"{name}: {error}") from None
+        return [Prediction(name, number, _guesses(row, self.labels, top)) for number, row in enumerate(found)]
 
     def export_onnx(self, path: Path | str) -> None:
         """One ONNX file with the weights inside: x, prepared, to logits; metadata say how x is prepared.
@@ -134,7 +149,7 @@ def _inputs(path: Path, kept: Kept) -> NDArray[Any]:
     given = kept.bundle.manifest.input
     if path.suffix.lower() == ".npz":
         return npz.inputs(path, given)
-    return single.item(whole(path), path.name).raw(given)
+    return single.raw(single.item(whole(path), path.name), given, kept.bundle.texts)
 
 
 def _guesses(row: NDArray[np.float32], labels: Sequence[str], top: int) -> tuple[Guess, ...]:

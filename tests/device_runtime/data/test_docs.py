@@ -39,7 +39,7 @@ def place(tmp_path, monkeypatch, png_bytes):
             database.execute("INSERT INTO seen VALUES (?, ?)", (image.tobytes(), label))
     put(tmp_path / "pictures" / "blank" / "0.png", png_bytes(np.uint8(digits.images[0]) * 15))
     put(tmp_path / "pictures" / "1" / "cut.png", png_bytes(np.uint8(digits.images[0]))[:60])
-    put(tmp_path / "pictures" / "notes.txt", b"")
+    put(tmp_path / "pictures" / "notes.doc", b"")
     return tmp_path
 
 
@@ -72,7 +72,8 @@ def test_the_label_map_of_the_page_does_what_the_page_shows(place, speech, monke
     manifest = msgspec.structs.replace(speech, name="words", labels=("yes", "no", "_unknown_", "_silence_"))
     monkeypatch.setattr("device_runtime.commands.data.find", lambda name: name)
     monkeypatch.setattr(
-        "device_runtime.commands.data.Bundle.open", lambda path: SimpleNamespace(manifest=manifest)
+        "device_runtime.commands.data.Bundle.open",
+        lambda path: SimpleNamespace(manifest=manifest, texts=None),
     )
     [line] = [line for line in EXAMPLES if "recorded" in line]
     assert main(shlex.split(line)) == 0

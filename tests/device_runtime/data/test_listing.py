@@ -35,10 +35,10 @@ def test_names_that_cannot_be_printed_are_escaped_and_stay_apart(tmp_path, digit
 
 
 def test_what_is_not_read_is_said_by_its_kind(tmp_path, digit_png):
-    for name in ("a.txt", "b.txt", "README", "alone.png", "all.sqlite", ".hidden"):
+    for name in ("a.doc", "b.doc", "README", "alone.png", "all.sqlite", ".hidden"):
         (tmp_path / name).write_bytes(digit_png())
     assert strays(listing(Place(tmp_path))) == {
-        "a kind of file that is not read (.txt)": ("a.txt", "b.txt"),
+        "a kind of file that is not read (.doc)": ("a.doc", "b.doc"),
         "a kind of file that is not read (no ending)": ("README",),
         "a file without a label: it lies in no class folder": ("alone.png",),
         "a database is read by a query: sqlite:FILE?QUERY": ("all.sqlite",),
