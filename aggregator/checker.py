@@ -18,7 +18,7 @@ from broker.messages import Contribution, decode
 from models import bundle as bundles
 from models.bundle import Bundle
 
-from . import check, merging
+from . import bases, check
 from . import task as tasks
 from .errors import DatabaseError, RunFolderError, UpdateRefused
 from .standard import Standard
@@ -54,7 +54,7 @@ class Checker:
             self.task,
             self._run,
             manifests,
-            lambda number, member: merging.base_weights(self._store, number, manifests[member], member),
+            lambda number, member: bases.base_weights(self._store, number, manifests[member], member),
         )
 
     def close(self) -> None:

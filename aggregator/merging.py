@@ -7,73 +7,29 @@ it changed of that round's base.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from functools import lru_cache
 from math import nan
-from typing import Any
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from broker.blobs import Blobs
 from broker.errors import BlobError
-from broker.messages import Base, Step
 from models import tensors
 from models.errors import TensorError
-from models.manifest import Manifest
-from models.tensors import Tensors, encoded_parts
+from models.tensors import Tensors
 from strategies.folding import Folding
 from strategies.kind import Carried, Contribution, Late, RoundModel, formed
-from strategies.merge import Merged, brought_forward
-from strategies.replaying import replay
+from strategies.merge import brought_forward
 from strategies.robust import Screen
 
+from .bases import Line, base_weights, checkpoint, next_base
 from .check import codec_of
 from .contributions import Stored
-from .errors import RunFolderError
 from .store import CarriedBlobs, MergeResult, Store
 from .task import Task
 from .tools import Tools
 
-TAIL = 4
-"""Steps that stand in the offer itself."""
-MAX_STEPS = 50
-"""Steps after which there is a new checkpoint."""
 BASES_HELD = 4
 """Bases in memory of each model, while late contributions are merged."""
-
-
-def checkpoint(weights: Tensors, models: Blobs, manifest: Manifest) -> Base:
-    """A base that is all checkpoint, kept in `models` in parts. Raises BlobError."""
-    parts = tuple(models.put(part) for part in encoded_parts(weights, manifest.parts()))
-    return Base(checkpoint=parts, sha=hashlib.sha256(tensors.encode(weights)).digest())
-
-
-def base_weights(store: Store, number: int, manifest: Manifest, member: str = "") -> Tensors:
-    """The weights that round `number` distributes: its checkpoint, and the steps since.
-
-    `manifest` is of the member of the family, or of the main model. Raises RunFolderError when they are not
-    the ones that were distributed.
-    """
-    base = store.carried(number).family[member] if member else store.base(number)
-    return _weights_of(store, base, number, manifest)
-
-
-def made_weights(store: Store, number: int, manifest: Manifest) -> Tensors:
-    """The weights of the main model that round `number` made. Raises RunFolderError as `base_weights`."""
-    return _weights_of(store, store.made(number)[0], number + 1, manifest)
-
-
-def _weights_of(store: Store, base: Base, number: int, manifest: Manifest) -> Tensors:
-    """Of a base that round `number` distributes, or might have."""
-    weights: Tensors = _joined(store, base)
-    if base.steps:
-        weights = replay(weights, store.steps(number, base), manifest)
-    if hashlib.sha256(tensors.encode(weights)).digest() != base.sha:
-        raise RunFolderError(f"run folder {store.folder}: the base of round {number} is not what it was")
-    return weights
 
 
 def merge_round(store: Store, task: Task, tools: Tools, of: tuple[int, int]) -> MergeResult:
@@ -94,7 +50,7 @@ def merge_round(store: Store, task: Task, tools: Tools, of: tuple[int, int]) -> 
     notes = [f"content of {name} was damaged on disk and is left out" for name in lost]
     note = "; ".join([*notes, odd] if odd else notes)
     served = store.models.put(tensors.encode(merged.served))
-    base = next_base(store, number, merged, manifest)
+    base = next_base(store, number, merged, Line(manifest, task.seed))
     carried = keep(merged.carried, store, tools)
     return MergeResult(base, served, carried, merged.steps, note)
 
@@ -120,36 +76,6 @@ def _carried(store: Store, number: int, tools: Tools) -> Carried:
         memory={name: tensors.decode(store.models.get(blob)) for name, blob in blobs.memory.items()},
         aside=tensors.decode(store.models.get(blobs.aside)) if blobs.aside else {},
     )
-
-
-def _joined(store: Store, base: Base) -> dict[str, NDArray[Any]]:
-    """All parts of a base's checkpoint."""
-    weights: dict[str, NDArray[Any]] = {}
-    for part in base.checkpoint:
-        weights |= tensors.decode(store.models.get(part))
-    return weights
-
-
-def next_base(store: Store, number: int, merged: Merged, manifest: Manifest) -> Base:
-    """The base of the round after `number`: the same checkpoint and more steps, or a new checkpoint."""
-    old = store.base(number)
-    steps = (*store.steps(number), *merged.steps)
-    if not merged.replayable or len(steps) > MAX_STEPS:
-        return checkpoint(merged.base, store.models, manifest)
-    if not merged.steps:
-        return old
-    return Base(
-        checkpoint=old.checkpoint,
-        sha=hashlib.sha256(tensors.encode(merged.base)).digest(),
-        steps=len(steps),
-        tail=steps[-TAIL:],
-        log=store.models.put(encode_log(steps)) if len(steps) > TAIL else None,
-    )
-
-
-def encode_log(steps: Sequence[Step]) -> bytes:
-    """All steps since the checkpoint, a MessagePack list."""
-    return msgspec.msgpack.encode(list(steps))
 
 
 def _fold(store: Store, task: Task, model: RoundModel, screen: Screen) -> list[str]:

@@ -53,9 +53,8 @@ class Made:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """All that must be there to go back to it."""
-        log = (self.base.log,) if self.base.log else ()
-        return (*self.base.checkpoint, *log, *self.carried.blobs, self.served)
+        """All that must be there to go back to it; the steps since the checkpoint are in the database."""
+        return (*self.base.checkpoint, *self.carried.blobs, self.served)
 
 
 class Registry:

@@ -15,7 +15,7 @@ from models.bundle import Bundle
 from models.tensors import Tensors
 from strategies.zeroth_order import ZerothOrder
 
-from . import merging, pace
+from . import bases, merging, pace
 from .beginning import first
 from .contributions import Bytes
 from .errors import RollbackError, RunFolderError
@@ -61,7 +61,7 @@ class Rounds:
             self._packed = put(self.bundle.packed())
             self._family = {name: put(bundle.packed()) for name, bundle in family.items()}
             weights, carried = first(task, {"": self.bundle, **family}, self._tools)
-            self._first_base = merging.checkpoint(weights, self.store.models, self.manifest)
+            self._first_base = bases.checkpoint(weights, self.store.models, self.manifest)
             self._first_carried = merging.keep(carried, self.store, self._tools)
             shas = tuple(blob.sha for blob in (self._packed, *self._family.values()))
             self.run, self.resumed = identified(self.store, task, shas)
@@ -215,7 +215,7 @@ class Rounds:
 
     def weights(self, number: int, member: str = "") -> Tensors:
         """What round `number` distributes."""
-        return merging.base_weights(self.store, number, self.manifests[member], member)
+        return bases.base_weights(self.store, number, self.manifests[member], member)
 
     def merge(self, number: int, durations: Sequence[tuple[int, int]] = ()) -> None:
         """`durations` as in moves.Work."""
@@ -230,10 +230,8 @@ class Rounds:
 
     def _made_again(self, number: int) -> tuple[Base, CarriedBlobs]:
         """What an earlier round made, as a checkpoint of its own: the steps since do not lead to it."""
-        weights = merging.made_weights(self.store, number, self.manifest)
-        return merging.checkpoint(weights, self.store.models, self.manifest), self.registry.made(
-            number
-        ).carried
+        weights = bases.made_weights(self.store, number, self.manifest)
+        return bases.checkpoint(weights, self.store.models, self.manifest), self.registry.made(number).carried
 
     def _instead(self, number: int) -> MergeResult:
         """Of a round that was given up: the model that was gone back to."""
@@ -290,9 +288,8 @@ class Rounds:
         back = self.task.max_staleness - 1 if self.rules.counts_late else 0
         first = max(1, number - max(0, back))
         kept = range(first, number + 2)
-        bases = (self._first_base, *(self.store.base(n) for n in kept))
-        blobs = [part for base in bases for part in base.checkpoint]
-        blobs += [base.log for base in bases if base.log]
+        offered = (self._first_base, *(self.store.base(n) for n in kept))
+        blobs = [part for base in offered for part in (*base.checkpoint, *base.log)]
         for carried in (self._first_carried, *(self.store.carried(n) for n in kept)):
             blobs += carried.blobs
         blobs += self.registry.blobs(self.progress().best)

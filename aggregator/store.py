@@ -20,6 +20,7 @@ import msgspec
 
 from broker.blobs import Blobs
 from broker.messages import Base, Blob, Step
+from models.tensors import Tensors
 
 from .contributions import Contributions
 from .database import Database
@@ -93,6 +94,14 @@ class Rollback:
     instead: bool
 
 
+@dataclass(frozen=True)
+class Latest:
+    """A base, and the weights that it names."""
+
+    base: Base
+    weights: Tensors
+
+
 class Store:
     """An open run folder. Raises what Database does, in every method, when it does not do as it is told."""
 
@@ -104,6 +113,7 @@ class Store:
         self._db = Database(folder, reading, database)
         self.models, self.updates = Blobs(folder / "models"), Blobs(folder / "updates")
         self.contributions = Contributions(self._db, self.updates)
+        self.latest: Latest | None = None
 
     def close(self) -> None:
         """Let go of the folder. May be called twice."""
@@ -301,9 +311,12 @@ class Store:
             raise RunFolderError(f"run folder {self.folder} has no {column} of round {number}")
         return msgspec.msgpack.decode(rows[0][column], type=kind)
 
-    def steps(self, number: int, base: Base | None = None) -> tuple[Step, ...]:
-        """The steps from the checkpoint of a round's base to that base, or to `base`, of the same moment."""
-        count = (base or self.base(number)).steps
+    def remember(self, base: Base, weights: Tensors) -> None:
+        """A base that was made just now: the next round is made from it. In memory only."""
+        self.latest = Latest(base, weights)
+
+    def steps(self, number: int, count: int) -> tuple[Step, ...]:
+        """The last so many steps that were taken before round `number`."""
         rows = self._db.rows(
             "SELECT step FROM steps WHERE round < ? ORDER BY round DESC, position DESC LIMIT ?", number, count
         )

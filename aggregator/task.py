@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -14,6 +13,7 @@ import msgspec
 
 from broker import topics
 from broker.messages import Kind
+from broker.steps import round_seed
 from strategies import registry
 from strategies.kind import AnyStrategy, Contribution, Settings
 from strategies.robust.settings import Robust, Rule
@@ -233,8 +233,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     def round_seed(self, number: int) -> int:
         """The seed that all devices of a round share; below 2**53, exact in every language's numbers."""
-        digest = hashlib.sha256(f"{self.seed}:{number}".encode()).digest()
-        return int.from_bytes(digest[:8], "little") >> 11
+        return round_seed(self.seed, number)
 
     def json(self) -> bytes:
         """Canonical: equal tasks give equal bytes, settings that are defaults are written out too."""

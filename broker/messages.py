@@ -14,11 +14,15 @@ from msgspec import Meta
 
 from .errors import BrokerError
 
-VERSION = 3
+VERSION = 4
 INLINE_LIMIT = 64 * 1024
 """Bytes. A larger body is not sent inside a message but pulled in blocks."""
 MESSAGE_LIMIT = 256 * 1024
 """Bytes. No control message is larger; a larger payload is refused before it is parsed."""
+CHECK_BYTES, LINE_BYTES = 4, 8
+"""Of a sha256: what a base is checked by at least, and what a line of steps is named by."""
+Form = Literal["i1", "f2", "f4", "f8"]
+"""How scalars are written: int8, binary16, binary32, binary64."""
 Boot = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """One life of a device's process; no more than a database holds in a whole number."""
 
@@ -107,20 +111,51 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     indices: tuple[int, ...] = ()
 
 
+class Stretch(msgspec.Struct, frozen=True, array_like=True):
+    """Steps of rounds that follow on each other, which have all but numbers in common (see `steps`).
+
+    The first is of round `round`; each has `width` scalars, written as `form` says, little-endian. `seeds`:
+    that of the task, from which those of its rounds are made, or 8 bytes for each step. `shares` has float64
+    for each, or is empty: all are 1. `indices`: as many bytes for each index as there are, at most 8; empty:
+    those of no step are named.
+    """
+
+    round: int
+    generator: str
+    tunable: str
+    lr: float
+    width: int
+    form: Form
+    scalars: bytes
+    seeds: int | bytes
+    shares: bytes = b""
+    indices: bytes = b""
+
+
 class Base(msgspec.Struct, frozen=True, array_like=True):
     """The base model of a round: a checkpoint, and the zeroth-order steps taken since.
 
     The checkpoint comes in parts, tensors that are trained together (`Manifest.parts`): what has not changed
-    is not fetched again. `steps` counts all the steps since the checkpoint; `tail` holds the last few of
-    them; `log` names the blob with all of them when the tail is not all. `sha` is the hash of the resulting
-    weights.
+    is not fetched again. `sha` is the hash of the resulting weights, or at least CHECK_BYTES of it.
+
+    Steps that follow on each other are a line, named by `line`: the first LINE_BYTES of the hash of the
+    weights that it began with. This base is `at` steps from there, the last `steps` of which were taken since
+    the checkpoint; `tail` has the last few. `log` names blobs with the last of them: the positions from one
+    multiple of SEGMENT (see `steps`) to the next in each, but in the last as many as there are.
     """
 
     checkpoint: tuple[Blob, ...]
     sha: bytes
+    line: bytes = b""
+    """Where it is left empty, it begins here."""
     steps: int = 0
-    tail: tuple[Step, ...] = ()
-    log: Blob | None = None
+    at: int = 0
+    tail: tuple[Stretch, ...] = ()
+    log: tuple[Blob, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.line:
+            msgspec.structs.force_setattr(self, "line", self.sha[:LINE_BYTES])
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):

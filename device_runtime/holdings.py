@@ -10,21 +10,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from numpy.typing import NDArray
 
 from broker.blobs import Blobs, name
 from broker.errors import BlobError
-from broker.messages import Base, Blob, Offer, Step
+from broker.messages import CHECK_BYTES, LINE_BYTES, Base, Blob, Offer
 from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
-from models.errors import BundleError, ModelError
+from models.errors import BundleError, ModelError, TensorError
 from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies.replaying import replay
 
 from .errors import StaleBase, UnusableBase
+from .ways import Stand, Way, steps_of, way
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,7 @@ class Holdings:
     def __init__(self, folder: Path) -> None:
         self.blobs = Blobs(folder / "blobs")
         self._bundles = folder / "bundles"
-        self._checkpoint: tuple[Blob, ...] = ()
-        self._taken = 0
-        self._weights: Tensors = {}
+        self._stand: Stand | None = None
 
     def missing_bundles(self, offer: Offer) -> tuple[Blob, ...]:
         """What must be fetched before it can be decided how to work on this offer."""
@@ -46,21 +44,28 @@ class Holdings:
         return tuple(blob for blob in lacking if not self.blobs.has(blob))
 
     def missing(self, base: Base, aside: Blob | None = None) -> tuple[Blob, ...]:
-        """What must be fetched before this base can be worked on, and what comes beside it."""
-        needed = [] if aside is None else [aside]
-        taken = self._standing(base)
-        if taken is None:
-            needed.extend(base.checkpoint)
-        if base.log is not None and base.steps - (taken or 0) > len(base.tail):
-            needed.append(base.log)
-        return tuple(blob for blob in needed if not self.blobs.has(blob))
+        """What must be fetched before this base can be worked on, and what comes beside it.
+
+        Raises UnusableBase, StaleBase for a base that nothing which is here or named leads to.
+        """
+        needed = (*(() if aside is None else (aside,)), *self._way(base).needed)
+        return tuple(blob for blob in dict.fromkeys(needed) if not self.blobs.has(blob))
 
     def take_parts(self, bundle: Bundle, base: Base) -> None:
-        """What of a base is as it is in the bundle need not be fetched. Raises BlobError, BundleError."""
-        if not all(self.blobs.has(part) for part in base.checkpoint):
-            for part in tensors.encoded_parts(bundle.weights(), bundle.manifest.parts()):
-                if name(part) in base.checkpoint:
-                    self.blobs.put(part)
+        """What of a base is as it is in the bundle need not be fetched, and steps from there on can be
+        taken. Raises BlobError, BundleError.
+        """
+        stand = self._stand
+        if stand is not None and stand.line == base.line and stand.at <= base.at:
+            return
+        if base.at == base.steps == 0 and all(self.blobs.has(part) for part in base.checkpoint):
+            return
+        weights = bundle.weights()
+        if base.at and _sha(weights)[:LINE_BYTES] == base.line:
+            self._stand = Stand(base.line, 0, weights)
+        for part in tensors.encoded_parts(weights, bundle.manifest.parts()):
+            if name(part) in base.checkpoint:
+                self.blobs.put(part)
 
     def aside(self, blob: Blob | None) -> Tensors:
         """What came beside the base. Raises BlobError, TensorError."""
@@ -81,30 +86,41 @@ class Holdings:
             raise BlobError(f"bundle {blob.hex[:12]} was damaged here, and is removed: {error}") from None
 
     def base(self, base: Base, manifest: Manifest) -> Tensors:
-        """The base model: the checkpoint, and the log replayed from wherever this device stands.
+        """The base model: what this device stands on or the checkpoint, and the steps since.
 
-        When the result is not the model that the aggregator has: raises StaleBase where beginning anew, at
-        the checkpoint, may mend it, UnusableBase where that was done. Raises TensorError, UnknownGenerator.
+        When the result is not the model that the aggregator has: raises StaleBase where beginning anew may
+        mend it, UnusableBase where that was done. Raises TensorError, UnknownGenerator.
         """
-        standing = self._standing(base)
-        if standing is None:
+        way = self._way(base)
+        try:
+            weights = self._gone(way, base, manifest)
+        except (UnusableBase, TensorError) as error:
+            if way.start is None:
+                raise
+            self._stand = None
+            raise StaleBase(f"{error}: beginning anew") from None
+        if way.start is not None and base.at and not base.steps:
+            for part in tensors.encoded_parts(weights, manifest.parts()):
+                self.blobs.put(part)  # the checkpoint, for a life of this device that stands nowhere
+        self._stand = Stand(base.line, base.at, weights)
+        return weights
+
+    def _gone(self, way: Way, base: Base, manifest: Manifest) -> Tensors:
+        """What the way leads to. Raises as `base` does."""
+        if way.start is None:
             weights: Tensors = self._joined(base)
             tensors.check(weights, manifest.stored())
         else:
-            weights = self._weights
-        steps = self._steps(base, base.steps - (standing or 0))
-        weights = replay(weights, steps, manifest)
-        if hashlib.sha256(tensors.encode(weights)).digest() != base.sha:
-            self._checkpoint = ()
-            wrong = f"base model after {base.steps} steps is not the aggregator's"
-            raise UnusableBase(wrong) if standing is None else StaleBase(f"{wrong}: beginning anew")
-        self._checkpoint, self._taken, self._weights = base.checkpoint, base.steps, weights
+            weights = way.start.weights
+        weights = replay(weights, steps_of(way, base, self.blobs), manifest)
+        if not _sha(weights).startswith(base.sha) or len(base.sha) < CHECK_BYTES:
+            raise UnusableBase(f"base model after {base.at} steps is not the aggregator's")
         return weights
 
     def prune(self, offer: Offer, waiting: Iterable[Blob | None]) -> None:
         """Drop all blobs but those of this offer and those that wait to be sent."""
         bases = (offer.base, *(member.base for member in offer.family))
-        parts = (part for base in bases for part in (*base.checkpoint, base.log))
+        parts = (part for base in bases for part in (*base.checkpoint, *base.log))
         kept = (offer.bundle, *(member.bundle for member in offer.family), *parts, offer.aside, *waiting)
         try:
             self.blobs.prune([blob for blob in kept if blob is not None])
@@ -129,11 +145,13 @@ class Holdings:
                 log.warning("shipped bundle %s: %s", shipped, error)
         return sound
 
-    def _standing(self, base: Base) -> int | None:
-        """Steps taken on this checkpoint; None where the device must begin at it (anew)."""
-        if base.checkpoint != self._checkpoint or self._taken > base.steps:
-            return None
-        return self._taken
+    def _way(self, base: Base) -> Way:
+        """How to get there. Raises as `missing` does."""
+        found = way(base, self._stand, self.blobs.has)
+        if found is None:
+            self._stand = None
+            raise StaleBase(f"base model after {base.at} steps: this device has lost the line")
+        return found
 
     def _joined(self, base: Base) -> dict[str, NDArray[Any]]:
         """All parts of the checkpoint. Raises BlobError, TensorError."""
@@ -142,12 +160,6 @@ class Holdings:
             weights |= tensors.decode(self.blobs.get(part))
         return weights
 
-    def _steps(self, base: Base, count: int) -> tuple[Step, ...]:
-        """The last `count` steps of the base, from the tail where it reaches back far enough."""
-        if count > len(base.tail) and base.log is not None:
-            try:
-                every = msgspec.msgpack.decode(self.blobs.get(base.log), type=tuple[Step, ...])
-            except msgspec.MsgspecError as error:
-                raise UnusableBase(f"blob {base.log.hex[:12]} is not a log of steps: {error}") from None
-            return every[max(0, len(every) - count) :]
-        return base.tail[max(0, len(base.tail) - count) :] if count else ()
+
+def _sha(weights: Tensors) -> bytes:
+    return hashlib.sha256(tensors.encode(weights)).digest()

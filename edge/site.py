@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from aggregator import merging
+from aggregator import bases
 from aggregator.observer import ContributionRecord, RoundClosed
 from aggregator.outside import GivenRound
 from aggregator.ports import Ports
@@ -94,7 +94,7 @@ class Site:
                 number=state.round + 1,
                 seed=given.offer.seed,
                 deadline_s=seconds,
-                base=merging.checkpoint(given.base, rounds.store.models, rounds.manifest),
+                base=bases.checkpoint(given.base, rounds.store.models, rounds.manifest),
                 carried=CarriedBlobs(aside=aside),
                 source=encode(given.offer),
             )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from aggregator.merging import MAX_STEPS, TAIL
+from broker.messages import Step
+from broker.steps import MOST_SEGMENTS, SEGMENT, TAIL, TAIL_BYTES, numbers_bytes
 from device_runtime.choose import MAIN
+from device_runtime.ways import MOST_REPLAYED
 from models import tensors
 from models.bundle import Bundle
 from models.tensors import Tensors
@@ -17,8 +20,8 @@ from strategies.merge import Merged
 
 from .executors.job import aside_key, base_key
 
-STEP_BYTES = 70
-"""A zeroth-order step in an offer or a log (measured; see docs/wire.md)."""
+SEGMENT_BYTES = 45
+"""What steps have in common, in a blob of the log."""
 
 Changed = tuple[bool, ...]
 
@@ -48,11 +51,16 @@ class Version:
     """What a round distributes, in few words.
 
     parts: of each model, the main one's by "", the round in which each part of its checkpoint was new (0: it
-    is the bundle's). steps: zeroth-order, since the main one's checkpoint; moved: which parts they changed.
-    aside: the round since which this is sent beside the bases (0: nothing is), and its bytes.
+    is the bundle's). line: the round in which the main one's line of zeroth-order steps began (0: with the
+    bundle's weights); at: how many were taken on it, and log: bytes of their numbers; steps: since its
+    checkpoint; moved: which parts they changed. aside: the round since which this is sent beside the bases
+    (0: nothing is), and its bytes.
     """
 
     parts: Mapping[str, tuple[int, ...]]
+    line: int = 0
+    at: int = 0
+    log: int = 0
     steps: int = 0
     moved: Changed = ()
     aside: int = 0
@@ -83,12 +91,12 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a device holds beside its bundles: of each model the round whose base it fetched, and how many
-    steps it took on the main one's checkpoint; the round of what it was sent beside them.
+    """What a device holds beside its bundles: of each model the round whose base it fetched, and where it
+    stands on the main one's line (-1: nowhere); the round of what it was sent beside them.
     """
 
     rounds: Mapping[str, int] = field(default_factory=lambda: NO_ROUNDS)
-    steps: int = 0
+    at: int = -1
     aside: int = 0
 
 
@@ -105,7 +113,7 @@ class Bases:
         self._kept = {1: Base(1, first, carried.family, carried.aside)}
         begun = {member: (0,) * len(model.parts) for member, model in shipped.items()}
         bundled = Base(0, shipped[MAIN].weights, {m: s.weights for m, s in shipped.items() if m})
-        self._history = [self._next(Version(begun), bundled, self._kept[1], MAX_STEPS + 1)]
+        self._history = [self._next(Version(begun), bundled, self._kept[1], None)]
         self._common = (0, MAIN), NOTHING_HELD  # one for all who never fetched another model
 
     def of(self, number: int) -> Base:
@@ -119,13 +127,16 @@ class Bases:
         """What the round after `number` distributes."""
         old, version = self._kept[number], self._history[number - 1]
         new = Base(number + 1, merged.base, merged.carried.family, merged.carried.aside)
-        steps = version.steps + len(merged.steps) if merged.replayable else MAX_STEPS + 1
+        steps = merged.steps if merged.replayable else None
         self._kept[number + 1] = new
         self._history.append(self._next(version, old, new, steps))
         return new
 
-    def _next(self, version: Version, old: Base, new: Base, steps: int) -> Version:
-        """Of `new`, after `old`; more steps than MAX_STEPS make a new checkpoint."""
+    def _next(self, version: Version, old: Base, new: Base, steps: tuple[Step, ...] | None) -> Version:
+        """Of `new`, after `old`; None: it is not made by steps, and what is not as it was begins a line.
+
+        There is a new checkpoint whenever a segment of the log is full.
+        """
         changed = self._shipped[MAIN].changed(old.weights, new.weights)
         before = version.moved or (False,) * len(changed)
         moved = tuple(a or b for a, b in zip(before, changed, strict=True))
@@ -133,14 +144,20 @@ class Bases:
             member: _renewed(version.parts[member], self._shipped[member].changed(old.of(member), base), new)
             for member, base in new.family.items()
         }
-        if steps > MAX_STEPS:
-            steps, main, moved = 0, _renewed(version.parts[MAIN], moved, new), ()
+        line, at, log, since = version.line, version.at, version.log, version.steps
+        if steps is None:
+            line, at, log = (line, at, log) if not any(changed) and not at else (new.number, 0, 0)
+        else:
+            at, log = at + len(steps), log + sum(map(numbers_bytes, steps))
+            since += len(steps)
+        if steps is None or at // SEGMENT > version.at // SEGMENT:
+            since, main, moved = 0, _renewed(version.parts[MAIN], moved, new), ()
         else:
             main = version.parts[MAIN]
         aside, size = version.aside, version.aside_bytes
         if not _equal(old.aside, new.aside):
             aside, size = (new.number, len(tensors.encode(new.aside))) if new.aside else (0, 0)
-        return Version({**version.parts, **parts, MAIN: main}, steps, moved, aside, size)
+        return Version({**version.parts, **parts, MAIN: main}, line, at, log, since, moved, aside, size)
 
     def replay(self, number: int, then: Version) -> None:
         """What round `number` made, without the weights."""
@@ -167,8 +184,8 @@ class Bases:
     def to_fetch(self, number: int, member: str, held: Held) -> int:
         """Bytes for a device to train this member, or the main model, in round `number`.
 
-        Parts that are as it has them are not fetched. The last few steps stand in the offer; a device that
-        lacks more fetches the log of all of them.
+        Parts that are as it has them are not fetched. From where it stands on the line, or from the bundle's
+        weights where that began with them, it goes by steps if they are fewer bytes (`ways`).
         """
         version = self._history[number - 1]
         parts, there = version.parts[member], self._parts_of(member, held)
@@ -178,21 +195,56 @@ class Bases:
             if parts == there
             else sum(size for size, new, old in zip(sizes, parts, there, strict=True) if new != old)
         )
-        if member == MAIN and version.steps:
-            taken = held.steps if parts == there else 0
-            lacking = version.steps - taken
-            size += STEP_BYTES * (lacking if lacking <= TAIL else version.steps)
+        if member == MAIN and version.at:
+            size = self._by_steps(version, held, size + (self._log(version, version.steps) or 0))
         return size + (version.aside_bytes if version.aside != held.aside else 0)
 
+    def _by_steps(self, version: Version, held: Held, anew: int) -> int:
+        """The main model's base by the cheaper way; `anew`: bytes of that from its checkpoint on."""
+        latest = self._history[held.rounds.get(MAIN, 1) - 1]
+        stands = held.at >= 0 and latest.line == version.line
+        if not stands and version.line:
+            return anew
+        lacking = version.at - (held.at if stands else 0)
+        by_steps = self._log(version, lacking)
+        if by_steps is None:
+            return anew
+        too_long = by_steps * sum(self._shipped[MAIN].sizes) // 16 > MOST_REPLAYED
+        return anew if too_long and lacking > version.steps else min(anew, by_steps)
+
+    def _log(self, version: Version, lacking: int) -> int | None:
+        """Bytes of the last so many steps: of the offer, or of the segments that have them, if there are."""
+        if lacking <= self._tail(version):
+            return version.log - self._before(version, version.at - lacking).log
+        first = (version.at - lacking) // SEGMENT
+        last = (version.at - 1) // SEGMENT
+        if last - first >= MOST_SEGMENTS:
+            return None
+        segments = SEGMENT_BYTES * (last - first + 1)
+        return segments + version.log - self._before(version, first * SEGMENT).log
+
+    def _tail(self, version: Version) -> int:
+        """Steps that stand in an offer."""
+        count = min(TAIL, version.at)
+        while count and version.log - self._before(version, version.at - count).log > TAIL_BYTES:
+            count -= 1
+        return count
+
+    def _before(self, version: Version, at: int) -> Version:
+        """The latest on its line that is no further."""
+        history = self._history
+        end = bisect_right(history, (version.line, at), key=lambda one: (one.line, one.at))
+        return history[end - 1]
+
     def fetched(self, number: int, member: str, held: Held) -> Held:
-        """What the device then holds; only on the model that it trained last it knows the steps it took."""
+        """What the device then holds; only on the model that it trained last it knows where it stands."""
         version = self._history[number - 1]
-        steps = version.steps if member == MAIN else 0
+        at = version.at if member == MAIN else -1
         if not held.rounds.keys() <= {member}:
-            return Held({**held.rounds, member: number}, steps, version.aside)
+            return Held({**held.rounds, member: number}, at, version.aside)
         key = number, member
         if self._common[0] != key:
-            self._common = key, Held({member: number}, steps, version.aside)
+            self._common = key, Held({member: number}, at, version.aside)
         return self._common[1]
 
     def _parts_of(self, member: str, held: Held) -> tuple[int, ...]:

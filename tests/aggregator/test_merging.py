@@ -5,7 +5,10 @@ import hashlib
 import numpy as np
 import pytest
 
+from aggregator import bases
+from aggregator.state import SETTLE_S
 from aggregator.task import KindSettings
+from broker import steps
 from models import tensors
 
 
@@ -52,26 +55,60 @@ def test_a_merge_that_is_done_again_gives_the_same(bench, make_task, update_of):
 
 
 def test_a_merge_that_is_not_finite_leaves_the_base_as_it_was_and_says_so(bench, make_task):
-    b = bench(make_task(KindSettings(name="zeroth-order", settings={"lr": 1e6}), rounds=1))
+    b = bench(make_task(KindSettings(name="zeroth-order", settings={"lr": 1e38}), rounds=1))
     b.join("a")
     before = b.offer.base
-    huge = {"g": np.full(2, 3e38, np.float32)}
+    huge = {"g": np.full(2, 1e3, np.float32)}
     b.contribute("a", b.contribution("zeroth-order", (huge, 10)))
     assert b.store.closed()[0].note == "the merged model is not finite: the base stays as it was"
     assert b.store.base(2) == before
 
 
-def test_after_fifty_steps_there_is_a_new_checkpoint(bench, make_task, update_of):
-    b = bench(make_task("zeroth-order", rounds=53))
+def test_steps_are_on_one_line_and_a_full_segment_of_the_log_makes_a_checkpoint_beside_it(
+    bench, make_task, update_of, monkeypatch
+):
+    for module in (bases, steps):
+        monkeypatch.setattr(module, "SEGMENT", 4)
+    monkeypatch.setattr(bases, "MOST_SEGMENTS", 2)
+    b = bench(make_task("zeroth-order", rounds=20))
     b.join("a")
-    first = b.offer.base.checkpoint
-    for number in range(1, 51):
+    first, logs = b.offer.base, []
+    assert first.line == first.sha[:8]
+    for number in range(1, 12):
         b.contribute("a", b.contribution("zeroth-order", update_of("zeroth-order", number), number))
-    assert (b.offer.base.checkpoint, b.offer.base.steps) == (first, 50)
-    b.contribute("a", b.contribution("zeroth-order", update_of("zeroth-order"), 51))
-    assert b.offer.base.steps == 0
-    assert b.offer.base.sha == hashlib.sha256(tensors.encode(b.weights(b.offer.base))).digest()
-    assert b.offer.base.checkpoint != first
+        base = b.offer.base
+        assert (base.line, base.at, base.steps) == (first.line, number, number % 4)
+        if not base.steps:
+            assert base.sha == hashlib.sha256(tensors.encode(b.weights(base))).digest()
+        logs.append([[step.round for step in steps.decode(b.store.models.get(one))] for one in base.log])
+    assert logs[2:5] == [[[1, 2, 3]], [[1, 2, 3, 4]], [[1, 2, 3, 4], [5]]]
+    assert logs[-1] == [[5, 6, 7, 8], [9, 10, 11]]
+    assert [step.round for step in steps.unpack(base.tail)] == list(range(1, 12))
+    assert all(stretch.seeds == b.task.seed for stretch in base.tail)
+    assert base.checkpoint != first.checkpoint
+
+
+def test_a_restart_goes_on_with_the_line_where_it_was(bench, make_task, update_of):
+    b = bench(make_task("zeroth-order", rounds=6))
+    b.join("a")
+    for number in (1, 2, 3):
+        b.contribute("a", b.contribution("zeroth-order", update_of("zeroth-order", number), number))
+    before = b.offer.base
+    b = b.restart()
+    b.join("a")
+    b.wait(SETTLE_S)
+    assert b.offer.base == before
+    b.contribute("a", b.contribution("zeroth-order", update_of("zeroth-order", 4), 4))
+    assert (b.offer.base.line, b.offer.base.at) == (before.line, 4)
+
+
+def test_a_round_of_other_kinds_begins_another_line(bench, make_task, update_of):
+    b = bench(make_task("full", "zeroth-order", rounds=4))
+    b.join("a")
+    b.contribute("a", b.contribution("zeroth-order", update_of("zeroth-order")))
+    first = b.offer.base
+    b.contribute("a", b.contribution("full", update_of("full"), 2))
+    assert (b.offer.base.at, b.offer.base.log, b.offer.base.line == first.line) == (0, (), False)
 
 
 def test_contents_are_forgotten_once_their_round_is_closed_and_what_is_told_stays(

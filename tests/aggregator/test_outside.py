@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aggregator import machine, merging, wishes
+from aggregator import bases, machine, wishes
 from aggregator.errors import RunFolderError
 from aggregator.machine import step
 from aggregator.moves import Announce, Close, Extend, Give, Present, Tick, Work, Worked
@@ -75,7 +75,7 @@ def given(site, number, shift, **changes):
     """A round whose base is the bundle's weights and `shift`."""
     rounds = site.service.rounds
     weights = {n: v + np.asarray(shift, v.dtype) for n, v in rounds.bundle.weights().items()}
-    base = merging.checkpoint(weights, rounds.store.models, rounds.manifest)
+    base = bases.checkpoint(weights, rounds.store.models, rounds.manifest)
     fields = {"seed": 77, "deadline_s": 30.0, "base": base, "carried": CarriedBlobs(), "source": b"up"}
     return GivenRound(number=number, **{**fields, **changes})
 
@@ -90,7 +90,7 @@ def test_a_given_round_is_offered_and_merged_with_what_it_was_given(site, update
     assert site.contribute("a", site.contribution("zeroth-order", scalars))[0].status == "accepted"
     site.wait(1.0)
     assert site.service.state.phase == "wait"
-    assert [step.seed for step in site.store.steps(2)] == [77]
+    assert [step.seed for step in site.store.steps(2, 1)] == [77]
     site.service.give(given(site, 2, 0.25, seed=78))
     weights, bundle = site.weights(site.offer.base), site.service.rounds.bundle.weights()
     assert all(np.array_equal(weights[n], v + np.asarray(0.25, v.dtype)) for n, v in bundle.items())

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from aggregator import merging, models_command, wishes
+from aggregator import bases, models_command, wishes
 from aggregator.conductor import Conductor
 from aggregator.errors import RollbackError, RunFolderError
 from aggregator.registry import Registry
@@ -74,7 +74,7 @@ def test_the_version_that_was_gone_back_to_outlives_the_retention(bench, make_ta
 
 def test_going_back_serves_the_model_at_once_and_is_the_next_base(bench, make_task, update_of):
     b = play(bench, make_task("full", rounds=6), update_of, 3, "full")
-    made = merging.made_weights(b.store, 1, b.service._rounds.manifest)
+    made = bases.made_weights(b.store, 1, b.service._rounds.manifest)
     b.service._run.go_back(1)
     assert deployed(b) == of_round(b, 1)
     assert [version.served for version in versions(b)] == [True, False, False]
@@ -111,7 +111,7 @@ def test_what_comes_late_from_before_does_not_count_in_what_was_gone_back_to(ben
 
 def test_zeroth_order_steps_since_then_are_not_taken(bench, make_task, update_of):
     b = play(bench, make_task("zeroth-order", rounds=6), update_of, 3, "zeroth-order")
-    made = merging.made_weights(b.store, 2, b.service._rounds.manifest)
+    made = bases.made_weights(b.store, 2, b.service._rounds.manifest)
     b.service._run.go_back(2)
     send(b, update_of, 4, "zeroth-order")
     assert b.offer.base.steps == 0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import messages
+from broker import messages, steps
 from broker.errors import BrokerError
 from broker.messages import (
     Base,
@@ -32,6 +32,7 @@ from broker.messages import (
 
 BLOB = Blob(bytes(range(32)), 310_000)
 STEP = Step(round=3, generator="philox-1", seed=7, tunable="all", lr=1e-3, share=0.5, scalars=(0.5, -1.25))
+TAIL = steps.pack([STEP])
 EXAMPLES: tuple[Message, ...] = (
     State(boot=1, online=True),
     Hello(
@@ -50,7 +51,7 @@ EXAMPLES: tuple[Message, ...] = (
         deadline_s=60.0,
         remaining_s=41.5,
         bundle=BLOB,
-        base=Base(checkpoint=(BLOB,), sha=bytes(32), steps=1, tail=(STEP,), log=BLOB),
+        base=Base(checkpoint=(BLOB,), sha=bytes(32), line=bytes(8), steps=1, at=9, tail=TAIL, log=(BLOB,)),
         kinds=(Kind(name="full", settings=pack({"epochs": 2})),),
     ),
     Signed(issued=1_800_000_000, signature=bytes(64), offer=b"an offer"),
@@ -137,7 +138,7 @@ def test_an_oversized_payload_is_refused_before_it_is_parsed() -> None:
 
 
 def test_another_version_is_refused_by_name() -> None:
-    with pytest.raises(MessageError, match="State of protocol version 2; this side speaks 3"):
+    with pytest.raises(MessageError, match="State of protocol version 2; this side speaks 4"):
         decode(encode(State(v=2, boot=1, online=True)), State)
 
 

@@ -9,7 +9,7 @@ import pytest
 from broker import topics
 from broker.blobs import name
 from broker.link import Connected
-from broker.messages import Base, Contribution, Get, Hello, Plan, State, Step, decode, encode
+from broker.messages import Base, Contribution, Get, Hello, Plan, State, Stretch, decode, encode
 from broker.topics import parse
 from device_runtime.agent import Agent
 from device_runtime.downloads import Downloads
@@ -35,7 +35,7 @@ def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, another
     stage.link.announce(stage.offer(1, another, run="s"))
     stage.go()
     assert [c.run for c in stage.contributions] == ["r", "s"]
-    assert stage.agent._duty.task.manifest.name == "another"
+    assert stage.agent._duty.place.task.manifest.name == "another"
 
 
 def test_an_offer_that_waited_while_the_device_was_busy_has_been_running_since_it_came(stage):
@@ -125,19 +125,24 @@ def test_an_absurd_offer_ends_nothing_and_the_next_one_is_worked_on(stage, absur
     assert [c.round for c in stage.contributions] == [2]
 
 
+SOUND = Stretch(1, "philox4x64-popcount/1", "head", 0.1, 1, "f4", bytes(4), 7)
+"""One step; the seed of the round is made from 7."""
+
+
 @pytest.mark.parametrize(
-    "step",
+    "wrong",
     [
-        Step(1, "torch-normal/1", 7, "head", 0.1, 1.0, (1.0,)),
-        Step(1, "philox4x64-popcount/1", 7, "no such set", 0.1, 1.0, (1.0,)),
-        Step(1, "philox4x64-popcount/1", 7, "head", 0.1, 1.0, ()),
-        Step(1, "philox4x64-popcount/1", -7, "head", 0.1, 1.0, (1.0,)),
-        Step(1, "philox4x64-popcount/1", 7, "head", 0.1, 1.0, (1.0,)),
+        {"generator": "torch-normal/1"},
+        {"tunable": "no such set"},
+        {"width": 0},
+        {"scalars": b""},
+        {"seeds": bytes(7)},
+        {"scalars": b"\0\0\x80\x3f"},
     ],
 )
-def test_a_step_that_cannot_be_taken_leaves_one_round_out(stage, step):
-    good = stage.offer(1).base
-    stage.link.announce(stage.offer(1, base=msgspec.structs.replace(good, steps=1, tail=(step,))))
+def test_a_step_that_cannot_be_taken_leaves_one_round_out(stage, wrong):
+    good, step = stage.offer(1).base, msgspec.structs.replace(SOUND, **wrong)
+    stage.link.announce(stage.offer(1, base=msgspec.structs.replace(good, steps=1, at=1, tail=(step,))))
     stage.go()
     assert stage.contributions == []
     stage.link.announce(stage.offer(2))
@@ -311,7 +316,7 @@ def test_whoever_has_a_loop_of_their_own_steps_the_agent_until_it_waits_for_noth
 
 
 def test_a_virtual_device_computes_in_the_time_of_its_profile_and_measures_nothing(stage, monkeypatch):
-    monkeypatch.setattr("device_runtime.task.measure", None)
+    monkeypatch.setattr("device_runtime.task.measured", None)
     profile = shipped("pi-zero-2w")
     pretence = Pretence(profile, time=Time(stage.clock, stage.clock.sleep))
     agent = Agent(Settings("a", stage.folder / "a.npz", stage.folder, pretence), 1, stage.clock)

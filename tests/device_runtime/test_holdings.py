@@ -4,12 +4,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from broker import steps
 from broker.blobs import name
 from broker.errors import BlobError
 from broker.messages import Base, Offer, Step
+from device_runtime import ways
 from device_runtime.errors import StaleBase, UnusableBase
 from device_runtime.holdings import Holdings
-from models.tensors import TensorError, encode
+from models.tensors import TensorError, encode, encoded_parts
 from strategies.directions import GENERATOR
 from strategies.replaying import replay
 
@@ -19,47 +21,55 @@ def step(number):
 
 
 class Aggregator:
-    """What the aggregator has: a checkpoint, and a log of zeroth-order steps."""
+    """What the aggregator has: a checkpoint, and a log of zeroth-order steps in segments of four."""
 
-    def __init__(self, bundle, holdings):
-        self.bundle, self.holdings = bundle, holdings
-        self.start = bundle.weights()
-        self.checkpoint = encode(self.start)
+    def __init__(self, bundle):
+        self.bundle = bundle
+        self.start = {name: values + np.float32(1) for name, values in bundle.weights().items()}
+        self.start = {
+            name: values.astype(bundle.weights()[name].dtype) for name, values in self.start.items()
+        }
 
-    def base(self, steps, tail=2):
-        log = tuple(step(n) for n in range(steps))
-        weights = replay(self.start, log, self.bundle.manifest)
-        encoded = msgspec.msgpack.encode(log)
-        return (
-            Base(
-                checkpoint=(name(self.checkpoint),),
-                sha=hashlib.sha256(encode(weights)).digest(),
-                steps=steps,
-                tail=log[-tail:] if steps else (),
-                log=name(encoded) if steps > tail else None,
-            ),
-            {"checkpoint": self.checkpoint, "log": encoded},
-            weights,
+    def after(self, at):
+        return replay(self.start, [step(n) for n in range(at)], self.bundle.manifest)
+
+    def base(self, at, since=0, tail=2, segments=9):
+        """`at` steps on the line, with the checkpoint after `since` of them."""
+        done = [step(n) for n in range(at)]
+        checkpoint = encode(self.after(since))
+        logs = [steps.encode(done[n : n + 4]) for n in range(0, at, 4)][-segments:] if at else []
+        base = Base(
+            checkpoint=(name(checkpoint),),
+            sha=hashlib.sha256(encode(self.after(at))).digest(),
+            line=hashlib.sha256(encode(self.start)).digest()[:8],
+            steps=at - since,
+            at=at,
+            tail=steps.pack(done[max(0, at - tail) :]),
+            log=tuple(map(name, logs)),
         )
+        first = (at - 1) // 4 - len(logs) + 1
+        named = {f"log {first + n}": log for n, log in enumerate(logs)}
+        return base, {"checkpoint": checkpoint, **named}, self.after(at)
 
-    def offer(self, steps, **changes):
-        base, blobs, weights = self.base(steps)
+    def offer(self, at, **base_of):
+        base, blobs, weights = self.base(at, **base_of)
         packed = self.bundle.packed()
         offer = Offer(
-            task="t", run="r", round=steps + 1, seed=1, deadline_s=1.0, remaining_s=1.0,
+            task="t", run="r", round=at + 1, seed=1, deadline_s=1.0, remaining_s=1.0,
             bundle=name(packed), base=base, kinds=(),
         )  # fmt: skip
         return offer, {**blobs, "bundle": packed}, weights
 
 
 @pytest.fixture
-def holdings(tmp_path):
+def holdings(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "SEGMENT", 4)
     return Holdings(tmp_path)
 
 
 @pytest.fixture
 def aggregator(bundle, holdings):
-    return Aggregator(bundle, holdings)
+    return Aggregator(bundle)
 
 
 def missing(holdings, offer, blobs):
@@ -67,9 +77,9 @@ def missing(holdings, offer, blobs):
     return [names[blob] for blob in (*holdings.missing_bundles(offer), *holdings.missing(offer.base))]
 
 
-def take(holdings, aggregator, steps):
+def take(holdings, aggregator, at, **base_of):
     """Fetch what is missing for an offer, and return what that was with the base that came of it."""
-    offer, blobs, weights = aggregator.offer(steps)
+    offer, blobs, weights = aggregator.offer(at, **base_of)
     fetched = missing(holdings, offer, blobs)
     for what in fetched:
         holdings.blobs.put(blobs[what])
@@ -83,18 +93,58 @@ def test_a_device_that_keeps_up_fetches_the_checkpoint_once_and_then_nothing(hol
     assert [take(holdings, aggregator, n) for n in (1, 2, 3, 4)] == [[], [], [], []]
 
 
+def test_a_device_that_keeps_up_goes_over_a_new_checkpoint_by_steps_and_keeps_that(holdings, aggregator):
+    take(holdings, aggregator, 3)
+    offer, _, weights = aggregator.offer(4, since=4)
+    parts = list(encoded_parts(weights, aggregator.bundle.manifest.parts()))
+    base = msgspec.structs.replace(offer.base, checkpoint=tuple(map(name, parts)))
+    assert holdings.missing(base) == ()
+    holdings.base(base, aggregator.bundle.manifest)
+    holdings.prune(msgspec.structs.replace(offer, base=base), [])
+    later = Holdings(holdings.blobs.folder.parent)
+    assert later.missing(base) == ()
+    assert encode(later.base(base, aggregator.bundle.manifest)) == encode(weights)
+
+
 def test_a_device_that_missed_a_few_rounds_catches_up_by_the_tail(holdings, aggregator):
     take(holdings, aggregator, 3)
     assert take(holdings, aggregator, 5) == []
 
 
-def test_a_device_that_missed_many_rounds_fetches_the_log_not_the_model(holdings, aggregator):
+def test_a_device_that_missed_many_rounds_fetches_those_segments_of_the_log_not_the_model(
+    holdings, aggregator
+):
+    take(holdings, aggregator, 5)
+    assert take(holdings, aggregator, 14, since=12) == ["log 1", "log 2", "log 3"]
+    assert take(holdings, aggregator, 18, since=16) == ["log 3", "log 4"]
+
+
+def test_a_joiner_fetches_checkpoint_and_the_steps_since(holdings, aggregator):
+    assert take(holdings, aggregator, 9) == ["checkpoint", "log 0", "log 1", "log 2"]
+    assert take(Holdings(holdings.blobs.folder.parent / "b"), aggregator, 15, since=12) == [
+        "checkpoint", "log 3",
+    ]  # fmt: skip
+
+
+def test_who_missed_more_than_the_log_has_fetches_the_checkpoint(holdings, aggregator):
+    take(holdings, aggregator, 5)
+    assert take(holdings, aggregator, 14, since=12, segments=2) == ["checkpoint"]
+
+
+def test_a_joiner_takes_all_steps_from_the_bundle_s_weights_where_they_are_fewer_bytes(holdings, aggregator):
+    aggregator.start = aggregator.bundle.weights()
+    offer, blobs, weights = aggregator.offer(14, since=12)
+    holdings.take_parts(aggregator.bundle, offer.base)
+    assert missing(holdings, offer, blobs) == ["log 0", "log 1", "log 2", "log 3"]
+    for data in blobs.values():
+        holdings.blobs.put(data)
+    assert encode(holdings.base(offer.base, aggregator.bundle.manifest)) == encode(weights)
+
+
+def test_what_would_take_too_long_to_replay_is_not(holdings, aggregator, monkeypatch):
     take(holdings, aggregator, 1)
-    assert take(holdings, aggregator, 9) == ["log"]
-
-
-def test_a_joiner_fetches_checkpoint_and_log(holdings, aggregator):
-    assert take(holdings, aggregator, 9) == ["checkpoint", "log"]
+    monkeypatch.setattr(ways, "MOST_REPLAYED", 10**6)
+    assert take(holdings, aggregator, 14, since=12) == ["checkpoint"]
 
 
 def test_a_base_that_was_rolled_back_is_replayed_from_the_checkpoint(holdings, aggregator):
@@ -108,23 +158,43 @@ def test_a_result_that_is_not_the_aggregator_s_is_not_trained_on(holdings, aggre
     wrong = msgspec.structs.replace(offer.base, sha=b"\x01" * 32)
     with pytest.raises(StaleBase, match="after 2 steps is not the aggregator's: beginning anew"):
         holdings.base(wrong, aggregator.bundle.manifest)
-    take(holdings, aggregator, 2)  # and it begins anew
+    assert take(holdings, aggregator, 2) == []  # and it begins anew, with the checkpoint that it has
+
+
+def test_a_base_is_checked_by_a_part_of_its_hash_but_not_by_less_than_four_bytes(holdings, aggregator):
+    take(holdings, aggregator, 1)
+    offer, _, weights = aggregator.offer(2)
+    part = msgspec.structs.replace(offer.base, sha=offer.base.sha[:4])
+    assert encode(holdings.base(part, aggregator.bundle.manifest)) == encode(weights)
+    with pytest.raises(StaleBase):
+        holdings.base(msgspec.structs.replace(offer.base, sha=b""), aggregator.bundle.manifest)
+
+
+def test_a_device_that_no_step_and_no_checkpoint_leads_on_has_lost_the_line(holdings, aggregator):
+    take(holdings, aggregator, 1)
+    offer, _, _ = aggregator.offer(9)
+    cut = msgspec.structs.replace(offer.base, log=())
+    with pytest.raises(StaleBase, match="after 9 steps: this device has lost the line"):
+        holdings.missing(cut)
 
 
 def test_a_base_that_is_wrong_from_its_checkpoint_on_is_not_tried_for_ever(holdings, aggregator):
-    offer, _, _ = aggregator.offer(2)
-    holdings.blobs.put(aggregator.checkpoint)
+    offer, blobs, _ = aggregator.offer(2)
+    holdings.blobs.put(blobs["checkpoint"])
     wrong = msgspec.structs.replace(offer.base, sha=b"\x01" * 32)
     with pytest.raises(UnusableBase, match="after 2 steps"):
         holdings.base(wrong, aggregator.bundle.manifest)
 
 
-def test_a_log_that_is_not_one_makes_the_base_unusable(holdings, aggregator):
-    offer, _, _ = aggregator.offer(5)
-    holdings.blobs.put(aggregator.checkpoint)
-    log = holdings.blobs.put(b"no log of steps")
-    with pytest.raises(UnusableBase, match="is not a log of steps"):
-        holdings.base(msgspec.structs.replace(offer.base, log=log), aggregator.bundle.manifest)
+@pytest.mark.parametrize("content", [b"no log of steps", steps.encode([step(4)])], ids=["rubbish", "foreign"])
+def test_a_log_that_is_not_one_or_not_this_one_never_gets_into_the_model(holdings, aggregator, content):
+    offer, blobs, _ = aggregator.offer(5)
+    for data in blobs.values():
+        holdings.blobs.put(data)
+    log = holdings.blobs.put(content)
+    wrong = msgspec.structs.replace(offer.base, log=(log, log))
+    with pytest.raises(UnusableBase, match="the log of the base|not the aggregator's"):
+        holdings.base(wrong, aggregator.bundle.manifest)
 
 
 def test_a_bundle_that_was_damaged_on_disk_is_removed_and_fetched_anew(holdings, aggregator, tmp_path):

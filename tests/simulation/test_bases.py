@@ -1,13 +1,20 @@
 import numpy as np
 import pytest
 
+from broker.messages import Step
+from broker.steps import SEGMENT, TAIL
 from models import tensors
-from simulation.bases import NOTHING_HELD, STEP_BYTES, Bases, Held, Shipped
+from simulation.bases import NOTHING_HELD, SEGMENT_BYTES, Bases, Held, Shipped
 from strategies.kind import Carried
 from strategies.merge import Merged
 
 BODY, HEAD, SMALL = 1000, 100, 10
 """Bytes of the main model's two parts, and of the one of the member "small"."""
+
+
+STEP = Step(1, "philox/1", 7, "all", 0.1, 1.0, (0.5, 1.0))
+STEP_BYTES = 8
+"""Of its two scalars."""
 
 
 def weights(body: float, head: float = 0.0) -> dict[str, np.ndarray]:
@@ -20,7 +27,7 @@ def family(value: float) -> dict[str, dict[str, np.ndarray]]:
 
 def merged(base, *, steps: int = 0, replayable: bool = False, small: float = 0.0, aside=None) -> Merged:
     carried = Carried(family(small), aside=aside or {})
-    return Merged(base, base, ("a step",) * steps, replayable, carried)
+    return Merged(base, base, (STEP,) * steps, replayable, carried)
 
 
 @pytest.fixture
@@ -83,10 +90,12 @@ def test_a_round_of_steps_alone_is_fetched_as_steps(kept):
 
 
 def test_who_lacks_more_steps_than_an_offer_holds_fetches_the_log_of_all_of_them(kept):
-    for number in range(1, 7):
-        kept.advance(number, merged(weights(number + 1), steps=1, replayable=True))
-    lacking = [kept.to_fetch(7, "", Held({"": 1}, steps)) // STEP_BYTES for steps in (1, 2, 6)]
-    assert lacking == [6, 4, 0]
+    for number in range(1, TAIL + 4):
+        kept.advance(number, merged(weights(1, head=number), steps=1, replayable=True))
+    newest = TAIL + 4
+    lacking = [kept.to_fetch(newest, "", Held({"": 1}, at)) for at in (0, 2, 3, TAIL + 3)]
+    whole = SEGMENT_BYTES + (TAIL + 3) * STEP_BYTES
+    assert lacking == [whole, whole, TAIL * STEP_BYTES, 0]
 
 
 def test_who_trained_another_model_since_takes_all_steps_again(kept):
@@ -95,13 +104,34 @@ def test_who_trained_another_model_since_takes_all_steps_again(kept):
     assert kept.to_fetch(2, "", held) == 3 * STEP_BYTES
 
 
-def test_after_fifty_steps_the_parts_that_they_moved_are_new_as_in_the_service(kept):
-    for number in range(1, 52):
+def after_a_full_segment(kept) -> int:
+    for number in range(1, SEGMENT + 2):
         kept.advance(number, merged(weights(1, head=number), steps=1, replayable=True))
-    held = kept.fetched(51, "", NOTHING_HELD)
-    assert (kept.history[50].parts[""], kept.history[50].steps) == ((0, 0), 50)
-    assert (kept.history[51].parts[""], kept.history[51].steps) == ((0, 52), 0)
-    assert kept.to_fetch(52, "", held) == HEAD
+    return SEGMENT + 2
+
+
+def test_when_a_segment_is_full_the_parts_that_its_steps_moved_are_new_as_in_the_service(kept):
+    newest = after_a_full_segment(kept)
+    before, after = kept.history[SEGMENT - 1], kept.history[SEGMENT]
+    assert (before.parts[""], before.steps) == ((0, 0), SEGMENT - 1)
+    assert (after.parts[""], after.steps, after.at) == ((0, SEGMENT + 1), 0, SEGMENT)
+    assert kept.history[newest - 1].steps == 1
+
+
+def test_who_keeps_up_goes_over_a_checkpoint_by_steps_and_others_take_what_is_fewer_bytes(kept):
+    newest = after_a_full_segment(kept)
+    keeping_up = kept.fetched(newest - 2, "", NOTHING_HELD)
+    assert kept.to_fetch(newest, "", keeping_up) == 2 * STEP_BYTES
+    anew = HEAD + STEP_BYTES  # the log of all steps is 4 kB
+    assert kept.to_fetch(newest, "", NOTHING_HELD) == kept.to_fetch(newest, "", Held({"": 1}, 0)) == anew
+
+
+def test_a_line_that_does_not_begin_with_the_bundle_s_weights_is_entered_at_its_checkpoint(kept):
+    kept.advance(1, merged(weights(5)))
+    kept.advance(2, merged(weights(6), steps=1, replayable=True))
+    assert kept.to_fetch(3, "", NOTHING_HELD) == BODY + STEP_BYTES
+    assert kept.to_fetch(3, "", kept.fetched(1, "", NOTHING_HELD)) == BODY + STEP_BYTES
+    assert kept.to_fetch(3, "", kept.fetched(2, "", NOTHING_HELD)) == STEP_BYTES
 
 
 def test_a_new_checkpoint_has_what_steps_moved_before_it(kept):

@@ -112,8 +112,8 @@ def test_what_was_saved_is_read_back(tmp_path):
 
     history = (
         Version({"": (0, 0), "small": (0,)}),
-        Version({"": (0, 2), "small": (2,)}, 1, (False, True)),
-        Version({"": (0, 2), "small": (2,)}, 4, (True, True), aside=3, aside_bytes=88),
+        Version({"": (0, 2), "small": (2,)}, 0, 1, 8, 1, (False, True)),
+        Version({"": (0, 2), "small": (2,)}, 0, 4, 32, 4, (True, True), aside=3, aside_bytes=88),
     )
     bases = (
         Base(2, weights(2), {"small": weights(5)}),

@@ -1,0 +1,191 @@
+"""The log of zeroth-order steps in few bytes: what steps have in common is written once.
+
+No clock, no sockets, no numpy. What is written is read again to the bit: scalars take the fewest bytes that
+hold them exactly, seeds that are made from the task's (`round_seed`) take none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import msgspec
+
+from .messages import Base, Form, MessageError, Step, Stretch
+
+SEGMENT = 512
+"""Steps in one blob of the log; a new checkpoint is made as often."""
+MOST_SEGMENTS = 16
+"""Blobs of the log that are kept: who lacks more steps than there are in them fetches the checkpoint."""
+TAIL, TAIL_BYTES = 32, 256
+"""Steps in an offer itself, at most, and bytes of their numbers."""
+MOST_NUMBERS = 2**22
+"""Scalars in one log, at most; more is not one."""
+
+_FORMS: dict[Form, tuple[str, int]] = {"i1": ("b", 1), "f2": ("e", 2), "f4": ("f", 4), "f8": ("d", 8)}
+
+
+def round_seed(seed: int, number: int) -> int:
+    """The seed of a round of a task with this one; below 2**53, exact in every language's numbers."""
+    digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 11
+
+
+def numbers_bytes(step: Step) -> int:
+    """Bytes that the numbers of a step take, at most where its scalars are float32."""
+    return 4 * len(step.scalars) + 8 * len(step.indices)
+
+
+def last(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Those that stand in an offer: as many of the last as there is room for."""
+    room, count = TAIL_BYTES, 0
+    for step in reversed(steps[-TAIL:]):
+        room -= numbers_bytes(step)
+        if room < 0:
+            break
+        count += 1
+    return tuple(steps[len(steps) - count :])
+
+
+def pack(steps: Iterable[Step], seed: int | None = None) -> tuple[Stretch, ...]:
+    """The steps in order; `seed` is the task's. Raises ValueError for a number that has no place here."""
+    made = []
+    for _, group in groupby(enumerate(steps), lambda one: _common(*one)):
+        try:
+            made.append(_stretch([step for _, step in group], seed))
+        except (struct.error, OverflowError) as error:
+            raise ValueError(f"a step cannot be written: {error}") from None
+    return tuple(made)
+
+
+def unpack(stretches: Iterable[Stretch]) -> tuple[Step, ...]:
+    """Raises MessageError for what `pack` does not make."""
+    return tuple(step for stretch in stretches for step in _steps(stretch))
+
+
+def count(stretches: Iterable[Stretch]) -> int:
+    """How many steps there are. Raises MessageError as `unpack`."""
+    return sum(_count(stretch) for stretch in stretches)
+
+
+def encode(steps: Iterable[Step], seed: int | None = None) -> bytes:
+    """A blob of the log."""
+    return msgspec.msgpack.encode(pack(steps, seed))
+
+
+def decode(data: bytes) -> tuple[Step, ...]:
+    """The steps in a blob. Raises MessageError for one that is no log."""
+    try:
+        return unpack(msgspec.msgpack.decode(data, type=tuple[Stretch, ...]))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise MessageError(f"not a log of steps: {error}") from None
+
+
+def log_begins(base: Base) -> int:
+    """The position on its line at which the log of a base begins."""
+    if not base.log:
+        return base.at
+    return max(0, (base.at - 1) // SEGMENT - len(base.log) + 1) * SEGMENT
+
+
+def _common(place: int, step: Step) -> tuple[object, ...]:
+    """What the steps of one stretch have alike."""
+    named = len(step.indices) == len(step.scalars)
+    return step.round - place, step.generator, step.tunable, step.lr, len(step.scalars), named
+
+
+def _stretch(steps: Sequence[Step], seed: int | None) -> Stretch:
+    first = steps[0]
+    scalars = [scalar for step in steps for scalar in step.scalars]
+    indices = [index for step in steps for index in step.indices]
+    if len(indices) not in (0, len(scalars)):
+        raise ValueError(f"step of round {first.round}: {len(indices)} indices, {len(scalars)} scalars")
+    size = max((index.bit_length() + 7) // 8 for index in indices) if indices else 0
+    if size > 8:
+        raise ValueError(f"step of round {first.round}: an index of {size} bytes, at most 8 are possible")
+    shares = [step.share for step in steps]
+    made = seed is not None and all(step.seed == round_seed(seed, step.round) for step in steps)
+    form = next(form for form in _FORMS if _holds(form, scalars))
+    return Stretch(
+        round=first.round,
+        generator=first.generator,
+        tunable=first.tunable,
+        lr=first.lr,
+        width=len(first.scalars),
+        form=form,
+        scalars=_written(_FORMS[form][0], scalars),
+        seeds=seed if made and seed is not None else _written("Q", [step.seed for step in steps]),
+        shares=b"" if set(shares) == {1.0} else _written("d", shares),
+        indices=b"".join(index.to_bytes(max(1, size), "little") for index in indices),
+    )
+
+
+def _holds(form: Form, scalars: Sequence[float]) -> bool:
+    """Whether every bit of these stands in this form."""
+    letter, _ = _FORMS[form]
+    wanted = _written("d", scalars)
+    try:
+        return _written("d", _read(letter, _written(letter, scalars))) == wanted
+    except (struct.error, OverflowError, ValueError):
+        return False
+
+
+def _written(letter: str, values: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(values)}{letter}", *(map(int, values) if letter == "b" else values))
+
+
+def _read(letter: str, data: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(data) // struct.calcsize(letter)}{letter}", data)
+
+
+def _count(stretch: Stretch) -> int:
+    size = stretch.width * _FORMS[stretch.form][1]
+    if stretch.width < 1 or not stretch.scalars or len(stretch.scalars) % size:
+        raise _wrong(stretch, f"{len(stretch.scalars)} bytes are no steps of {stretch.width} scalars")
+    return len(stretch.scalars) // size
+
+
+def _steps(stretch: Stretch) -> Iterable[Step]:
+    steps, width = _count(stretch), stretch.width
+    if steps * width > MOST_NUMBERS:
+        raise _wrong(stretch, f"{steps * width} scalars, at most {MOST_NUMBERS} are read")
+    scalars = _read(_FORMS[stretch.form][0], stretch.scalars)
+    shares = _each("d", stretch.shares, steps) if stretch.shares else (1.0,) * steps
+    rounds = range(stretch.round, stretch.round + steps)
+    if isinstance(stretch.seeds, int):
+        seeds: Sequence[float] = [round_seed(stretch.seeds, number) for number in rounds]
+    else:
+        seeds = _each("Q", stretch.seeds, steps)
+    indices = _indices(stretch, steps * width)
+    if len(shares) != steps or len(seeds) != steps:
+        raise _wrong(stretch, f"{steps} steps, {len(shares)} shares, {len(seeds)} seeds")
+    for place, number in enumerate(rounds):
+        mine = slice(place * width, (place + 1) * width)
+        yield Step(
+            round=number,
+            generator=stretch.generator,
+            seed=int(seeds[place]),
+            tunable=stretch.tunable,
+            lr=stretch.lr,
+            share=shares[place],
+            scalars=tuple(map(float, scalars[mine])),
+            indices=indices[mine],
+        )
+
+
+def _each(letter: str, data: bytes, steps: int) -> tuple[float, ...]:
+    return _read(letter, data) if len(data) == 8 * steps else ()
+
+
+def _indices(stretch: Stretch, wanted: int) -> tuple[int, ...]:
+    data = stretch.indices
+    size = len(data) // wanted
+    if size * wanted != len(data) or size > 8:
+        raise _wrong(stretch, f"{len(data)} bytes are no {wanted} indices")
+    return tuple(int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size or 1))
+
+
+def _wrong(stretch: Stretch, why: str) -> MessageError:
+    return MessageError(f"steps from round {stretch.round} on: {why}")
