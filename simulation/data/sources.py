@@ -11,6 +11,10 @@ SOURCES = {
     "cifar100": "cifar",
     "speech-commands": "speech_commands",
     "text": "text",
+    "sst2": "sst2",
     "images": "images",
 }
 """The module here whose `load(spec: DataSpec, seed: int) -> DataSet` reads it; imported when asked for."""
+
+OF_TEXTS = ("text", "sst2")
+"""Sources whose `load` takes what makes a bundle's input of texts besides, or None."""

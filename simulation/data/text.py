@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.tokens.texts import Texts
 from simulation.errors import DataSetError
 
 from .dataset import DataSet, Samples, split
@@ -38,8 +39,9 @@ class Sentences:
     labels: tuple[str, ...]
 
 
-def load(spec: DataSpec, seed: int) -> DataSet:
-    """Token ids int32 (n, length), 0 behind the last token; the vocabulary is that of the training samples.
+def load(spec: DataSpec, seed: int, texts: Texts | None = None) -> DataSet:
+    """Token ids int32 (n, length): those that `texts`, a bundle's, makes. Without them, ids of the words of
+    the training samples, and 0 behind.
 
     `path` is a file, with `test_path` or to be split; or a folder with one *train file and one *test file.
     Raises DataSetError.
@@ -50,13 +52,14 @@ def load(spec: DataSpec, seed: int) -> DataSet:
         numbers = np.arange(len(known.texts))
         labels = _sorted(known.labels)
         both = split(Samples(numbers, _numbered(known, labels, train), labels), spec.test_share, seed)
-        vocabulary = _vocabulary([known.texts[i] for i in both.train_x.tolist()], spec)
-        ids = _ids(known.texts, vocabulary, spec.length)
+        trained = [known.texts[i] for i in both.train_x.tolist()]
+        vocabulary = () if texts else _vocabulary(trained, spec)
+        ids = _inputs(known.texts, vocabulary, spec, texts)
         x, test_x = ids[both.train_x], ids[both.test_x]
         return DataSet(x, both.train_y, test_x, both.test_y, labels, vocabulary=vocabulary)
     asked, labels = sentences(test, spec), _sorted(known.labels)
-    vocabulary = _vocabulary(known.texts, spec)
-    x, test_x = (_ids(some.texts, vocabulary, spec.length) for some in (known, asked))
+    vocabulary = () if texts else _vocabulary(known.texts, spec)
+    x, test_x = (_inputs(some.texts, vocabulary, spec, texts) for some in (known, asked))
     y, test_y = _numbered(known, labels, train), _numbered(asked, labels, test)
     return DataSet(x, y, test_x, test_y, labels, vocabulary=vocabulary)
 
@@ -69,7 +72,7 @@ def tokens(text: str) -> list[str]:
 def _files(spec: DataSpec) -> tuple[Path, Path | None]:
     path = existing(spec)
     if path.is_dir():
-        return _only(path, "train"), _only(path, "test")
+        return only(path, "train"), only(path, "test")
     if not spec.test_path:
         return path, None
     test = Path(spec.test_path).expanduser()
@@ -78,7 +81,8 @@ def _files(spec: DataSpec) -> tuple[Path, Path | None]:
     return path, test
 
 
-def _only(folder: Path, part: str) -> Path:
+def only(folder: Path, part: str) -> Path:
+    """The one file there whose name ends so. Raises DataSetError."""
     files = [file for ending in DELIMITERS for file in sorted(folder.glob(f"*{part}{ending}"))]
     if len(files) != 1:
         listed = ", ".join(file.name for file in files) or "none"
@@ -166,6 +170,14 @@ def _vocabulary(texts: Iterable[str], spec: DataSpec) -> tuple[str, ...]:
     known = words(Path(spec.vectors).expanduser()) if spec.vectors else counts
     ranked = sorted((word for word in counts if word in known), key=lambda word: (-counts[word], word))
     return (*SPECIAL, *ranked[: spec.vocabulary - len(SPECIAL)])
+
+
+def _inputs(
+    written: Sequence[str], vocabulary: tuple[str, ...], spec: DataSpec, texts: Texts | None
+) -> NDArray[np.int32]:
+    if texts is not None:
+        return texts.ids(written).astype(np.int32)
+    return _ids(written, vocabulary, spec.length)
 
 
 def _ids(texts: Iterable[str], vocabulary: tuple[str, ...], length: int) -> NDArray[np.int32]:
