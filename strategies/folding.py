@@ -48,6 +48,10 @@ class Folding:
         """As how many samples an update counts, by its kind."""
         return self._kinds[contribution.kind].counted(contribution)
 
+    def strategy(self, contribution: Contribution) -> AnyStrategy:
+        """Of its kind, as this round has it."""
+        return self._kinds[contribution.kind]
+
     def apart(self, contribution: Contribution) -> int:
         """Updates of a kind of which this differs are not compared."""
         return self._kinds[contribution.kind].apart(contribution)

@@ -22,6 +22,7 @@ from strategies.kind import Contribution
 
 from . import value_clip
 from .norm_clip import bound_of, clipped
+from .settings import Robust
 from .spool import Row, Spool
 
 MEANS = "means"
@@ -53,6 +54,16 @@ def usual_counts(spool: Spool) -> NDArray[np.int32]:
     """The median count of each class, int32 (classes,), of those that have it; 0 where nobody has."""
     having = [column[column > 0] for column in _counts(spool).T]
     return np.array([np.median(counts) if counts.size else 0 for counts in having]).astype(np.int32)
+
+
+def ruled(spool: Spool, robust: Robust, rule: Callable[[Vector], Vector]) -> Iterator[tuple[Row, Vector]]:
+    """Every update as the rule of the task leaves it; `rule` is the one of values."""
+    if robust.rule == "norm-clip":
+        return shortened(spool, robust.clip_factor)
+    if robust.rule == "value-clip":
+        return held(spool, robust.clip_factor)
+    middle = middles(spool, rule)
+    return ((row, middle) for row in spool.rows)
 
 
 def middles(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:

@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.tensors import Vector
 
+PIECE = 1 << 18
+"""Values that are sorted at a time."""
 ROUNDING = 1e-12
 """Relative: a sum of weights that is this near to half of all of it is half."""
 
@@ -31,11 +34,18 @@ def median(values: Vector) -> Vector:
 def weighted_median(values: Vector, weights: Sequence[float]) -> Vector:
     """float32 (devices, values) -> (values,): where half of the weight (devices,) lies below and half above.
 
-    Where a value has exactly half of it at or below itself, the mean of that and the next. Holds 24 bytes a
-    value beside `values`.
+    Where a value has exactly half of it at or below itself, the mean of that and the next. A piece of the
+    values at a time: sorting holds 24 bytes beside each.
     """
+    step = max(1, PIECE // len(values))
+    parts = (values[:, begin : begin + step] for begin in range(0, values.shape[1], step))
+    whole: Vector = np.concatenate([_weighted(part, np.asarray(weights, np.float64)) for part in parts])
+    return whole
+
+
+def _weighted(values: Vector, weights: NDArray[np.float64]) -> Vector:
     order = np.argsort(values, axis=0, kind="stable")
-    reached = np.cumsum(np.asarray(weights, np.float64)[order], axis=0)
+    reached = np.cumsum(weights[order], axis=0)
     half = reached[-1] / 2
     low = (reached >= half * (1 - ROUNDING)).argmax(axis=0)
     high = (reached > half * (1 + ROUNDING)).argmax(axis=0)

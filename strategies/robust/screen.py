@@ -27,14 +27,13 @@ from strategies.merge import Merged
 from . import by_class, krum
 from .median import median, weighted_median
 from .norm_clip import bound_of, clipped, norms
-from .settings import Robust
-from .sorts import ALONG, FROM_ZERO, sorted_out
-from .spool import BUDGET, Row, Spool
+from .scalars import BY_LENGTH, held, is_apart
+from .settings import FEW, Robust
+from .sorts import FROM_ZERO, sorted_out
+from .spool import Row, Spool
 from .trimmed_mean import trimmed_mean
 from .value_clip import bounds_in
 
-FEW = 3
-"""Updates of one sort, with fewer of which no rule can tell a lie from the truth."""
 FAR = 3.0
 """Times the bound: a change that is longer is told of when it is shortened."""
 MOST_NAMED = 4
@@ -85,11 +84,14 @@ class Screen:
         return merged, "; ".join([*self._notes, odd] if odd else self._notes)
 
     def _screened(self, spool: Spool) -> Screened:
-        rule, kind = self._robust.rule, spool.rows[0].told.kind
+        told = spool.rows[0].told
+        rule, kind = self._robust.rule, told.kind
         if spool.earlier:
             self._note(f"{spool.earlier} {kind} of devices that sent a later one too do not count")
-        if len(spool) < FEW and self._leaves_out(spool):
-            return iter(())
+        if len(spool) < FEW and is_apart(told, self._folding.strategy(told)):
+            return self._apart(spool)
+        if len(spool) < FEW:
+            self._note(f"{len(spool)} {kind} too few for {rule} to tell who lies")
         if kind == ClassMeans.name:
             return self._class_means(spool)
         if rule == "norm-clip":
@@ -99,17 +101,19 @@ class Screen:
         if rule in ("krum", "multi-krum") and spool.starts.size and self._stands(spool):
             return self._selected(spool)
         if rule == "weighted-median":
-            rule_of = partial(weighted_median, weights=self._weights(spool))
-            return self._replaced(spool, _middle(spool, rule_of, width=max(1, BUDGET // (28 * len(spool)))))
+            weighted = partial(weighted_median, weights=self._weights(spool))
+            return self._replaced(spool, _middle(spool, weighted))
         return self._replaced(spool, _middle(spool, self._value_rule()))
 
-    def _leaves_out(self, few: Spool) -> bool:
-        """Whether so few do not count: a liar could choose to be late, and alone along its directions."""
-        told, rule = few.rows[0].told, self._robust.rule
-        apart = told.late if told.kind in ALONG else None
-        some = f"{len(few)} {told.kind}{f' of round {apart.round}' if apart else ''}"
-        self._note(f"{some} too few for {rule} to tell who lies{', and left out' if apart else ''}")
-        return apart is not None
+    def _apart(self, few: Spool) -> Screened:
+        told, robust = few.rows[0].told, self._robust
+        if robust.rule not in BY_LENGTH:
+            of = f" of round {told.late.round}" if told.late else ""
+            self._note(f"{len(few)} {told.kind}{of} too few for {robust.rule} to tell who lies, and left out")
+            return
+        every = [each for each in self._spools.values() if each.rows and each.rows[0].told.kind == told.kind]
+        for (row, values), weight in zip(held(few, every, robust), self._weights(few), strict=True):
+            yield few.update(row, values), weight
 
     def _value_rule(self) -> Callable[[Vector], Vector]:
         """What stands for the values of all devices: also where Krum cannot."""
@@ -137,14 +141,8 @@ class Screen:
 
     def _class_means(self, spool: Spool) -> Screened:
         weights, most, usual = self._weights(spool), by_class.usual_counts(spool), self._usual_samples
-        if self._robust.rule == "norm-clip":
-            short = by_class.shortened(spool, self._robust.clip_factor)
-        elif self._robust.rule == "value-clip":
-            short = by_class.held(spool, self._robust.clip_factor)
-        else:
-            middle = by_class.middles(spool, self._value_rule())
-            short = ((row, middle) for row in spool.rows)
-        for (row, values), weight in zip(short, weights, strict=True):
+        ruled = by_class.ruled(spool, self._robust, self._value_rule())
+        for (row, values), weight in zip(ruled, weights, strict=True):
             yield by_class.as_sums(spool.update(row, values), most, usual), weight
 
     def _clipped(self, spool: Spool) -> Screened:
@@ -202,9 +200,9 @@ class Screen:
         self._notes.append(text)
 
 
-def _middle(spool: Spool, rule: Callable[[Vector], Vector], width: int | None = None) -> Vector:
+def _middle(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
     middle = np.empty_like(spool.starts)
-    for where, values in spool.blocks(width=width):
+    for where, values in spool.blocks():
         middle[where] = rule(values)
     return middle
 

@@ -10,6 +10,8 @@ Rule = Literal[
     "none", "median", "weighted-median", "trimmed-mean", "norm-clip", "value-clip", "krum", "multi-krum"
 ]  # fmt: skip
 RULES: tuple[str, ...] = get_args(Rule)
+FEW = 3
+"""Updates of one sort, with fewer of which no rule can tell a lie from the truth."""
 
 
 @dataclass(frozen=True)

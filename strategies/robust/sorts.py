@@ -17,9 +17,6 @@ from .spool import Start, signature, start_in
 FROM_ZERO = {ZerothOrder.name: frozenset({"g"}), ClassMeans.name: frozenset({by_class.MEANS})}
 """Tensors that are no change of the base, by kind: they are compared as they are."""
 
-ALONG = frozenset({ZerothOrder.name})
-"""Kinds of scalars along directions: late ones are along others, and a sort of their own."""
-
 
 @dataclass(frozen=True)
 class Sorted:
@@ -31,11 +28,11 @@ class Sorted:
 
 
 def sorted_out(contribution: Contribution, member: str, base: Tensors) -> Sorted:
-    """By kind, the member of the family that it is of, and its tensors; scalars also by whose directions they
-    are of. `base` is the member's.
+    """By kind, the member of the family that it is of, and its tensors; scalars also by the round whose
+    directions they are along. `base` is the member's.
     """
     kind = contribution.kind
     update = by_class.as_means(contribution) if kind == ClassMeans.name else contribution
     start = start_in(base, FEW_SHOT, FROM_ZERO.get(kind, frozenset()))
-    along = contribution.late if kind in ALONG else None
+    along = contribution.late if kind == ZerothOrder.name else None
     return Sorted((kind, member, along, signature(update.tensors, start)), update, start)

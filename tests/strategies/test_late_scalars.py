@@ -11,6 +11,7 @@ from strategies.kind import Contribution, Late
 from strategies.merge import brought_forward
 from strategies.replaying import replay
 from strategies.robust import RULES, Robust, Screen
+from strategies.robust.scalars import BY_LENGTH
 from strategies.zeroth_order import ZerothOrder
 
 KIND = ZerothOrder(lr=0.1)
@@ -113,9 +114,22 @@ def test_under_a_rule_late_scalars_are_compared_with_those_of_their_directions(r
         assert theirs.scalars == pytest.approx((-5.0, 5.0))
 
 
-@pytest.mark.parametrize("rule", HOLDING)
+@pytest.mark.parametrize("rule", [rule for rule in HOLDING if rule not in BY_LENGTH])
 def test_under_a_rule_a_liar_does_not_get_a_step_of_its_own_by_being_late(round_model, tmp_path, rule):
     updates = [*[sent(1.0, 2.0, 10)] * 3, sent(1e9, 1e9, 10, LAST)]
     after, note = screened(round_model, rule, updates, tmp_path)
     assert [step.round for step in after.steps] == [3]
     assert f"1 zeroth-order of round 2 too few for {rule} to tell who lies, and left out" in note
+
+
+@pytest.mark.parametrize("rule", sorted(BY_LENGTH))
+def test_where_a_rule_goes_by_length_who_is_late_alone_goes_no_further_than_others(
+    round_model, tmp_path, rule
+):
+    """Those in time have scalars of 3 and 4: of length 5, and a spread of all (six and two lies) of 3.5."""
+    updates = [*[sent(3.0, 4.0, 10)] * 4, sent(1e9, -1e9, 10, LAST)]
+    after, _ = screened(round_model, rule, updates, tmp_path)
+    late, now = after.steps
+    assert now.scalars == (3.0, 4.0)
+    far = 5 / 2**0.5 if rule == "norm-clip" else 4 * 1.4826
+    assert late.scalars == pytest.approx((far, -far))
