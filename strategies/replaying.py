@@ -56,7 +56,7 @@ def move(vector: Vector, along: Sequence[Along]) -> None:
 
     Raises UnknownGenerator.
     """
-    _take(vector, [along], threads=1)
+    take(vector, [along], threads=1)
 
 
 def replay(
@@ -74,7 +74,7 @@ def replay(
         moves = [along_step(step) for step in together]
         flat = Flat(manifest.specs(tunable))
         flat.load(current)
-        _take(flat.vector, moves, threads or _cores())
+        take(flat.vector, moves, threads or _cores())
         current.update(flat.views)
     return current
 
@@ -94,8 +94,11 @@ def along_step(step: Step) -> tuple[Along, ...]:
     )
 
 
-def _take(vector: Vector, moves: Sequence[Sequence[Along]], threads: int) -> None:
-    """Every move in turn, each rounded once: a block through all of them, then the next block."""
+def take(vector: Vector, moves: Sequence[Sequence[Along]], threads: int) -> None:
+    """Every move in turn, each rounded once: a block through all of them, then the next block.
+
+    Raises UnknownGenerator.
+    """
     begins = range(0, len(vector), directions.BLOCK)
     threads = min(threads, len(begins))
     if threads < 2 or len(vector) * sum(map(len, moves)) < WORTH_THREADS:

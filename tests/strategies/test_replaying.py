@@ -119,7 +119,7 @@ def test_threads_change_no_bit(digits_bundle, monkeypatch, generator, threads):
 def test_what_goes_wrong_in_a_thread_is_told(monkeypatch):
     monkeypatch.setattr(replaying, "WORTH_THREADS", 0)
     with pytest.raises(directions.UnknownGenerator):
-        replaying._take(np.zeros(3 * directions.BLOCK, np.float32), [[Along(1, 0, 1.0, "mt19937")]], 2)
+        replaying.take(np.zeros(3 * directions.BLOCK, np.float32), [[Along(1, 0, 1.0, "mt19937")]], 2)
 
 
 def test_replaying_leaves_the_given_weights_and_gives_the_rest_as_it_is(digits_bundle):
