@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from models.manifest import TRAINING, Graph
 from profiles.cost import session_bytes
 
-TRAINING_OFF = 1.25
-"""What a training graph may hold over what its shapes say (measured 0.5 to 1.24; see docs/profiling.md)."""
-ALIKE = 1.1
-"""Live bytes a sample that count as no fewer."""
+OFF, TRAINING_OFF = 1.0, 1.25
+"""What a graph may hold over what its shapes say, and one that trains (measured 0.1 to 0.8, and 0.3 to
+1.11; see docs/profiling.md)."""
+ALIKE, APART = 1.1, 1.3
+"""Live bytes a sample that count as no fewer; and how far such graphs are apart (measured up to 1.3)."""
 
 
 def held(seen: Mapping[str, int], graphs: Mapping[str, Graph], rows: Mapping[str, int]) -> dict[str, int]:
-    """What each graph holds with `rows` samples in it: as seen, or what its shapes say, times as much as that
-    was off for those of its sort (training, or not) which have as many live bytes a sample, or more.
+    """What each graph holds with `rows` samples in it: as seen; or else by its shapes, which are taken to be
+    nearly as far off as for those of its sort (training, or not) with as many live bytes a sample, or more.
     """
     shaped = {n: session_bytes(graph.bytes) + graph.memory_bytes(rows[n]) for n, graph in graphs.items()}
 
@@ -26,7 +27,9 @@ def held(seen: Mapping[str, int], graphs: Mapping[str, Graph], rows: Mapping[str
             for other in seen
             if trains(other) == training and ALIKE * graphs[other].bytes_per_sample >= live
         ]
-        return max(alike, default=TRAINING_OFF if training else 1.0)
+        usual = TRAINING_OFF if training else OFF
+        most = max(alike, default=usual)
+        return max(most, min(usual, APART * most))
 
     return {name: seen[name] if name in seen else round(off(name) * size) for name, size in shaped.items()}
 

@@ -1,8 +1,9 @@
-"""What graphs hold that were not tried, by hand and against what was seen of SqueezeNet."""
+"""What graphs hold that were not tried, by hand and against what was seen of two networks."""
 
 import pytest
 
 from device_runtime.graph_memory import held
+from device_runtime.watching import MARGIN, MARGIN_BYTES
 from models.manifest import Graph
 from profiles.cost import session_bytes
 
@@ -31,7 +32,7 @@ def test_what_was_seen_counts_and_others_of_its_sort_are_as_far_off():
     }
     found = held(seen, graphs, rows)
     assert {name: found[name] for name in seen} == seen
-    assert found["loss.all"] == pytest.approx(shaped(graphs["loss.all"], 20) / 2, rel=1e-6)
+    assert found["loss.all"] == pytest.approx(1.3 * shaped(graphs["loss.all"], 20) / 2, rel=1e-6)
     assert found["train.mid"] == pytest.approx(1.5 * shaped(graphs["train.mid"], 10), rel=1e-6)
 
 
@@ -42,22 +43,30 @@ def test_nothing_is_concluded_from_graphs_of_fewer_live_bytes_nor_from_those_tha
     assert held(seen, graphs, rows)["train.all"] == round(1.25 * shaped(graphs["train.all"], 8))
 
 
-SEEN = {  # MB: live activations of a run, kilobytes of the file, grown by (SqueezeNet 1.0, 128 pixels)
-    "train.all": (66.96, 90, 175.5), "train.mid": (65.02, 71, 135.8), "train.head": (65.49, 37, 116.4),
-    "train.bias": (61.57, 61, 116.7), "train.lora": (61.47, 99, 159.1), "train.sparse": (66.25, 88, 170.2),
+SQUEEZENET = {  # 1.0, 128 pixels: live MB of a run, its samples, kB of the file, MB grown by
+    "train.all": (66.96, 8, 90, 175.5), "train.mid": (65.02, 11, 71, 135.8),
+    "train.head": (65.49, 22, 37, 116.4), "train.bias": (61.57, 8, 61, 116.7),
+    "train.lora": (61.47, 7, 99, 159.1), "train.sparse": (66.25, 8, 88, 170.2),
 }  # fmt: skip
-ROWS = {
-    "train.all": 8,
-    "train.mid": 11,
-    "train.head": 22,
-    "train.bias": 8,
-    "train.lora": 7,
-    "train.sparse": 8,
-}
+MOBILENET = {  # V2 of width 0.5, 96 pixels
+    "forward": (28.3, 32, 43, 37.9), "loss.all": (28.3, 32, 37, 50.0), "loss.bias": (28.3, 32, 39, 54.6),
+    "train.all": (63.0, 8, 155, 88.2), "train.mid": (65.6, 31, 115, 109.6),
+    "train.head": (28.3, 32, 44, 38.1), "train.bias": (62.3, 12, 99, 102.8),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("known", [(), ("train.all",), ("train.head",), ("train.all", "train.mid")])
-def test_squeezenet_s_graphs_hold_no_more_than_is_said_whichever_were_tried(known):
-    graphs = {name: graph(round(MB * live / ROWS[name]), kb) for name, (live, kb, _) in SEEN.items()}
-    found = held({name: round(MB * SEEN[name][2]) for name in known}, graphs, ROWS)
-    assert all(found[name] >= MB * SEEN[name][2] for name in graphs)
+@pytest.mark.parametrize(
+    "network, known",
+    [
+        *((SQUEEZENET, known) for known in ((), ("train.all",), ("train.head",), ("train.all", "train.mid"))),
+        *(
+            (MOBILENET, known)
+            for known in (("forward",), ("forward", "train.all"), ("forward", "train.head"))
+        ),
+    ],
+)
+def test_no_graph_holds_more_than_is_said_whichever_were_tried(network, known):
+    graphs = {name: graph(round(MB * live / rows), kb) for name, (live, rows, kb, _) in network.items()}
+    seen = {name: round(MARGIN * MB * network[name][3]) + MARGIN_BYTES for name in known}
+    found = held(seen, graphs, {name: rows for name, (_, rows, *_) in network.items()})
+    assert all(found[name] >= MB * network[name][3] for name in graphs)
