@@ -1,15 +1,17 @@
 """A board of 512 MB: every kind of update of SqueezeNet on images of 128x128, in a control group.
 
     sudo .venv/bin/python benchmarks/small_board.py FOLDER                  # the network is exported there
-    sudo .venv/bin/python benchmarks/small_board.py FOLDER --memory 512,300,256 --kinds none
+    sudo .venv/bin/python benchmarks/small_board.py FOLDER --memory 300,256 --kinds none
+    sudo .venv/bin/python benchmarks/small_board.py FOLDER --memory 160,128,96 --kinds none --networks digits
 
 The device is the real `join`, of a device install of the last commit, in a group of its own of so many MiB
 without swap; aggregator and broker are outside of it. Samples are 60 images of CIFAR-10, enlarged; training
 is one epoch. `predicted` is the peak before anything is done, from a profile taken in the same group, and
 `measured` the most that the process held.
 At the end a round that offers the usual kinds, and one that needs more, goes to boards of less and less
-memory: work that does not fit is to be refused or stepped down from, and nothing killed. Exit code 1 where a
-kind was not done on 512 MB, or where the kernel killed a process.
+memory, with each of --networks: WRN-16-1 has images of 32x32, the shipped bundle digits of 8x8. Work that
+does not fit is to be refused or stepped down from, and nothing killed. Exit code 1 where a kind was not done
+on 512 MB, or where the kernel killed a process.
 """
 
 # ruff: noqa: E402
@@ -21,12 +23,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
 
 import numpy as np
+from sklearn.datasets import load_digits
 from tabulate import tabulate
 
 from benchmarks import ncm_cifar10
@@ -34,13 +38,24 @@ from benchmarks.boards import rounds, wheel
 from benchmarks.boards.kinds import COMMAND, Trial
 from benchmarks.boards.rounds import Done, Place
 from benchmarks.control_groups import group
+from benchmarks.predicting import tasks
+from models.bundle import shipped
+from models.commands import export as export_command
 
 MIB = 2**20
 BOARD = 512
-SAMPLES = 60
+SAMPLES, NOBODYS = 60, 20
 ONE = {"epochs": 1}
-NETWORK = "squeezenet"
-SETS = ("all", "mid", "head", "bias", "lora", "sparse")
+NETWORK, NARROW, TAUGHT, OWN = "squeezenet", "half", "taught", "own"
+WIDE, DIGITS = "wrn-16-1", "digits"
+MAPS = {"--features": ("low", "mid", "up"), "--objective": ("train", "attention", "prototype", "distil")}
+EXPORTS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    NETWORK: {"--tunable": ("all", "mid", "head", "bias", "lora", "sparse")},
+    NARROW: {"--tunable": ("all",), "--set": ("width=0.5",)},
+    TAUGHT: {"--tunable": ("all", "mid"), **MAPS, "--objective": (*MAPS["--objective"], "above-low")},
+    OWN: {"--tunable": ("all",), **MAPS},
+}
+"""By name: options of `export`, each with its values. All but the narrow one have the weights of ImageNet."""
 TRIALS = (
     Trial("full", NETWORK, ONE),
     Trial("full+few-shot", NETWORK, ONE),
@@ -51,62 +66,86 @@ TRIALS = (
     Trial("local-zeroth-order", NETWORK, {"steps": 2, "lr": 1e-6}),
     Trial("zeroth-order", NETWORK, {"lr": 1e-6}),
     Trial("class-means", NETWORK),
+    Trial("width-slice", OWN, {**ONE, "members": [NARROW]}, (NARROW,)),
+    Trial("representatives", TAUGHT, {**ONE, "server_epochs": 1}),
+    Trial("attention-transfer", TAUGHT, {**ONE, "members": [OWN], "server_epochs": 1}, (OWN,)),
+    Trial("prototypes", TAUGHT, {**ONE, "members": [OWN], "server_epochs": 1}, (OWN,)),
 )
 LESS = ("full", "entropy-subset", "few-shot", "zeroth-order", "class-means")
-USUAL = Trial("full+few-shot", NETWORK, ONE, more=LESS)
+SAMPLES_OF = {NETWORK: "data", WIDE: "small", DIGITS: "digits-data"}
+"""Of the networks that are tried in less and less memory."""
 PREDICT = """
 import argparse, json, sys
+from pathlib import Path
+from device_runtime import data
+from device_runtime.choose import MAIN, priced
 from device_runtime.commands import profile
 from models.bundle import Bundle, find
-from device_runtime import data
-from pathlib import Path
 from strategies import registry
 from strategies.workload import workload
-bundle, samples, kinds = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+kind, settings, samples, *bundles = json.loads(sys.argv[1])
 parser = argparse.ArgumentParser()
 profile.add_arguments(parser)
-options = parser.parse_args(["--bundle", bundle])
-opened = Bundle.open(find(bundle))
-here = profile.measured(opened, options)
-local = data.load(Path(samples), opened.manifest)
-load = workload(opened.manifest, local.class_counts(len(opened.manifest.labels)))
-costs = [registry.make(kind, settings).cost(load, here) for kind, settings in kinds]
-print(json.dumps([cost.peak_memory_bytes for cost in costs]))
+options = parser.parse_args(["--bundle", bundles[0]])
+opened = [Bundle.open(find(one)) for one in bundles]
+here = profile.measured(opened[0], options)
+labels = len(opened[0].manifest.labels)
+counts = data.load(Path(samples), opened[0].manifest).class_counts(labels)
+names = [MAIN, *(one.manifest.name for one in opened[1:])]
+loads = {name: workload(one.manifest, counts) for name, one in zip(names, opened)}
+print(priced(registry.make(kind, settings), loads, here).peak_memory_bytes)
 """
 
 
 def prepare(folder: Path) -> None:
-    """The network with the weights of ImageNet and a new head, samples, and the installation; made once."""
+    """The networks with the weights of ImageNet and a new head, samples, and the installation; made once."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / NETWORK).exists():
-        export(folder / NETWORK)
+    for name, options in EXPORTS.items():
+        if not (folder / name).exists():
+            export(folder / name, options)
     wheel.environment(folder / "device", wheel.built(folder / "wheel"))
-    photos = ncm_cifar10.read("train", SAMPLES)
-    np.savez(folder / "data.npz", x=np.concatenate(list(photos.parts())), y=photos.y)
+    if not (folder / WIDE).exists():
+        parser = argparse.ArgumentParser()
+        export_command.add_arguments(parser)
+        export_command.run(parser.parse_args([*tasks.EXPORT.split(), "--out", str(folder / WIDE)]))
+    shutil.copytree(shipped("digits-wrn-10-1"), folder / DIGITS, dirs_exist_ok=True)
+    photos = ncm_cifar10.read("train", SAMPLES + NOBODYS)
+    x = np.concatenate(list(photos.parts()))
+    for name, which in (("data", slice(SAMPLES)), ("generic", slice(SAMPLES, None))):
+        np.savez(folder / f"{name}.npz", x=x[which], y=photos.y[which])
+    small = replace(photos, files=photos.files[:SAMPLES], size=32)
+    np.savez(folder / "small.npz", x=np.concatenate(list(small.parts())), y=photos.y[:SAMPLES])
+    digits = load_digits()
+    x = digits.images[:SAMPLES].astype(np.uint8)
+    np.savez(folder / "digits-data.npz", x=x, y=digits.target[:SAMPLES])
 
 
-def export(out: Path) -> None:
+def export(out: Path, options: Mapping[str, Sequence[str]]) -> None:
     side, mean, std = ncm_cifar10.SIZE, "0.485,0.456,0.406", "0.229,0.224,0.225"
-    command = [COMMAND, "export", "squeezenet", "--set", "version=1.0", "--set", "classes=10", "--new-head"]
-    command += ["--weights", str(ncm_cifar10.WEIGHTS), "--input", f"3,{side},{side}", "--scale", str(1 / 255)]
-    command += ["--mean", mean, "--std", std, "--labels", ",".join("0123456789"), "--out", str(out)]
-    subprocess.run([*command, *(word for one in SETS for word in ("--tunable", one))], check=True)
+    command = [COMMAND, "export", "squeezenet", "--set", "version=1.0", "--set", "classes=10"]
+    command += ["--input", f"3,{side},{side}", "--scale", str(1 / 255), "--mean", mean, "--std", std]
+    command += ["--labels", ",".join("0123456789"), "--out", str(out)]
+    if out.name != NARROW:
+        command += ["--new-head", "--weights", str(ncm_cifar10.WEIGHTS)]
+    given = (word for option, values in options.items() for value in values for word in (option, value))
+    subprocess.run([*command, *given], check=True)
 
 
-def predicted(trials: Sequence[Trial], folder: Path) -> list[int]:
-    """Peak bytes of each, by a profile taken on the board."""
-    kinds = json.dumps([(trial.kind, trial.settings) for trial in trials])
-    with group(BOARD * MIB) as board:
-        python = folder / "device" / "bin" / "python"
-        command = [*board.enter, python, "-c", PREDICT, folder / NETWORK, folder / "data.npz", kinds]
-        return list(json.loads(subprocess.check_output([str(word) for word in command], cwd="/")))
+def predicted(trial: Trial, size: int, folder: Path) -> int:
+    """Peak bytes, by a profile taken on the board."""
+    bundles = [str(folder / name) for name in (trial.bundle, *trial.family)]
+    order = json.dumps([trial.kind, trial.settings, str(folder / "data.npz"), *bundles])
+    with group(size * MIB) as board:
+        command = [*board.enter, str(folder / "device" / "bin" / "python"), "-c", PREDICT, order]
+        return int(subprocess.check_output(command, cwd="/"))
 
 
 def on_board(trial: Trial, size: int, folder: Path) -> tuple[Done, int]:
     """What came of it on a board of `size` MiB, and how many processes were killed."""
     home = Path(tempfile.mkdtemp(dir=folder))
     with group(size * MIB) as board:
-        place = Place((*board.enter, str(folder / "device" / "bin" / "device-runtime")), folder / "data.npz")
+        data = folder / f"{SAMPLES_OF.get(trial.bundle, 'data')}.npz"
+        place = Place((*board.enter, str(folder / "device" / "bin" / "device-runtime")), data)
         done = rounds.one_round(trial, place, home / "round", folder)
         killed = board.killed
     shutil.rmtree(home)
@@ -120,12 +159,14 @@ def main() -> int:
     parser.add_argument(
         "--memory", default="256,160,120,96", help="MiB of smaller boards (default: %(default)s)"
     )
+    parser.add_argument("--networks", default=NETWORK, help="of --memory: squeezenet, wrn-16-1, digits")
     options = parser.parse_args()
     folder = options.folder.absolute()
     prepare(folder)
     trials = [t for t in TRIALS if options.kinds is None or t.kind in options.kinds.split(",")]
     rows, passed = [], True
-    for trial, peak in zip(trials, predicted(trials, folder) if trials else (), strict=True):
+    for trial in trials:
+        peak = predicted(trial, BOARD, folder)
         done, killed = on_board(trial, BOARD, folder)
         passed &= done.accepted and not killed
         said = "accepted" if done.accepted else rounds.told(done)
@@ -136,14 +177,15 @@ def main() -> int:
             tabulate(rows, ("kind", "predicted MB", "measured MB", f"on {BOARD} MiB"), disable_numparse=True)
         )
     rows = []
-    for size in [int(one) for one in options.memory.split(",")]:
-        done, killed = on_board(USUAL, size, folder)
-        passed &= not killed
-        rows.append(
-            (size, f"{done.peak_bytes / 1e6:.0f}", done.sent.get("kind", "nothing"), rounds.why(done))
-        )
-        print(*rows[-1], sep="  ", flush=True)
-    print(tabulate(rows, ("MiB", "held MB", "sent", "why"), maxcolwidths=[None, None, None, 80]))
+    for network in options.networks.split(","):
+        usual = Trial("full+few-shot", network, ONE, more=LESS)
+        for size in [int(one) for one in options.memory.split(",")]:
+            done, killed = on_board(usual, size, folder)
+            passed &= not killed
+            held, sent = f"{done.peak_bytes / 1e6:.0f}", done.sent.get("kind", "nothing")
+            rows.append((network, size, held, sent, rounds.why(done)))
+            print(*rows[-1], sep="  ", flush=True)
+    print(tabulate(rows, ("network", "MiB", "held MB", "sent", "why"), maxcolwidths=[None] * 4 + [80]))
     return int(not passed)
 
 

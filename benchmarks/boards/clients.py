@@ -147,13 +147,13 @@ def _idle(client: Client, programs: Path, home: Path) -> Idle:
         _until_ready(client.client, programs, home / "client.log", started)
         seconds = time.perf_counter() - began
         time.sleep(IDLE_S)
-        members = list(_family(started[-1].pid))
+        members = list(family(started[-1].pid))
         times = [one.cpu_times() for one in members]
         held = sum(one.memory_info().rss for one in members)
         return Idle(seconds, sum(one.user + one.system for one in times), held / 1e6)
     finally:
         for process in reversed(started):
-            members = list(_family(process.pid))
+            members = list(family(process.pid))
             process.terminate()
             psutil.wait_procs(members, timeout=10)
             for member in members:
@@ -179,7 +179,7 @@ def _until_ready(program: Program, programs: Path, log: Path, started: list[subp
         time.sleep(0.02)
 
 
-def _family(pid: int) -> Iterator[psutil.Process]:
+def family(pid: int) -> Iterator[psutil.Process]:
     """The process and its children, as far as they are there."""
     try:
         first = psutil.Process(pid)

@@ -17,6 +17,7 @@ import numpy as np
 from broker import brokers
 from models import tensors
 
+from . import clients
 from .kinds import COMMAND, Trial
 
 LONGEST_S = 900.0
@@ -118,15 +119,25 @@ def _started(
 
 
 def _ended(device: subprocess.Popen[bytes], until: float, pointless: Callable[[], bool]) -> int:
-    """Wait for it, no longer than makes sense; the most bytes that it held, as the system counts (Linux)."""
-    peak, status = 0, Path(f"/proc/{device.pid}/status")
+    """Wait for it, no longer than makes sense; the most bytes that it and its children held, as the system
+    counts (Linux): of one process its own peak, of several what was seen of them together.
+    """
+    peak = 0
     while device.poll() is None and time.monotonic() < until and not pointless():
-        with suppress(OSError):
-            for line in status.read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    peak = max(peak, int(line.split()[1]) * 1024)
-        time.sleep(0.05)
+        members = list(clients.family(device.pid))
+        of_each = [_held(member.pid, "VmHWM" if len(members) == 1 else "VmRSS") for member in members]
+        peak = max(peak, sum(of_each))
+        time.sleep(0.02)
     if device.poll() is None:
         device.kill()
         device.wait()
     return peak
+
+
+def _held(pid: int, what: str) -> int:
+    """Bytes; 0 for a process that is gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{what}:"):
+                return int(line.split()[1]) * 1024
+    return 0
