@@ -6,8 +6,9 @@
 
 The device is the real `join`, of a device install of the last commit, in a group of its own of so many MiB
 without swap; aggregator and broker are outside of it. Samples are 60 images of CIFAR-10, enlarged; training
-is one epoch. `predicted` is the peak before anything is done, from a profile taken in the same group, and
-`measured` the most that the process held.
+is one epoch. `predicted` is the peak before anything is done, from a profile taken in the same group; `in the
+round` the most that the device was seen to hold during its work, as it told the aggregator; `in all` the most
+that it and its children held, measuring itself included.
 At the end a round that offers the usual kinds, and one that needs more, goes to boards of less and less
 memory, with each of --networks: WRN-16-1 has images of 32x32, the shipped bundle digits of 8x8. Work that
 does not fit is to be refused or stepped down from, and nothing killed. Exit code 1 where a kind was not done
@@ -170,12 +171,12 @@ def main() -> int:
         done, killed = on_board(trial, BOARD, folder)
         passed &= done.accepted and not killed
         said = "accepted" if done.accepted else rounds.told(done)
-        rows.append((trial.name, f"{peak / 1e6:.0f}", f"{done.peak_bytes / 1e6:.0f}", said))
+        in_round = f"{done.sent['peak_memory_bytes'] / 1e6:.0f}" if done.sent else ""
+        rows.append((trial.name, f"{peak / 1e6:.0f}", in_round, f"{done.peak_bytes / 1e6:.0f}", said))
         print(*rows[-1], sep="  ", flush=True)
     if rows:
-        print(
-            tabulate(rows, ("kind", "predicted MB", "measured MB", f"on {BOARD} MiB"), disable_numparse=True)
-        )
+        headers = ("kind", "predicted MB", "in the round MB", "in all MB", f"on {BOARD} MiB")
+        print(tabulate(rows, headers, disable_numparse=True))
     rows = []
     for network in options.networks.split(","):
         usual = Trial("full+few-shot", network, ONE, more=LESS)
