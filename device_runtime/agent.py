@@ -13,16 +13,15 @@ from broker.messages import Blob, Get, MessageError, Offer, Receipt, decode
 from broker.topics import TopicError
 
 from .duty import Duty
-from .errors import Stopped
+from .errors import Stopped, WorkDied
 from .going import Going
 from .hours import Hours
 from .inbox import Inbox
 from .offers import Open, opened
-from .one_task import MakeTask
 from .settings import Settings
 from .speaking import Voice, Wire
-from .task import DeviceTask
 from .trust import Trust
+from .workplace import MakePlace, in_this_process
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +39,15 @@ class Agent:
     """
 
     def __init__(
-        self, settings: Settings, boot: int, clock: Callable[[], float], make: MakeTask = DeviceTask
+        self,
+        settings: Settings,
+        boot: int,
+        clock: Callable[[], float],
+        make: MakePlace = in_this_process,
     ) -> None:
         """`boot` is drawn anew in each life of the process, so that the will of an earlier one is known.
 
-        `make` makes what works on a task.
+        `make` makes where its tasks are worked on.
         """
         self.settings = settings
         self.inbox = Inbox(clock)
@@ -122,6 +125,14 @@ class Agent:
             log.info("%s", error)
         return heard
 
+    def warm_up(self) -> None:
+        """There will soon be something to do."""
+        self._duty.place.warm_up()
+
+    def close(self) -> None:
+        """End what works for it. May be called again, and goes on from there."""
+        self._duty.place.close()
+
     def _hear_next(self, timeout: float) -> bool:
         """Take one event; whether there was one. What cannot be meant ends nothing."""
         event = self.inbox.next(timeout)
@@ -130,7 +141,7 @@ class Agent:
                 self._handle(*event)
         except (MessageError, TopicError) as error:
             log.warning("ignored: %s", error)
-        except BlobError as error:
+        except (BlobError, WorkDied) as error:
             self._duty.warn(str(error))
         return event is not None
 
@@ -178,7 +189,7 @@ class Agent:
             return
         again = offer.round == 0 or (offer.run, offer.round) == self._heard
         self._heard = (offer.run, offer.round)
-        if self._duty.task is not None and not offer.done:
+        if self._duty.ready and not offer.done:
             if again:
                 self._duty.hello()
                 self._duty.sending.restart()

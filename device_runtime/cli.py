@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = getattr(module, "exit_code", _refused)
             _add(subparsers, point.name, module)
         options = parser.parse_args(given)
-        _log_to_stderr()
+        log_to_stderr()
         return int(options.run(options))
     except expected as error:
         return _fail(str(error), code(error))
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     """What our own packages have to say, and the warnings of others."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING, stream=sys.stderr)
     for package in OURS:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -47,12 +48,23 @@ def said(command: Sequence[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
+def own_cpu_s() -> float:
+    """Processor time of this process and of all that it started, in seconds."""
+    ended, running = os.times(), psutil.Process().children(recursive=True)
+    seconds = time.process_time() + ended.children_user + ended.children_system
+    for process in running:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            seconds += times.user + times.system
+    return seconds
+
+
 @dataclass
 class Load:
     """Percent of the machine's processor time that others used since it was last looked at."""
 
     stat: Path = Path("/proc/stat")
-    own_s: Callable[[], float] = time.process_time
+    own_s: Callable[[], float] = own_cpu_s
     clock: Callable[[], float] = time.monotonic
     _before: tuple[float, Ticks, float] | None = None
     _seen: Seen[float] = NOT_LOOKED_AT

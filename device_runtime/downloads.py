@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from broker.blobs import Blobs
-from broker.messages import Blob, Get
+from broker.errors import BlobError
+from broker.messages import Blob, Get, Offer
 from broker.transfer import Pull
 
 log = logging.getLogger(__name__)
@@ -63,3 +64,14 @@ class Downloads:
         """The link was down: what was asked for is not coming."""
         for pull in self._pulls.values():
             pull.restart()
+
+
+def prune(blobs: Blobs, offer: Offer, waiting: Iterable[Blob | None]) -> None:
+    """Drop all blobs but those of this offer and those that wait to be sent."""
+    bases = (offer.base, *(member.base for member in offer.family))
+    parts = (part for base in bases for part in (*base.checkpoint, *base.log))
+    kept = (offer.bundle, *(member.bundle for member in offer.family), *parts, offer.aside, *waiting)
+    try:
+        blobs.prune([blob for blob in kept if blob is not None])
+    except BlobError as error:
+        log.warning("%s", error)

@@ -6,64 +6,58 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
-
+from broker.blobs import Blobs
 from broker.errors import BlobError
-from broker.messages import INLINE_LIMIT, Blob, Get, Offer, Receipt
-from models.errors import BundleError, TensorError
-from strategies.directions import UnknownGenerator
-from strategies.registry import KindError
-from strategies.workload import ENVELOPE_BYTES
+from broker.messages import Blob, Get, Offer, Plan, Receipt
 
 from . import reports
-from .downloads import Downloads
-from .errors import StaleBase, UnusableBase
+from .downloads import Downloads, prune
+from .errors import LeftOut, StaleBase, WorkDied
 from .greeting import Greeting
-from .holdings import Holdings
 from .hours import Hours
-from .leftovers import Leftovers, Of
 from .link_speed import LinkSpeed
 from .offers import Open
-from .one_task import MakeTask, OneTask
 from .outbox import Outbox
 from .sending import Sending
 from .settings import Settings
 from .speaking import Voice
 from .standing import Standing
-from .task import DeviceTask, Given
-from .watchdog import guarded
-from .work import Decision, Listener, Outcome
+from .workplace import Bundles, Ears, Look, Made, MakePlace, in_this_process
 
 log = logging.getLogger(__name__)
 
-LEFT_OUT = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
-"""What is wrong with one round or its bundle, and does not concern the next."""
-
 
 class Duty:
-    """The round in hand (`open`), the task it is of (`task`, once its bundle is here), what was sent."""
+    """The round in hand (`open`), where it is worked on (`place`), what was sent."""
 
-    def __init__(self, settings: Settings, hours: Hours, voice: Voice, make: MakeTask = DeviceTask) -> None:
+    def __init__(
+        self, settings: Settings, hours: Hours, voice: Voice, make: MakePlace = in_this_process
+    ) -> None:
         self.open: Open | None = None
-        self.task: OneTask | None = None
         self.outbox = Outbox(settings.folder / "outbox")
         self.sending = Sending(self.outbox, voice)
         self.greeting = Greeting(lambda: voice.under_way("hello"))
         self.between: Callable[[], None] = lambda: None
-        self._settings, self._hours, self._voice, self._make = settings, hours, voice, make
+        self.blobs = Blobs(settings.folder / "blobs")
+        self._hours, self._voice = hours, voice
         self._clock, self._standing = hours.clock, Standing(hours, voice)
-        self._holdings = Holdings(settings.folder)
-        self._leftovers = Leftovers(settings.folder / "left")
-        self._downloads = Downloads(self._holdings.blobs, voice.ask, self._arrived)
+        self._downloads = Downloads(self.blobs, voice.ask, self._arrived)
         self._link_speed = LinkSpeed()
-        self._bundles: dict[str, Blob] = {}
-        self._given: Given | None = None
-        self._worked_on: Given | None = None
+        self.place = make(settings, hours, self._link_speed)
+        self._ready_for: Bundles = ()
+        self._seen: tuple[Open, Look] | None = None
+        self._pruned: Offer | None = None
+        self._worked_on: Open | None = None
         self._answered = ("", 0)
         self._warned = ""
 
+    @property
+    def ready(self) -> bool:
+        """Whether the task is known here: its bundles have come, and the samples are read."""
+        return bool(self.place.bundles)
+
     def due(self, progress: Callable[[float], None]) -> None:
-        """Do what is to be done now, training included; `progress` is told of that as DeviceTask.perform's.
+        """Do what is to be done now, training included; `progress` is told of that, from 0 to 1.
 
         Raises DataError, ModelError, OutOfMemory for what this device cannot mend by waiting, BlobError
         for a disk that fails, and what `progress` raises.
@@ -79,14 +73,15 @@ class Duty:
         if self.open is not None:
             try:
                 self._advance(self.open, now, progress)
-            except (BlobError, StaleBase) as error:
+            except (BlobError, StaleBase, WorkDied) as error:
+                self._seen = None
                 self.warn(f"round {self.open.offer.round}: {error}")
-            except LEFT_OUT as error:
+            except LeftOut as error:
                 log.warning("round %d left out: %s", self.open.offer.round, error)
                 self.open = None
-        elif self.task is not None and self._worked_on is not None and not len(self.outbox):
-            given, self._worked_on = self._worked_on, None
-            self.task.after(given, self.between)
+        elif self._worked_on is not None and not len(self.outbox):
+            self._after(self._worked_on)
+        self.place.tidy()
 
     def stand_by(self) -> None:
         """While no work may be done: say so, be there, send what waits unless the link is to be spared."""
@@ -96,6 +91,7 @@ class Duty:
             self.sending.due(now)
         if self.greeting.due(now):
             self.hello()
+        self.place.tidy()
 
     def resume(self) -> None:
         """Work may be done again; a round that has closed in the meantime is not begun."""
@@ -109,7 +105,7 @@ class Duty:
         """Who is here, and with what."""
         boot = self._voice.boot
         self.greeting.said(self._clock())
-        self._voice.hello(self.task.hello(boot) if self.task else reports.bare_hello(boot))
+        self._voice.hello(self.place.hello(boot) if self.ready else reports.bare_hello(boot))
         self._standing.greeted()
 
     def restart(self) -> None:
@@ -128,13 +124,12 @@ class Duty:
     def answer(self, get: Get) -> None:
         """Blocks are asked for; where the link is to be spared they have to be asked for again."""
         if not self._hours.verdict.quiet:
-            self._voice.blocks(self._holdings.blobs, get)
+            self._voice.blocks(self.blobs, get)
 
     def settle(self, receipt: Receipt) -> None:
-        """A contribution has its receipt. Raises BlobError: it is then asked for again."""
+        """A contribution has its receipt. Raises BlobError, WorkDied: it is then asked for again."""
         if message := self.outbox.answering(receipt):
-            counts = receipt.status in ("accepted", "duplicate")
-            self._leftovers.settle(message.run, message.kind, message.round, counts)
+            self.place.settle(message, receipt.status in ("accepted", "duplicate"))
         self._link_speed.saw_up(*self.sending.settle(receipt, self._clock()))
 
     def warn(self, text: str) -> None:
@@ -144,95 +139,80 @@ class Duty:
         self._warned = text
 
     def _advance(self, current: Open, now: float, progress: Callable[[float], None]) -> None:
-        """Fetch what is missing; when nothing is, get ready (round 0) or work.
-
-        Of a family, only the base of the model that the device would train as things stand.
-        """
-        missing = self._holdings.missing_bundles(current.offer)
-        if not missing:
-            if current.member is None:
-                current = self.open = self._aimed(current, now)
-            missing = self._holdings.missing(current.base, current.offer.aside)
-        if not self._downloads.advance(missing, now):
+        """Fetch what is missing; when nothing is, get ready (round 0) or work."""
+        look = self._look(current)
+        if not self._downloads.advance(look.missing, now):
             self.open = None
-        elif not missing:
-            self._work(current, progress)
+        elif not look.missing and self.open is not None:
+            self._work(self.open, progress)
 
-    def _aimed(self, current: Open, now: float) -> Open:
-        """With the member decided, and of its base what the bundle has. Raises as `due` does."""
-        task = self._task_of(current.offer)
-        aimed = replace(current, member=task.member(current.offer, current.closes - now))
-        self._holdings.take_parts(task.bundle(aimed.member or ""), aimed.base)
-        return aimed
+    def _look(self, current: Open) -> Look:
+        """What there is to do for it; looked at again when something has come."""
+        if self._seen is not None and self._seen[0] is current:
+            return self._seen[1]
+        try:
+            look = self.place.look(current)
+        finally:
+            if self.ready and self.place.bundles != self._ready_for:
+                self._ready_for = self.place.bundles
+                self._worked_on = None
+                self.hello()
+        current = self.open = replace(current, member=look.member)
+        self._seen = (current, look)
+        return look
 
     def _work(self, current: Open, progress: Callable[[float], None]) -> None:
         offer = current.offer
-        task, given = self._task_of(offer), self._given_by(current)
+        self.place.prepare(current)
+        if self._pruned is not offer:
+            prune(self.blobs, offer, [message.blob for message in self.outbox])
+            self._pruned = offer
         if offer.round > 0 and not self._has_answered(offer):
-            listener = Listener(progress, lambda decision: self._decided(offer, decision), self._hours.lost)
-            if before := task.unsent(offer):
-                self._report(task, *before)
-            with guarded(task.watcher, self.between):
-                outcome = task.perform(given, current.closes, listener)
-            if outcome is None:
+            ears = Ears(
+                progress,
+                self.between,
+                self._hours.lost,
+                self._decided,
+                self._made,
+                self._has_answered,
+                self._waiting,
+            )
+            if not self.place.work(current, ears):
                 return
-            self._report(task, given, outcome)
-            self._worked_on = given
-        self.open = self._given = None
+            self._worked_on = current
+        self.open = None
 
-    def _given_by(self, current: Open) -> Given:
-        """What a round gives; the same again while its work goes on. Raises as `due` does."""
-        offer, member = current.offer, current.member or ""
-        if self._given is None or self._given.offer is not offer:
-            weights = self._holdings.base(current.base, self._task_of(offer).bundle(member).manifest)
-            self._given = Given(offer, member, weights, self._holdings.aside(offer.aside))
-            self._holdings.prune(offer, [message.blob for message in self.outbox])
-        return self._given
-
-    def _task_of(self, offer: Offer) -> OneTask:
-        """The task of the offer's bundles, made when it is not the one at hand. Raises as `due` does."""
-        blobs = {"": offer.bundle, **{member.name: member.bundle for member in offer.family}}
-        if self.task is None or self._bundles != blobs:
-            self.task = self._worked_on = None  # its memory is free before the next one's is taken
-            models = {member: self._holdings.bundle(blob) for member, blob in blobs.items()}
-            self.task = self._make(self._settings, models, self._hours.worked, self._link_speed)
-            self._bundles = blobs
-            self.hello()
-        return self.task
+    def _after(self, current: Open) -> None:
+        """What there is to do after a round, once: where the process dies at it, it is left."""
+        self._worked_on = None
+        try:
+            self.place.after(current, self.between)
+        except WorkDied as error:
+            self.warn(f"after round {current.offer.round}: {error}")
 
     def _has_answered(self, offer: Offer) -> bool:
         """Whether this round was worked on already, in this life or an earlier one."""
         return (offer.run, offer.round) == self._answered or self.outbox.answered(offer.run, offer.round)
 
-    def _decided(self, offer: Offer, decision: Decision) -> None:
+    def _decided(self, offer: Offer, plan: Plan, room_bytes: float) -> None:
         """Tell what is tried now, so that the word travels while the device computes."""
-        self._standing.plan(reports.plan_message(offer, decision), decision.room_bytes)
+        self._standing.plan(plan, room_bytes)
 
-    def _report(self, task: OneTask, given: Given, outcome: Outcome) -> None:
-        """Keep and send what was trained: first what its kind and codec remember of it, then the update.
-        After that this round's work is not done again.
-        """
-        offer = given.offer
-        if self._has_answered(offer):
+    def _made(self, made: Made) -> None:
+        """Keep and send what came of a round's work. After that it is not done again."""
+        if made.message is None and not made.trouble:
+            log.warning("round %d: sitting out: %s", made.round, "; ".join(made.reasons))
             return
-        if outcome.contribution is None:
-            log.warning("round %d: sitting out: %s", offer.round, "; ".join(outcome.reasons))
+        self._answered = (made.run, made.round)
+        if made.message is None:
+            log.warning("round %d left out: %s", made.round, made.trouble)
             return
-        self._answered = (offer.run, offer.round)
-        of, waiting = Of(offer.run, outcome.contribution.kind, given.member), self._waiting(offer.run)
-        encoded = task.encoded(given, outcome, self._leftovers.get(of, waiting))
-        body = encoded.body
         try:
-            blob = self._holdings.blobs.put(body) if len(body) > INLINE_LIMIT else None
-            message = reports.contribution_message(offer, outcome, b"" if blob else body)
-            task.keep(offer, outcome.contribution)
-            if encoded.left is not None:
-                self._leftovers.put(of, offer.round, waiting, encoded.left)
-            self.sending.keep(msgspec.structs.replace(message, blob=blob))
+            self.sending.keep(made.message)
         except (BlobError, OSError) as error:
-            log.warning("round %d left out: its contribution cannot be kept: %s", offer.round, error)
+            log.warning("round %d left out: its contribution cannot be kept: %s", made.round, error)
             return
-        task.watcher.transfer(up=len(body) + ENVELOPE_BYTES)
+        self.place.transferred(up=made.bytes_up)
         self.sending.due(self._clock())
 
     def _waiting(self, run: str) -> set[int]:
@@ -241,5 +221,5 @@ class Duty:
 
     def _arrived(self, blob: Blob, seconds: float) -> None:
         self._link_speed.saw_down(blob.size, seconds)
-        if self.task is not None:
-            self.task.watcher.transfer(down=blob.size)
+        self._seen = None
+        self.place.transferred(down=blob.size)

@@ -23,6 +23,18 @@ class UnusableBase(DeviceError):
     """The base model of an offer cannot be made from what it names, from its checkpoint on."""
 
 
+class LeftOut(DeviceError):
+    """What is wrong with one round, and does not concern the next."""
+
+
+class RoundOver(DeviceError):
+    """The round closed while its work stood still."""
+
+
+class WorkDied(DeviceError):
+    """The process that did the work has ended, and not because it was told to."""
+
+
 class Stopped(DeviceError):
     """The device was told to stop while it trained: what it was at is given up."""
 

@@ -6,12 +6,11 @@ import threading
 from collections.abc import Callable
 
 from .duty import Duty
-from .errors import Stopped
+from .errors import RoundOver, Stopped
 from .freeing import rest
 from .hours import LOOK_S, Hours
 from .meters import Meter, resting
 from .offers import Open
-from .work import HeldUp
 
 
 class Going:
@@ -35,7 +34,7 @@ class Going:
     def between(self) -> None:
         """Called between steps of the work. What comes meanwhile is heard, and what waits is sent.
 
-        Raises Stopped when the device is to stop, or its round is over; HeldUp when that closed in the
+        Raises Stopped when the device is to stop, or its round is over; RoundOver when that closed in the
         meantime; OutOfMemory when memory runs out.
         """
         self._heed_stop()
@@ -61,6 +60,5 @@ class Going:
         if newest is None or (newest.offer.run, newest.offer.round) != (mine.run, mine.round):
             raise Stopped(f"round {mine.round} given up, {self._share:.0%} done: {self._hours.reason}")
         if self._hours.clock() >= newest.closes:
-            raise HeldUp(f"{self._share:.0%} done when the round closed; {self._hours.reason}")
-        if self._duty.task is not None:
-            self._duty.task.watcher.heed()
+            raise RoundOver(f"{self._share:.0%} done when the round closed; {self._hours.reason}")
+        self._duty.place.heed()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -116,16 +115,6 @@ class Holdings:
         if not _sha(weights).startswith(base.sha) or len(base.sha) < CHECK_BYTES:
             raise UnusableBase(f"base model after {base.at} steps is not the aggregator's")
         return weights
-
-    def prune(self, offer: Offer, waiting: Iterable[Blob | None]) -> None:
-        """Drop all blobs but those of this offer and those that wait to be sent."""
-        bases = (offer.base, *(member.base for member in offer.family))
-        parts = (part for base in bases for part in (*base.checkpoint, *base.log))
-        kept = (offer.bundle, *(member.bundle for member in offer.family), *parts, offer.aside, *waiting)
-        try:
-            self.blobs.prune([blob for blob in kept if blob is not None])
-        except BlobError as error:
-            log.warning("%s", error)
 
     def _has_bundle(self, blob: Blob) -> bool:
         folder = self._bundles / blob.hex

@@ -15,6 +15,15 @@ class LinkSpeed:
         self._up: float | None = None
         self._down: float | None = None
 
+    @property
+    def seen(self) -> tuple[float | None, float | None]:
+        """Up and down, in bytes per second; None for what was not seen yet."""
+        return self._up, self._down
+
+    @seen.setter
+    def seen(self, given: tuple[float | None, float | None]) -> None:
+        self._up, self._down = given
+
     def saw_up(self, size: int, seconds: float) -> None:
         """`size` bytes took this long from sending to the receipt."""
         self._up = _averaged(self._up, size, seconds)

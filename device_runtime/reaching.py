@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from broker.errors import BrokerUnreachable
@@ -20,8 +21,14 @@ class Connects(Protocol):
         """Raises BrokerUnreachable, BrokerRefused; may be called again."""
 
 
-def reach(link: Connects, stop: threading.Event, patience: Patience | None = None) -> bool:
-    """Connect, however long that takes; False when `stop` came before. Why it waits is said once in a row.
+def reach(
+    link: Connects,
+    stop: threading.Event,
+    patience: Patience | None = None,
+    waits: Callable[[], None] = lambda: None,
+) -> bool:
+    """Connect, however long that takes; False when `stop` came before. Why it waits is said once in a row,
+    and `waits` is called before it does.
 
     Raises BrokerRefused: who is not let in now will not be later.
     """
@@ -34,6 +41,7 @@ def reach(link: Connects, stop: threading.Event, patience: Patience | None = Non
             if str(error) != said:
                 said = str(error)
                 log.warning("%s; trying again until it does", said)
+            waits()
             patience.failed()
             stop.wait(patience.wait_s())
         else:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from math import ceil, isnan
+from typing import TYPE_CHECKING
 
-from broker.messages import Contribution, Hello, Metrics, Offer, Plan
+from broker.messages import Blob, Contribution, Hello, Metrics, Offer, Plan
 
-from .work import Decision, Outcome
+if TYPE_CHECKING:
+    from .work import Decision, Outcome
 
 
 def bare_hello(boot: int) -> Hello:
@@ -29,8 +31,8 @@ def plan_message(offer: Offer, decision: Decision) -> Plan:
     )
 
 
-def contribution_message(offer: Offer, outcome: Outcome, body: bytes) -> Contribution:
-    """The contribution with its tensors inline; boot, seq and blob are the sender's to fill in.
+def contribution_message(offer: Offer, outcome: Outcome, body: bytes | Blob) -> Contribution:
+    """The contribution with its tensors inline, or their blob; boot and seq are the sender's to fill in.
 
     Raises ValueError for an outcome without contribution.
     """
@@ -54,6 +56,7 @@ def contribution_message(offer: Offer, outcome: Outcome, body: bytes) -> Contrib
             energy_off_percent=max(1, round(100 * outcome.energy.uncertainty)),
             epsilon_milli=0 if isnan(outcome.epsilon) else ceil(1000 * outcome.epsilon),
         ),
-        body=body,
+        body=body if isinstance(body, bytes) else b"",
+        blob=body if isinstance(body, Blob) else None,
         form=made.form,
     )

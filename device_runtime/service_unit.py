@@ -74,6 +74,7 @@ def unit(job: Job) -> str:
         "RestartSec=30",
         "TimeoutStopSec=30",
         "OOMScoreAdjust=500",
+        "OOMPolicy=continue",
         "NoNewPrivileges=yes",
     ]
     if job.nice:

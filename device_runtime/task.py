@@ -35,6 +35,7 @@ from .samples import Samples
 from .settings import Settings
 from .watching import limit_bytes, own_memory, watcher
 from .work import Assignment, Listener, Outcome, corrected, perform
+from .workplace import Death
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +43,14 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Given:
     """What a round gives a device: the offer, the base of this member of the family (or of the main model,
-    ""), and what came beside it.
+    ""), and what came beside it; `deaths` as of Assignment.
     """
 
     offer: Offer
     member: str
     base: Tensors
     aside: Tensors
+    deaths: tuple[Death, ...] = ()
 
 
 class DeviceTask(OneTask):
@@ -178,7 +180,9 @@ class DeviceTask(OneTask):
             lost=listener.lost,
         )
         kinds = registry.known(offer.kinds)
-        assignment = Assignment(kinds, offer.seed, deadline, listener.decided, elsewhere, listener.lost)
+        assignment = Assignment(
+            kinds, offer.seed, deadline, listener.decided, elsewhere, listener.lost, given.deaths
+        )
         try:
             outcome = perform(equipment, self.profile, assignment)
         finally:  # also where a pause ends it

@@ -16,6 +16,7 @@ from strategies.kind import AnyStrategy, Contribution, OutOfTime
 from .choose import MARGIN, NOWHERE, Candidate, Loads, Plan, choose, priced
 from .errors import OutOfMemory
 from .meters import Energy
+from .workplace import Death
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Assignment:
     """What the offer asks. `deadline` is on the device's own clock, in seconds, uploads included.
 
     `elsewhere`: what it would take with models that were not fetched, to say why they were not. `lost` is the
-    Listener's.
+    Listener's. `deaths`: what was tried already, in a process that did not survive it.
     """
 
     kinds: tuple[AnyStrategy, ...]
@@ -71,6 +72,7 @@ class Assignment:
     decided: Callable[[Decision], None] = lambda _: None
     elsewhere: Loads = field(default_factory=lambda: NOWHERE)
     lost: Callable[[], float] = lambda: 0.0
+    deaths: tuple[Death, ...] = ()
 
 
 class Worker(Protocol):
@@ -153,10 +155,8 @@ class Outcome:
 
 def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> Outcome:
     """Train the richest update that fits; when the clock, the memory or the engine says no, the next."""
-    kinds = assignment.kinds
-    gave_up: tuple[str, ...] = ()
+    kinds, gave_up, outgrew = _survived(assignment)
     timings: tuple[Timing, ...] = ()
-    outgrew: tuple[str, ...] = ()
     worker.begin()
     began = worker.clock()
     while True:
@@ -187,6 +187,23 @@ def perform(worker: Worker, profile: DeviceProfile, assignment: Assignment) -> O
         epsilon = nan if chosen is None else worker.spent(chosen.strategy)
         peak = worker.peak_bytes
         return Outcome(plan, contribution, seconds, energy, peak, gave_up, timings, epsilon, outgrew)
+
+
+def _survived(
+    assignment: Assignment,
+) -> tuple[tuple[AnyStrategy, ...], tuple[str, ...], tuple[str, ...]]:
+    """What is left to be tried, what was given up and why, and kinds that were for want of memory."""
+    forms = tuple(form for kind in assignment.kinds for form in kind.variants())
+    gave_up = tuple(f"{death.label} given up: {death.why}" for death in assignment.deaths)
+    outgrew: tuple[str, ...] = ()
+    for death in assignment.deaths:
+        labels = [Candidate(form, None, ()).label for form in forms]
+        if death.label not in labels:
+            return (), gave_up, outgrew
+        place = labels.index(death.label)
+        outgrew += (forms[place].name,) if death.memory else ()
+        forms = forms[place + 1 :]
+    return forms if assignment.deaths else assignment.kinds, gave_up, outgrew
 
 
 def _room_bytes(chosen: Candidate | None, profile: DeviceProfile, left_s: float) -> float:

@@ -8,6 +8,7 @@ from functools import partial
 
 from aggregator.ports import Ports
 from device_runtime.agent import Agent
+from device_runtime.here import Here
 from device_runtime.settings import Settings
 from device_runtime.speaking import Wire
 
@@ -32,7 +33,7 @@ class Edge:
         self._clock: Callable[[], float] = ports.clock
         self._rules = rules
         self.ground = Ground(settings.folder / "site", rules, ports)
-        self.agent = Agent(settings, boot, ports.clock, partial(EdgeTask, self.ground))
+        self.agent = Agent(settings, boot, ports.clock, partial(Here, make=partial(EdgeTask, self.ground)))
         self._said, self._said_s = 0, 0.0
         self._over_s: float | None = None
 

@@ -9,16 +9,21 @@ import signal
 import sys
 import threading
 import time
+from functools import partial
+from math import inf
 from pathlib import Path
 
 from broker.link import Link, LinkOptions
 from broker.topics import check_task
 from device_runtime.agent import Agent
+from device_runtime.apart import STAYS_S, Apart
 from device_runtime.connecting import Connection, claim, connect, enrol
 from device_runtime.errors import DataError
 from device_runtime.guest import heed_pauses, welcome
+from device_runtime.meters import listens
 from device_runtime.reaching import reach
 from device_runtime.settings import Settings
+from device_runtime.workplace import MakePlace, in_this_process
 from strategies.accountant import Limit
 
 from . import policy_options
@@ -31,6 +36,7 @@ from .options import (
     engine_wish,
     memory_bytes,
     meter,
+    meter_wish,
     positive,
     pretence,
 )
@@ -61,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine(parser)
     add_meter(parser)
     add_pretence(parser)
+    parser.add_argument(
+        "--in-process", action="store_true", help="work in this process, not in one that is ended when idle"
+    )
     policy_options.add_policy(parser)
     policy_options.add_service(parser)
 
@@ -84,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     settings = _settings(options, connection)
     if options.service:
         return install(options, add_arguments, connection)
-    agent = Agent(settings, boot=secrets.randbits(32), clock=time.monotonic)
+    agent = Agent(settings, secrets.randbits(32), time.monotonic, _place(options))
     wishes = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
     link = Link(url, connection.client_id, agent.inbox, wishes)
     stop = threading.Event()
@@ -96,13 +105,24 @@ def run(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, leave)
     with welcome(agent, link, policy_options.policy(options), policy_options.manners(options)):
-        if not reach(link, stop):
-            return 0
+        agent.warm_up()
         try:
-            agent.run(link, stop, until_done=options.until_done)
+            if reach(link, stop, waits=agent.close):
+                agent.run(link, stop, until_done=options.until_done)
         finally:
+            agent.close()
             link.close(agent.farewell())
     return 0
+
+
+def _place(options: argparse.Namespace) -> MakePlace:
+    """Where it works: a process of its own is there while there is work, or all the time for a meter that
+    must be listened to. Raises MeterError.
+    """
+    if options.in_process:
+        return in_this_process
+    wish = meter_wish(options)
+    return partial(Apart, meter=wish, stays_s=inf if listens(wish) else STAYS_S)
 
 
 def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
@@ -116,7 +136,7 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
         _owner(options),
         connection.key,
         check_task(options.task) if options.task else "",
-        meter(options).meter,
+        meter(options).meter if options.in_process else None,
         wish(options),
     )
 

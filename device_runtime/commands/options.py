@@ -65,8 +65,13 @@ def add_meter(parser: argparse.ArgumentParser) -> None:
 
 
 def meter(options: argparse.Namespace) -> Found:
-    """What tells the energy; of a pretended device it is modelled. Raises MeterError."""
-    return find(MODELLED if options.pretend else options.meter)
+    """What tells the energy. Raises MeterError."""
+    return find(meter_wish(options))
+
+
+def meter_wish(options: argparse.Namespace) -> str:
+    """The name of what is to tell the energy; of a pretended device it is modelled."""
+    return MODELLED if options.pretend else str(options.meter)
 
 
 def engine_wish(options: argparse.Namespace) -> EngineWish:

@@ -1,7 +1,7 @@
 """Meters of energy: one file for each source, a contract, and how one is chosen."""
 
 from .account import Account, resting
-from .finding import AUTO, WISHES, Found, find
+from .finding import AUTO, WISHES, Found, find, listens
 from .meter import MODELLED, About, Energy, Meter, MeterError, NoMeter, Reading, spent, together
 from .modelled import modelled
 
@@ -18,6 +18,7 @@ __all__ = [
     "NoMeter",
     "Reading",
     "find",
+    "listens",
     "modelled",
     "resting",
     "spent",

@@ -58,6 +58,19 @@ def find(wish: str = AUTO, clock: Callable[[], float] = time.monotonic, root: Pa
         raise MeterError(f"--meter {_shown(wish)}: {error}") from None
 
 
+def listens(wish: str) -> bool:
+    """Whether the meter of this wish must be listened to all the time. Raises as `find`, as far as can be
+    told without beginning to.
+    """
+    if wish.partition(":")[0] not in ("mqtt", "mqtts"):
+        find(wish)
+        return False
+    from . import mqtt
+
+    mqtt.Source.of(wish)
+    return True
+
+
 def _asked(wish: str, clock: Callable[[], float], root: Path) -> Found:
     kind, _, rest = wish.partition(":")
     if wish == MODELLED:

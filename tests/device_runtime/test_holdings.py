@@ -9,6 +9,7 @@ from broker.blobs import name
 from broker.errors import BlobError
 from broker.messages import Base, Offer, Step
 from device_runtime import ways
+from device_runtime.downloads import prune
 from device_runtime.errors import StaleBase, UnusableBase
 from device_runtime.holdings import Holdings
 from models.tensors import TensorError, encode, encoded_parts
@@ -100,7 +101,7 @@ def test_a_device_that_keeps_up_goes_over_a_new_checkpoint_by_steps_and_keeps_th
     base = msgspec.structs.replace(offer.base, checkpoint=tuple(map(name, parts)))
     assert holdings.missing(base) == ()
     holdings.base(base, aggregator.bundle.manifest)
-    holdings.prune(msgspec.structs.replace(offer, base=base), [])
+    prune(holdings.blobs, msgspec.structs.replace(offer, base=base), [])
     later = Holdings(holdings.blobs.folder.parent)
     assert later.missing(base) == ()
     assert encode(later.base(base, aggregator.bundle.manifest)) == encode(weights)
@@ -221,7 +222,7 @@ def test_blobs_that_no_round_needs_are_dropped_but_not_what_waits_to_be_sent(hol
     waiting, old = holdings.blobs.put(b"waiting"), holdings.blobs.put(b"old")
     offer, blobs, _ = aggregator.offer(0)
     checkpoint = holdings.blobs.put(blobs["checkpoint"])
-    holdings.prune(offer, [waiting, None])
+    prune(holdings.blobs, offer, [waiting, None])
     assert (holdings.blobs.has(waiting), holdings.blobs.has(checkpoint)) == (True, True)
     assert not holdings.blobs.has(old)
 

@@ -217,9 +217,7 @@ def test_an_update_that_is_damaged_on_the_device_s_disk_while_it_is_fetched(site
         """As the first blocks are asked for."""
         if not up and topic.endswith("/dn/get"):
             for message in device.agent._duty.outbox:
-                device.agent._duty._holdings.blobs.path(message.blob.sha).write_bytes(
-                    bytes(message.blob.size)
-                )
+                device.agent._duty.blobs.path(message.blob.sha).write_bytes(bytes(message.blob.size))
 
     proxy.rule = damage
     aggregator = site.aggregator(broker.url, "full", rounds=2, round_deadline_s=15.0)

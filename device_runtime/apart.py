@@ -1,0 +1,229 @@
+"""Work on rounds, done in a process of its own: it is there while there is work, and a while after."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from math import inf
+
+import msgspec
+import psutil
+
+from broker.errors import BlobError
+from broker.messages import Contribution, Hello, Offer
+from models import errors as model_errors
+from models.errors import ModelError
+
+from . import errors, meters
+from .child import Child
+from .crossing import Gone
+from .dispatches import (
+    After,
+    Asked,
+    Beat,
+    Decided,
+    Ended,
+    GoOn,
+    Known,
+    LookAt,
+    Prepare,
+    Reported,
+    Said,
+    Settle,
+    Terms,
+    Transferred,
+    Work,
+)
+from .errors import DeviceError, RoundOver, WorkDied
+from .hours import Hours
+from .link_speed import LinkSpeed
+from .offers import Open
+from .reports import bare_hello
+from .settings import Settings
+from .workplace import LEFT, Bundles, Death, Ears, Look
+
+log = logging.getLogger(__name__)
+
+STAYS_S, STAYS_TIMES = 10.0, 5.0
+"""Seconds that the process stays without work; or so many times what it computed until it was ready for any,
+where that is more: whoever starts slowly stays longer.
+"""
+AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
+"""Seconds until it is started again after it died, doubled each time that it dies with nothing done."""
+LOOK_S = 0.5
+"""Seconds between looks at whether to stop, while it says nothing."""
+
+ERRORS: dict[str, Callable[[str], Exception]] = {
+    one.__name__: one
+    for one in (*vars(errors).values(), *vars(model_errors).values(), meters.MeterError, BlobError)
+    if isinstance(one, type) and issubclass(one, (DeviceError, ModelError, BlobError))
+}
+"""What the process tells of, by name."""
+
+
+class Apart:
+    """See Workplace. While it is too early to start the process anew, WorkDied is raised instead."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        hours: Hours,
+        link: LinkSpeed,
+        meter: str = meters.MODELLED,
+        stays_s: float = STAYS_S,
+    ) -> None:
+        """`meter` by its name; that of `settings` is not used. `stays_s` may be infinite."""
+        self._settings, self._hours, self._link, self._meter = settings, hours, link, meter
+        self._stays_s, self._used_s = stays_s, 0.0
+        self._cpu_s: float | None = None
+        self._child: Child | None = None
+        self._known: Known | None = None
+        self._at, self._reported = "", False
+        self._deaths: tuple[tuple[str, int], tuple[Death, ...]] = (("", 0), ())
+        self._refused, self._killed = "", False
+        self._not_before_s, self._wait_s = -inf, AGAIN_S
+
+    @property
+    def bundles(self) -> Bundles:
+        return self._known.bundles if self._known else ()
+
+    def hello(self, boot: int) -> Hello:
+        """As it was last."""
+        return msgspec.structs.replace(self._known.hello, boot=boot) if self._known else bare_hello(boot)
+
+    def warm_up(self) -> None:
+        self._running()
+
+    def look(self, current: Open) -> Look:
+        look = self._ask(LookAt(current, self._link.seen)).look
+        if look is None:
+            raise TypeError("no look came of a look")
+        return look
+
+    def prepare(self, current: Open) -> None:
+        self._ask(Prepare(current))
+
+    def work(self, current: Open, ears: Ears) -> bool:
+        """Where the process dies, what it was at is given up, and the next cheaper form is tried."""
+        offer = current.offer
+        this = (offer.run, offer.round)
+        while True:
+            deaths = self._deaths[1] if self._deaths[0] == this else ()
+            waiting = tuple(ears.waiting(offer.run))
+            request = Work(current, self._link.seen, waiting, ears.lost(), deaths)
+            self._at, self._reported = "", False
+            try:
+                return self._ask(request, ears.progress, lambda said: self._tell(said, offer, ears)).over
+            except WorkDied as error:
+                if self._reported:
+                    return True
+                if not self._at:
+                    raise
+                log.warning("%s given up: %s", self._at, error)
+                self._deaths = (this, (*deaths, Death(self._at, str(error), self._killed)))
+                self._not_before_s = -inf  # each time there is a form less to try
+
+    def after(self, current: Open, between: Callable[[], None]) -> None:
+        if self._settings.personal.keep:
+            self._ask(After(current), lambda _: between())
+
+    def settle(self, message: Contribution, counts: bool) -> None:
+        folder = self._settings.folder / LEFT
+        if folder.exists() and any(folder.iterdir()):
+            self._ask(Settle(message, counts))
+
+    def transferred(self, up: int = 0, down: int = 0) -> None:
+        """Only a pretended link takes its time."""
+        if self._settings.pretence is not None:
+            self._ask(Transferred(up, down))
+
+    def heed(self) -> None:
+        """Nothing: what works heeds by itself."""
+
+    def tidy(self) -> None:
+        stays_s = max(self._stays_s, STAYS_TIMES * (self._cpu_s or 0.0))
+        if self._child is not None and self._hours.clock() - self._used_s >= stays_s:
+            self.close()
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.end()
+        self._child = None
+
+    def _ask(
+        self,
+        request: Asked,
+        progress: Callable[[float], None] = lambda _: None,
+        tell: Callable[[Said], None] = lambda _: None,
+    ) -> Ended:
+        """`progress` is called again and again until it is done; what that raises ends the process."""
+        child = self._running()
+        done, over = 0.0, ""
+        try:
+            child.crossing.say(request)
+            while not isinstance(said := child.crossing.hear(LOOK_S), Ended):
+                if said is None or isinstance(said, Beat):
+                    done = said.done if said else done
+                    over = over or _over(progress, done)
+                if isinstance(said, Beat):
+                    child.crossing.say(GoOn(self._hours.lost(), over))
+                elif said is not None:
+                    tell(said)
+        except Gone:
+            self.close()
+            self._killed = child.killed
+            raise self._put_off(child.epitaph) from None
+        except BaseException:
+            self.close()
+            raise
+        return self._ended(said)
+
+    def _tell(self, said: Said, offer: Offer, ears: Ears) -> None:
+        if isinstance(said, Decided):
+            self._at = said.plan.kind
+            ears.decided(offer, said.plan, said.room_bytes)
+        elif isinstance(said, Reported):
+            self._reported = True
+            ears.made(said.made)
+
+    def _ended(self, ended: Ended) -> Ended:
+        """Raises the error that it tells of."""
+        self._used_s, self._wait_s = self._hours.clock(), AGAIN_S
+        if self._cpu_s is None:
+            self._cpu_s = ended.cpu_s
+        if ended.error is not None:
+            name, text = ended.error
+            raise ERRORS.get(name, DeviceError)(text)
+        self._known = ended.known or self._known
+        return ended
+
+    def _running(self) -> Child:
+        """The process, started where there is none. Raises WorkDied."""
+        if self._child is not None and self._child.ended:
+            log.warning("%s, with nothing to do", self._child.epitaph)
+            self.close()
+        if self._child is None:
+            if self._hours.clock() < self._not_before_s:
+                raise WorkDied(self._refused)
+            terms = Terms.of(self._settings, self._meter, psutil.Process().memory_info().rss)
+            try:
+                self._child = Child(terms)
+            except OSError as error:
+                raise self._put_off(f"no process can be started to work in: {error}") from None
+            self._used_s, self._cpu_s = self._hours.clock(), None
+        return self._child
+
+    def _put_off(self, why: str) -> WorkDied:
+        """It is not started again too soon."""
+        self._refused, self._not_before_s = why, self._hours.clock() + self._wait_s
+        self._wait_s = min(2 * self._wait_s, AGAIN_MOST_S)
+        return WorkDied(why)
+
+
+def _over(progress: Callable[[float], None], done: float) -> str:
+    """Why the work is at an end, if its round is over."""
+    try:
+        progress(done)
+    except RoundOver as error:
+        return str(error)
+    return ""

@@ -1,0 +1,183 @@
+"""Work on rounds, done in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+from broker.errors import BlobError
+from broker.messages import INLINE_LIMIT, Contribution, Hello, Offer
+from models.errors import BundleError, TensorError
+from strategies.directions import UnknownGenerator
+from strategies.errors import KindError
+from strategies.workload import ENVELOPE_BYTES
+
+from . import reports
+from .errors import LeftOut, RoundOver, UnusableBase
+from .holdings import Holdings
+from .hours import Hours
+from .leftovers import Leftovers, Of
+from .link_speed import LinkSpeed
+from .offers import Open
+from .one_task import MakeTask, OneTask
+from .settings import Settings
+from .task import DeviceTask, Given
+from .watchdog import guarded
+from .work import Decision, HeldUp, Listener, Outcome
+from .workplace import LEFT, Bundles, Death, Ears, Look, Made, bundles_of
+
+WRONG = (UnusableBase, KindError, TensorError, BundleError, UnknownGenerator)
+"""What is wrong with one round or its bundle, and does not concern the next."""
+
+
+class Here:
+    """See Workplace. Holds the task (`task`, once its bundles are here) and the base of the last round.
+
+    `deaths` are forms that were tried in the round at hand already, and ended the process.
+    """
+
+    def __init__(
+        self, settings: Settings, hours: Hours, link: LinkSpeed, make: MakeTask = DeviceTask
+    ) -> None:
+        """`make` makes what works on a task."""
+        self.task: OneTask | None = None
+        self.holdings = Holdings(settings.folder)
+        self.bundles: Bundles = ()
+        self.deaths: tuple[Death, ...] = ()
+        self._settings, self._hours, self._link, self._make = settings, hours, link, make
+        self._leftovers = Leftovers(settings.folder / LEFT)
+        self._given: Given | None = None
+
+    def hello(self, boot: int) -> Hello:
+        return self.task.hello(boot) if self.task else reports.bare_hello(boot)
+
+    def warm_up(self) -> None:
+        """Nothing."""
+
+    def look(self, current: Open) -> Look:
+        """Of a family, only the base of the model that the device would train as things stand."""
+        offer = current.offer
+        with left_out():
+            if missing := self.holdings.missing_bundles(offer):
+                return Look(current.member, missing)
+            if current.member is None or self.bundles != bundles_of(offer):
+                task, remaining_s = self._task_of(offer), current.closes - self._hours.clock()
+                if current.member is None:
+                    current = replace(current, member=task.member(offer, remaining_s))
+                self.holdings.take_parts(task.bundle(current.member or ""), current.base)
+            return Look(current.member, self.holdings.missing(current.base, offer.aside))
+
+    def prepare(self, current: Open) -> None:
+        with left_out():
+            self._given_by(current)
+
+    def work(self, current: Open, ears: Ears) -> bool:
+        offer = current.offer
+        with left_out():
+            given = self._given_by(current)
+            task = self._task_of(offer)
+            if before := task.unsent(offer):
+                self._report(task, *before, ears)
+            with guarded(task.watcher, _heeding(ears.between)):
+                given_now = replace(given, deaths=self.deaths)
+                outcome = task.perform(given_now, current.closes, _listener(offer, ears))
+            if outcome is None:
+                return False
+            self._report(task, given, outcome, ears)
+            return True
+
+    def after(self, current: Open, between: Callable[[], None]) -> None:
+        with left_out():
+            given, task = self._given_by(current), self._task_of(current.offer)
+            self._given = None
+            task.after(given, between)
+
+    def settle(self, message: Contribution, counts: bool) -> None:
+        self._leftovers.settle(message.run, message.kind, message.round, counts)
+
+    def transferred(self, up: int = 0, down: int = 0) -> None:
+        if self.task is not None:
+            self.task.watcher.transfer(up, down)
+
+    def heed(self) -> None:
+        if self.task is not None:
+            self.task.watcher.heed()
+
+    def tidy(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def _given_by(self, current: Open) -> Given:
+        """What a round gives; the same again while its work goes on. Raises as the methods do."""
+        offer, member, known = current.offer, current.member or "", self._given
+        task = self._task_of(offer)
+        if known is None or (known.offer, known.member) != (offer, member):
+            weights = self.holdings.base(current.base, task.bundle(member).manifest)
+            self._given = known = Given(offer, member, weights, self.holdings.aside(offer.aside))
+        return known
+
+    def _task_of(self, offer: Offer) -> OneTask:
+        """The task of the offer's bundles, made when it is not the one at hand. Raises as the methods do."""
+        if self.task is None or self.bundles != bundles_of(offer):
+            self.task, self._given, self.bundles = None, None, ()  # its memory is free for the next one's
+            models = {member: self.holdings.bundle(blob) for member, blob in bundles_of(offer)}
+            self.task = self._make(self._settings, models, self._hours.worked, self._link)
+            self.bundles = bundles_of(offer)
+        return self.task
+
+    def _report(self, task: OneTask, given: Given, outcome: Outcome, ears: Ears) -> None:
+        """Keep what the kind and the codec remember of what was trained, then tell of the update."""
+        offer, made = given.offer, outcome.contribution
+        if ears.answered(offer):
+            return
+        if made is None:
+            ears.made(Made(offer.run, offer.round, reasons=outcome.reasons))
+            return
+        of, waiting = Of(offer.run, made.kind, given.member), ears.waiting(offer.run)
+        try:
+            encoded = task.encoded(given, outcome, self._leftovers.get(of, waiting))
+            body = encoded.body
+            blob = self.holdings.blobs.put(body) if len(body) > INLINE_LIMIT else None
+            message = reports.contribution_message(offer, outcome, body if blob is None else blob)
+            task.keep(offer, made)
+            if encoded.left is not None:
+                self._leftovers.put(of, offer.round, waiting, encoded.left)
+        except (BlobError, OSError) as error:
+            trouble = f"its contribution cannot be kept: {error}"
+            ears.made(Made(offer.run, offer.round, trouble=trouble))
+        except TensorError as error:
+            ears.made(Made(offer.run, offer.round, trouble=str(error)))
+        else:
+            ears.made(Made(offer.run, offer.round, message, len(body) + ENVELOPE_BYTES))
+
+
+@contextmanager
+def left_out() -> Iterator[None]:
+    """Raises LeftOut in place of what is wrong with one round."""
+    try:
+        yield
+    except WRONG as error:
+        raise LeftOut(str(error)) from error
+
+
+def _listener(offer: Offer, ears: Ears) -> Listener:
+    def decided(decision: Decision) -> None:
+        ears.decided(offer, reports.plan_message(offer, decision), decision.room_bytes)
+
+    return Listener(lambda done: _heeding(partial(ears.progress, done))(), decided, ears.lost)
+
+
+def _heeding(between: Callable[[], None]) -> Callable[[], None]:
+    """The same; that the round is over is what ends work that was held up."""
+
+    def heeding() -> None:
+        try:
+            between()
+        except RoundOver as error:
+            raise HeldUp(str(error)) from None
+
+    return heeding
