@@ -1,0 +1,236 @@
+"""Accuracy against rounds, forward passes and bytes: zeroth-order rounds and what they are held against.
+
+    .venv/bin/python benchmarks/zeroth_order.py accuracy --out DIR                       # heads of CIFAR-10
+    .venv/bin/python benchmarks/zeroth_order.py accuracy --out DIR --data speech
+    .venv/bin/python benchmarks/zeroth_order.py accuracy --out DIR --subset bias --rounds 100
+    .venv/bin/python benchmarks/zeroth_order.py accuracy --out DIR --methods ours:lr=0.1,groups=16 fedmezo
+    .venv/bin/python benchmarks/zeroth_order.py accuracy --out DIR --show            # what is there already
+
+A cell is one run: data, subset, partition, clients, participation, method, seed. Each is a file in DIR, and
+is not run again. A method is fedmezo (the thesis), ours, distmezo-naive or first-order (FedAvg of the same
+subset), with settings of its kind behind a colon; "ncm+" before it makes the first round one of class means.
+Passes are forward passes of a sample, for all samples of the fleet: 1 is one pass over everybody's data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from math import isnan
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from tabulate import tabulate
+
+from simulation import scenario
+from simulation.records import RoundLine
+from simulation.run import prepare, simulate
+from simulation.watch import Nobody
+from strategies.registry import KINDS
+
+from .liars import ALIKE
+from .pretrained import subject
+
+THESIS = {"num_z": 2, "sides": 2, "sizing": "absolute", "groups": 1, "eps": 1e-3, "lr": 1e-2}
+METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "fedmezo": ("zeroth-order", THESIS),
+    "ours": ("zeroth-order", {}),
+    "distmezo-naive": ("local-zeroth-order", {}),
+    "first-order": ("peft", {"tunables": ()}),
+}
+NCM = "ncm+"
+POINTS = 20
+"""Evaluations of a run, about."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run; `alpha` of the Dirichlet partition, 0 for equal shares, `share` of the clients in a round,
+    `samples` of the training samples (0: all)."""
+
+    data: str
+    subset: str
+    size: int
+    alpha: float
+    clients: int
+    share: float
+    samples: int
+    method: str
+    rounds: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        where = (self.data, self.subset, self.size, f"a{self.alpha:g}", f"k{self.clients}")
+        how = (f"p{self.share:g}", f"n{self.samples}", self.method, self.rounds, self.seed)
+        return "-".join(map(str, (*where, *how))).replace(":", "@").replace("/", "_")
+
+    @property
+    def kinds(self) -> list[dict[str, Any]]:
+        """As a task has them. Raises ValueError for a method that there is not."""
+        named, _, given = self.method.removeprefix(NCM).partition(":")
+        if named not in METHODS:
+            raise ValueError(f"no method is called {named!r}; there are {', '.join(METHODS)}")
+        kind, settings = METHODS[named]
+        own = dict(pair.split("=") for pair in given.split(",") if pair)
+        typed = {name: _typed(KINDS[kind], name, value) for name, value in own.items()}
+        trained = {"name": kind, "settings": {"tunable": self.subset, **settings, **typed}}
+        if not self.method.startswith(NCM):
+            return [trained]
+        return [{"name": "class-means", "until_round": 1}, {**trained, "from_round": 2}]
+
+
+def _typed(kind: Any, name: str, value: str) -> Any:
+    """A setting as its kind's default has it."""
+    return type(getattr(kind(), name))(value)
+
+
+@dataclass
+class Curve(Nobody):
+    """What was reached by when, at each evaluation: passes and bytes are of all rounds so far."""
+
+    samples: int
+    clients: int
+    points: list[dict[str, float]] = field(default_factory=list)
+    _spent: dict[str, float] = field(default_factory=lambda: {"passes": 0.0, "up": 0.0, "down": 0.0})
+
+    def closed(self, line: RoundLine) -> None:
+        spent = {
+            "passes": line.forward_passes / self.samples,
+            "up": line.bytes_up / self.clients,
+            "down": line.bytes_down / self.clients,
+        }
+        self._spent = {name: self._spent[name] + value for name, value in spent.items()}
+        if not isnan(line.eval_acc):
+            reached = {"round": line.round, "accuracy": line.eval_acc, "loss": line.eval_loss}
+            self.points.append({**reached, **self._spent})
+
+
+def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
+    """It and its points, as they are kept."""
+    of = subject(cell.data, cell.subset, folder / "made", cell.size)
+    table = {
+        "fleet": ALIKE,
+        "devices": cell.clients,
+        "eval_every": max(1, cell.rounds // POINTS),
+        "data": {
+            **of.data,
+            **({"max_train": cell.samples} if cell.samples else {}),
+            **({"partition": "dirichlet", "alpha": cell.alpha} if cell.alpha else {"partition": "iid"}),
+        },
+        "task": {
+            "bundle": str(of.bundle.resolve()),
+            "rounds": cell.rounds,
+            "round_deadline_s": 1e6,
+            "kinds": cell.kinds,
+            **({"devices_per_round": round(cell.share * cell.clients)} if cell.share < 1 else {}),
+        },
+    }
+    prepared = prepare(scenario.load("uniform", table), cell.seed)
+    curve = Curve(len(prepared.world.clients.y), cell.clients)
+    simulate(prepared, watch=curve)
+    return {"cell": asdict(cell), "points": curve.points}
+
+
+def cells(args: argparse.Namespace) -> Iterator[Cell]:
+    axes = (args.alphas, args.clients, args.shares, args.methods, range(args.seeds))
+    for alpha, clients, share, method, seed in product(*axes):
+        whole = (args.data, args.subset, args.size, alpha, clients, share, args.samples, method)
+        yield Cell(*whole, args.rounds, seed)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Every cell that is done."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def show(done: Iterable[dict[str, Any]]) -> str:
+    """A table of where each ended: mean and standard deviation over the seeds."""
+    together: dict[tuple[Any, ...], list[dict[str, float]]] = {}
+    for one in done:
+        cell = Cell(**one["cell"])
+        whose = "iid" if not cell.alpha else f"Dirichlet {cell.alpha:g}"
+        key = (cell.data, cell.subset, whose, cell.clients, f"{cell.share:.0%}", cell.method, cell.rounds)
+        together.setdefault(key, []).append(one["points"][-1])
+    rows = [
+        (
+            *key,
+            _spread([100 * end["accuracy"] for end in ends]),
+            f"{mean(end['passes'] for end in ends):.0f}",
+            f"{mean(end['up'] for end in ends) / 1000:.1f}",
+            f"{mean(end['down'] for end in ends) / 1000:.1f}",
+        )
+        for key, ends in sorted(together.items(), key=lambda item: str(item[0]))
+    ]
+    head = ("data", "subset", "partition", "clients", "in a round", "method", "rounds")
+    return tabulate(rows, (*head, "accuracy, %", "passes", "kB up", "kB down"), tablefmt="github")
+
+
+def plot(done: Iterable[dict[str, Any]], path: Path) -> None:
+    """Accuracy against passes, one line a cell's method, one panel for what is otherwise alike."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for one in done:
+        cell = Cell(**one["cell"])
+        if cell.seed == 0:
+            whose = "iid" if not cell.alpha else f"Dirichlet {cell.alpha:g}"
+            title = f"{cell.data} {cell.subset}, {whose}, {cell.clients} clients, {cell.share:.0%}"
+            panels.setdefault(title, []).append(one)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 4), squeeze=False)
+    for ax, (title, ones) in zip(axes[0], sorted(panels.items()), strict=True):
+        for one in ones:
+            points = one["points"]
+            ax.plot(
+                [p["passes"] for p in points], [p["accuracy"] for p in points], label=one["cell"]["method"]
+            )
+        ax.set(title=title, xlabel="forward passes of each sample", ylabel="accuracy", xscale="log")
+        ax.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def _spread(values: list[float]) -> str:
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder of the cells, and of what is made for them")
+    add("--data", choices=("cifar10", "speech"), default="cifar10")
+    add("--subset", choices=("head", "bias"), default="head", help="bias: of the whole network, CIFAR-10")
+    add("--size", type=int, default=32, help="pixels of a side, with bias (default: 32)")
+    add("--samples", type=int, default=0, help="of the training samples (default: all)")
+    add("--alphas", type=float, nargs="+", default=[0, 0.1], help="of Dirichlet partitions; 0: equal shares")
+    add("--clients", type=int, nargs="+", default=[10])
+    add("--shares", type=float, nargs="+", default=[1.0], help="of the clients, that take part in a round")
+    add("--methods", nargs="+", default=["fedmezo", "ncm+fedmezo", "ncm+ours", "ncm+first-order"])
+    add("--rounds", type=int, default=200, help="of each run (default: 200)")
+    add("--seeds", type=int, default=1, help="runs of each cell (default: 1)")
+    add(
+        "--show",
+        action="store_true",
+        help="run nothing: table and plot of what is done",
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    args.out.mkdir(parents=True, exist_ok=True)
+    for cell in () if args.show else cells(args):
+        path = args.out / f"{cell.name}.json"
+        if not path.exists():
+            made = run_cell(cell, args.out)
+            path.write_text(json.dumps(made))
+            print(cell.name, f"{made['points'][-1]['accuracy']:.3f}", flush=True)
+    done = read(args.out)
+    print(show(done))
+    if args.show and done:
+        plot(done, args.out / "accuracy.png")
