@@ -68,7 +68,7 @@ TRIALS = (
     Trial("zeroth-order", NETWORK, {"lr": 1e-6}),
     Trial("class-means", NETWORK),
     Trial("width-slice", OWN, {**ONE, "members": [NARROW]}, (NARROW,)),
-    Trial("representatives", TAUGHT, {**ONE, "server_epochs": 1}),
+    Trial("representatives", TAUGHT, {**ONE, "lr": 0.001, "server_epochs": 1}),
     Trial("attention-transfer", TAUGHT, {**ONE, "members": [OWN], "server_epochs": 1}, (OWN,)),
     Trial("prototypes", TAUGHT, {**ONE, "members": [OWN], "server_epochs": 1}, (OWN,)),
 )
