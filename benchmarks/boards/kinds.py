@@ -14,6 +14,8 @@ COMMAND = str(Path(sys.executable).with_name("device-runtime"))
 DIGITS = ("--input", "1,8,8", "--scale", "0.0625", "--labels", "0,1,2,3,4,5,6,7,8,9")
 TEACHING = ("train", "attention", "prototype", "distil")
 LEVELS = ("low", "mid", "up")
+TAUGHT = ("attention-transfer", "prototypes")
+"""Kinds whose aggregator teaches on samples that are nobody's."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Trial:
         """TOML of a task of one round."""
         settings = ", ".join(f"{key} = {value!r}" for key, value in self.settings.items())
         nobodys = bundles / "generic.npz"
-        generic = f'generic = "{nobodys}"' if nobodys.exists() else ""
+        generic = f'generic = "{nobodys}"' if self.kind in TAUGHT else ""
         more = "".join(f'[[kinds]]\nname = "{kind}"\n' for kind in self.more)
         return f"""
 name = "trial"
