@@ -1,8 +1,11 @@
-"""Which kinds of update a site can merge into one: those of which nothing but the base is left afterwards."""
+"""Which kinds of update a site can merge into one: those of which nothing but the base is left afterwards.
+
+Where nothing but scalars along shared directions is asked for, it merges those into scalars.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +13,7 @@ from aggregator.task import kinds_named
 from broker.messages import Offer
 from models.errors import BundleError
 from models.manifest import Manifest
+from models.tensors import Tensors
 from strategies import registry
 from strategies.class_means import ClassMeans
 from strategies.entropy_subset import EntropySubset
@@ -20,39 +24,64 @@ from strategies.local_zeroth_order import LocalZerothOrder
 from strategies.peft import Peft
 from strategies.zeroth_order import ZerothOrder
 
+from .scalars import at_site
+
 
 @dataclass(frozen=True)
 class SiteKinds:
-    """What a site does with an offer: it forwards `forwarded`, and offers `offered` to its devices.
+    """What a site does with an offer: it forwards `forwarded`, full updates or scalars, and offers `offered`
+    to its devices.
 
     `left_out` says of each other kind why its devices are not asked for it.
     """
 
-    forwarded: Full
+    forwarded: Full | ZerothOrder
     offered: tuple[AnyStrategy, ...]
     left_out: tuple[str, ...] = ()
+    length: float = 1.0
+    """See scalars.forwarded."""
 
 
 class NothingToForward(Exception):
-    """The offer asks for no full updates, which are what a site forwards. The message is for people."""
+    """The offer asks for nothing that a site forwards. The message is for people."""
 
 
-def site_kinds(offer: Offer, manifest: Manifest) -> SiteKinds:
-    """The kinds of an offer that can be merged here, in its order of preference.
+def site_kinds(offer: Offer, manifest: Manifest, base: Tensors) -> SiteKinds:
+    """The kinds of an offer that can be merged here, in its order of preference. `base`: of the round, or of
+    the bundle where there is none yet.
 
     Raises KindError when this version knows none of them, NothingToForward.
     """
     kinds = registry.known(offer.kinds)
     full = next((kind for kind in kinds if isinstance(kind, Full)), None)
     if full is None:
-        names = ", ".join(kind.name for kind in kinds)
-        raise NothingToForward(f"round {offer.round} asks for {names}, and a site forwards full updates only")
+        return _of_scalars(offer, kinds, lambda kind: at_site(kind, base, manifest))
     reasons = {kind: why_not(kind, manifest) for kind in kinds}
     return SiteKinds(
         forwarded=full.variants()[0],
         offered=tuple(kind for kind, why in reasons.items() if not why),
         left_out=tuple(f"{kind.name}: {why}" for kind, why in reasons.items() if why),
     )
+
+
+def _of_scalars(
+    offer: Offer, kinds: Sequence[AnyStrategy], here: Callable[[ZerothOrder], ZerothOrder]
+) -> SiteKinds:
+    """For a round without full updates. With `groups` a device's directions are by its name, and those of the
+    site's devices are not those that the one above takes the site's scalars to be along.
+    """
+    shared = (kind for kind in kinds if isinstance(kind, ZerothOrder) and kind.groups == 1)
+    scalars = next(shared, None)
+    if scalars is None:
+        names = ", ".join(kind.name for kind in kinds)
+        raise NothingToForward(
+            f"round {offer.round} asks for {names}, and a site forwards full updates, or scalars along "
+            "directions that all share"
+        )
+    others = (kind for kind in kinds if kind is not scalars)
+    why = "without full updates a site forwards scalars only"
+    offered, left_out = here(scalars), tuple(f"{kind.name}: {why}" for kind in others)
+    return SiteKinds(scalars, (offered,), left_out, offered.eps / scalars.eps)
 
 
 def usual_kinds(manifest: Manifest) -> tuple[AnyStrategy, ...]:
@@ -68,6 +97,8 @@ def why_not(kind: AnyStrategy, manifest: Manifest) -> str:
         return "what the aggregator makes of it is more than a base"
     if isinstance(kind, FewShot) and (not kind.join_base or kind.send_mean):
         return "its classifiers do not join the base only"
+    if isinstance(kind, ZerothOrder) and kind.sizing == "relative":
+        return "how far its step goes is known above alone"
     if isinstance(kind, ClassMeans) and kind.head != "trained":
         return f"its classifier is served, not trained into the base (head is {kind.head!r})"
     whole = {spec.name for spec in Full().expected(manifest)}

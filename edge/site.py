@@ -21,7 +21,7 @@ from aggregator.store import CarriedBlobs
 from aggregator.task import Task
 from broker import topics
 from broker.events import Event
-from broker.messages import Offer, decode, encode
+from broker.messages import Offer, Step, decode, encode
 from device_runtime.meters import Energy, together
 from device_runtime.task import Given
 from models import tensors
@@ -33,13 +33,15 @@ Standing = Literal["other", "open", "merged"]
 
 @dataclass(frozen=True)
 class Made:
-    """What a round of the site came to, in the units of people. `weights` is all of the merged base.
+    """What a round of the site came to, in the units of people. `weights` is all of the merged base, `steps`
+    what was taken along directions to it.
 
     Samples, seconds and joules are sums over its contributions, the peak of memory and epsilon the most of
     them; `train_loss` is their mean by samples, nan where none has one; epsilon nan where none is private.
     """
 
     weights: Tensors
+    steps: tuple[Step, ...]
     num_examples: int
     train_loss: float
     train_time_s: float
@@ -138,7 +140,8 @@ class Site:
             return f"{len(closed.contributions)} of {self.task.min_contributions} contributions"
         if closed.note and rounds.store.base(number + 1).sha == rounds.store.base(number).sha:
             return closed.note
-        return _made(closed, rounds.weights(number + 1))
+        taken = rounds.store.base(number + 1).steps  # what the round was given is a checkpoint
+        return _made(closed, rounds.weights(number + 1), rounds.store.steps(number + 1, taken))
 
     def handle(self, event: Event) -> None:
         """One event of the site's link."""
@@ -183,7 +186,7 @@ def _energy(one: ContributionRecord) -> Energy:
     return Energy(one.energy_j, one.energy_source, off if isfinite(off) else 1.0)
 
 
-def _made(closed: RoundClosed, weights: Tensors) -> Made:
+def _made(closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...]) -> Made:
     sent = closed.contributions
     devices = len({one.device for one in sent})
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in sent).items())
@@ -191,6 +194,7 @@ def _made(closed: RoundClosed, weights: Tensors) -> Made:
     examples = sum(one.num_examples for one in told)
     return Made(
         weights=weights,
+        steps=steps,
         num_examples=sum(one.num_examples for one in sent),
         train_loss=sum(one.train_loss * one.num_examples for one in told) / examples if examples else nan,
         train_time_s=sum(one.train_time_s for one in sent),

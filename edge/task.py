@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+
+import numpy as np
 
 from aggregator.errors import TaskError
 from broker.messages import Hello, Offer
@@ -17,16 +19,17 @@ from device_runtime.task import Given
 from device_runtime.watching import limit_bytes, watcher
 from device_runtime.work import Decision, Listener, Outcome
 from models.bundle import Bundle
-from models.tensors import Tensors
+from models.tensors import Tensors, TensorSpec
 from profiles import Verdict
 from profiles.measure import UNMEASURED_LINK
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Encoded
-from strategies.full import Full
-from strategies.kind import Contribution
+from strategies.kind import AnyStrategy, Contribution
+from strategies.zeroth_order import ZerothOrder
 
+from . import scalars
 from .ground import Ground
-from .kinds import NothingToForward, site_kinds, usual_kinds
+from .kinds import NothingToForward, SiteKinds, site_kinds, usual_kinds
 from .site import Made, Site
 
 log = logging.getLogger(__name__)
@@ -88,7 +91,7 @@ class EdgeTask(OneTask):
         """
         bundle = self._bundles[MAIN]
         try:
-            kinds = site_kinds(offer, bundle.manifest).offered if offer.kinds else ()
+            kinds = site_kinds(offer, bundle.manifest, bundle.weights()).offered if offer.kinds else ()
         except NothingToForward:
             kinds = ()
         try:
@@ -99,14 +102,14 @@ class EdgeTask(OneTask):
         return MAIN
 
     def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
-        """What the site forwards, by the codec of full updates above."""
+        """What the site forwards, by the codec that full updates have above; scalars have none."""
         made, chosen = outcome.contribution, outcome.plan.chosen
         if made is None or chosen is None:
             raise ValueError("nothing was merged")
         return codecs.named(chosen.strategy.codec).encode(made.tensors, given.base, left)
 
     def keep(self, offer: Offer, made: Contribution) -> None:
-        """Full updates keep nothing here: their devices do."""
+        """What is forwarded keeps nothing here: the site's devices do."""
 
     def unsent(self, offer: Offer) -> tuple[Given, Outcome] | None:
         """What the site has of the round before, where another is offered: it ends, and may count late.
@@ -121,8 +124,8 @@ class EdgeTask(OneTask):
         if isinstance(made, str):
             log.warning("round %d above ended without this site: %s", given.offer.round, made)
             return None
-        forwarded = site_kinds(given.offer, self._bundles[MAIN].manifest).forwarded
-        return given, _outcome(made, forwarded, self._bundles[MAIN])
+        bundle = self._bundles[MAIN]
+        return given, _outcome(made, site_kinds(given.offer, bundle.manifest, given.base), bundle)
 
     def perform(self, given: Given, deadline: float, listener: Listener) -> Outcome | None:
         """How far the site is: None while it works, else what it made, or why it sits out.
@@ -131,7 +134,7 @@ class EdgeTask(OneTask):
         """
         bundle = self._bundles[MAIN]
         try:
-            kinds = site_kinds(given.offer, bundle.manifest)
+            kinds = site_kinds(given.offer, bundle.manifest, given.base)
             site = self._ground.enter(given.offer, kinds.offered, bundle)
         except (NothingToForward, TaskError) as error:
             return _sits_out(str(error), listener)
@@ -139,7 +142,7 @@ class EdgeTask(OneTask):
             self._told = kinds.left_out
             for reason in kinds.left_out:
                 log.warning("not asked of the site's devices: %s", reason)
-        why = self._advance(site, given, deadline)
+        why = self._advance(site, given, deadline, _specs(kinds.forwarded, bundle))
         if why is not None:
             return _sits_out(why, listener)
         if site.standing(given.offer) != "merged":
@@ -147,11 +150,13 @@ class EdgeTask(OneTask):
         made = site.made()
         if isinstance(made, str):
             return _sits_out(made, listener)
-        outcome = _outcome(made, kinds.forwarded, bundle)
+        outcome = _outcome(made, kinds, bundle)
         listener.decided(Decision(outcome.plan, outcome.gave_up, inf))
         return outcome
 
-    def _advance(self, site: Site, given: Given, deadline: float) -> str | None:
+    def _advance(
+        self, site: Site, given: Given, deadline: float, forwarded: Sequence[TensorSpec]
+    ) -> str | None:
         """Give the site the round, or another deadline for it; why the site sits out, if so."""
         now, standing = self._clock(), site.standing(given.offer)
         if standing == "merged":
@@ -162,7 +167,7 @@ class EdgeTask(OneTask):
             given.offer.round,
         )
         if standing == "other" or known is None or not same or deadline > known.above_s + NEW_DEADLINE_S:
-            margin = self._margin_s(site, given, deadline - now)
+            margin = self._margin_s(site, forwarded, deadline - now)
             if deadline - margin <= now:
                 if standing == "open" and _has_enough(site):
                     site.close_round()
@@ -191,9 +196,9 @@ class EdgeTask(OneTask):
             return f"no device of the site takes part: {roll.idle}"
         return f"none of the {roll.devices} devices of the site has answered in time"
 
-    def _margin_s(self, site: Site, given: Given, remaining_s: float) -> float:
+    def _margin_s(self, site: Site, forwarded: Sequence[TensorSpec], remaining_s: float) -> float:
         """Seconds that merging and uploading take, and as much as a plan may not fill."""
-        size = sum(value.nbytes for value in given.base.values())
+        size = sum(np.dtype(spec.dtype).itemsize * spec.size for spec in forwarded)
         upload_s = size / self._link.over(UNMEASURED_LINK).up
         return max(site.merge_s + upload_s, min((1 - MARGIN) * remaining_s, MOST_SPARE_S))
 
@@ -202,14 +207,20 @@ def _has_enough(site: Site) -> bool:
     return site.contributions >= site.task.min_contributions
 
 
-def _outcome(made: Made, forwarded: Full, bundle: Bundle) -> Outcome:
+def _specs(forwarded: AnyStrategy, bundle: Bundle) -> Sequence[TensorSpec]:
+    return forwarded.expected(bundle.manifest)
+
+
+def _outcome(made: Made, kinds: SiteKinds, bundle: Bundle) -> Outcome:
     """What the site forwards."""
-    names = [spec.name for spec in forwarded.expected(bundle.manifest)]
+    forwarded, content = kinds.forwarded, made.weights
+    if isinstance(forwarded, ZerothOrder):
+        content = scalars.forwarded(made.steps, kinds.length)
     return Outcome(
         plan=Plan(Candidate(forwarded, None, ()), (), NO_STRAGGLER),
         contribution=Contribution(
             forwarded.name,
-            {name: made.weights[name] for name in names},
+            {spec.name: content[spec.name] for spec in _specs(forwarded, bundle)},
             made.num_examples,
             made.train_loss,
             forwarded.form,

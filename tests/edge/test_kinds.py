@@ -25,7 +25,7 @@ def test_what_only_moves_the_base_is_offered_in_the_order_of_the_round_above(bun
         make("zeroth-order"),
         make("class-means", {"head": "trained"}),
     )
-    chosen = site_kinds(offer(*kinds), bundle.manifest)
+    chosen = site_kinds(offer(*kinds), bundle.manifest, bundle.weights())
     assert (chosen.offered, chosen.left_out) == (kinds, ())
     assert chosen.forwarded == kinds[0]
 
@@ -44,7 +44,7 @@ def test_what_only_moves_the_base_is_offered_in_the_order_of_the_round_above(bun
 )
 def test_what_is_more_than_a_base_is_left_out_with_its_reason(bundle, kind, why):
     assert why in why_not(kind, bundle.manifest)
-    chosen = site_kinds(offer(make("full"), kind), bundle.manifest)
+    chosen = site_kinds(offer(make("full"), kind), bundle.manifest, bundle.weights())
     assert chosen.offered == (make("full"),)
     [reason] = chosen.left_out
     assert reason.startswith(f"{kind.name}: ")
@@ -52,16 +52,24 @@ def test_what_is_more_than_a_base_is_left_out_with_its_reason(bundle, kind, why)
 
 def test_every_kind_is_either_offered_or_left_out(bundle):
     kinds = [make(kind) for kind in KINDS]
-    chosen = site_kinds(offer(*kinds), bundle.manifest)
+    chosen = site_kinds(offer(*kinds), bundle.manifest, bundle.weights())
     assert len(chosen.offered) + len(chosen.left_out) == len(kinds)
     assert {kind.name for kind in chosen.offered} == {
         "full", "entropy-subset", "local-zeroth-order", "zeroth-order"
     }  # fmt: skip
 
 
-def test_where_no_full_updates_are_asked_for_there_is_nothing_to_forward(bundle):
-    with pytest.raises(NothingToForward, match="round 3 asks for zeroth-order, class-means, and a site"):
-        site_kinds(offer(make("zeroth-order"), make("class-means")), bundle.manifest)
+def test_where_no_full_updates_are_asked_for_scalars_are_forwarded(bundle):
+    scalars = make("zeroth-order", {"num_z": 5})
+    chosen = site_kinds(offer(make("class-means"), scalars), bundle.manifest, bundle.weights())
+    assert (chosen.forwarded, chosen.offered) == (scalars, (scalars,))
+    assert chosen.left_out == ("class-means: without full updates a site forwards scalars only",)
+
+
+@pytest.mark.parametrize("kind", [make("class-means"), make("zeroth-order", {"groups": 2})])
+def test_where_neither_is_asked_for_there_is_nothing_to_forward(bundle, kind):
+    with pytest.raises(NothingToForward, match=f"round 3 asks for {kind.name}, and a site forwards full"):
+        site_kinds(offer(kind), bundle.manifest, bundle.weights())
 
 
 def test_before_any_round_a_site_gets_ready_for_the_usual_kinds(bundle):

@@ -1,14 +1,20 @@
 """An aggregator, an edge and the edge's devices, on one clock: what is merged twice is as if merged once."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from aggregator.outside import Outside
 from aggregator.task import KindSettings
 from broker.events import Connected
-from broker.messages import Hello, Plan
+from broker.messages import Contribution, Hello, Plan, Step, encode
 from edge.ground import SiteRules
+from edge.scalars import at_site
+from models.onnx_engine import OnnxModel
 from strategies.full import Full
+from strategies.kind import LocalData, Run
+from strategies.step_size import Moment, relative, unit
+from strategies.zeroth_order import ZerothOrder
 
 LATE = {"late": "count", "max_staleness": 2}
 
@@ -108,6 +114,62 @@ def test_scalars_along_the_directions_of_the_round_above_move_what_the_site_forw
     assert h.counted == [(1, "site", "full", 40)]
     changed = h.service.rounds.weights(2)
     assert any(not np.array_equal(changed[n], v) for n, v in bundle.weights().items())
+
+
+def scalars(seed, num_z):
+    return {"g": np.random.default_rng(seed).normal(size=num_z).astype(np.float32)}
+
+
+@pytest.mark.parametrize("sizing", ["absolute", "relative"])
+def test_scalars_through_a_site_are_one_mean_of_all_to_the_rounding_of_a_float(levels, bundle, sizing):
+    """Two devices of a site and one above, for two rounds."""
+    settings = {"num_z": 4, "sizing": sizing}
+    kind = KindSettings(name="zeroth-order", settings=settings)
+    h = levels(kind, rounds=2, min_contributions=2)
+    h.go().join("a", "b")
+    sizes, moment = (31, 7, 64), Moment()
+    length = unit(bundle.weights(), bundle.manifest.specs("all"), sizing)
+    for number in (1, 2):
+        sent = [scalars(10 * number + place, 4) for place in range(3)]
+        for name, update, size in zip("ab", sent, sizes, strict=False):
+            here = {"g": update["g"] / np.float32(length)}  # what it measures over as many times the length
+            assert h.contribute(name, kind.name, here, size).status == "accepted"
+        h.go().contribute_above("direct", kind.name, sent[2], sizes[2])
+        h.wait(1.0)
+        expected = flat(sent, sizes)["g"]
+        moment = moment.after(float(np.square(expected).mean()), kind.strategy.beta)
+        if sizing == "relative":
+            expected = relative(expected, moment.usual)
+        step = _log(h)[-1]
+        assert step.round == number
+        off = np.abs(np.subtract(step.scalars, expected)).max()
+        assert off <= 2 * np.finfo(np.float32).eps * np.abs(expected).max()
+    assert h.counted == [
+        (number, device, kind.name, size)
+        for number in (1, 2)
+        for device, size in (("direct", 64), ("site", 38))
+    ]
+    forwarded = h.said_above("contribution", Contribution)
+    assert all(len(encode(message)) < 300 for message in forwarded), "weights went up"
+
+
+def test_a_device_of_a_site_measures_what_it_would_measure_for_the_one_above(bundle):
+    """Relative lengths are a power of two of absolute ones: the scalars are the same but for that."""
+    rng, asked = np.random.default_rng(0), ZerothOrder(sizing="relative")
+    data = LocalData(
+        rng.normal(size=(20, *bundle.manifest.input.shape)).astype(np.float32), rng.integers(10, size=20)
+    )
+    here = at_site(asked, bundle.weights(), bundle.manifest)
+    assert (here.sizing, here.eps != asked.eps) == ("absolute", True)
+    model, run = OnnxModel(bundle), Run(7, "a", lambda: 0.0, 1.0)
+    above, below = (kind.train(model, data, run).tensors["g"] for kind in (asked, here))
+    np.testing.assert_array_equal(below * np.float32(here.eps / asked.eps), above)
+
+
+def _log(levels):
+    """The steps that the aggregator above has taken."""
+    rows = levels.service.rounds.store._db.rows("SELECT step FROM steps ORDER BY round, position")
+    return [msgspec.msgpack.decode(row["step"], type=Step) for row in rows]
 
 
 def test_an_edge_that_is_killed_goes_on_with_what_its_site_has_acknowledged(levels, bundle):
@@ -255,11 +317,11 @@ def test_what_came_in_time_is_forwarded_also_where_the_site_s_disk_was_slow(leve
 
 
 def test_a_round_that_asks_for_no_full_updates_is_sat_out_and_the_next_is_not(levels, bundle):
-    kinds = (KindSettings(name="zeroth-order", until_round=1), KindSettings(name="full", from_round=2))
+    kinds = (KindSettings(name="few-shot", until_round=1), KindSettings(name="full", from_round=2))
     h = levels(*kinds, rounds=2)
     h.go().join("a")
-    plan = h.said_above("plan", Plan)[-1]
-    assert plan.reasons == ("round 1 asks for zeroth-order, and a site forwards full updates only",)
+    [reason] = h.said_above("plan", Plan)[-1].reasons
+    assert reason.startswith("round 1 asks for few-shot, and a site forwards full updates, or scalars")
     h.service.close_round()
     h.go()
     assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"

@@ -1,0 +1,32 @@
+"""Rounds of scalars alone at a site: what its devices measure, and what it forwards as one device's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from broker.messages import Step
+from models.manifest import Manifest
+from models.tensors import Tensors
+from strategies.step_size import unit
+from strategies.zeroth_order import ZerothOrder
+
+
+def at_site(kind: ZerothOrder, base: Tensors, manifest: Manifest) -> ZerothOrder:
+    """The kind with which a site's devices measure what they would measure for the one above.
+
+    What is usual of relative scalars is known above alone: here they are absolute, over the same lengths.
+    """
+    return replace(
+        kind, sizing="absolute", eps=kind.eps * unit(base, manifest.specs(kind.tunable), kind.sizing)
+    )
+
+
+def forwarded(steps: Sequence[Step], length: float) -> Tensors:
+    """The mean of a site's scalars, from the one step of its round, as the one above counts them: `length` is
+    how many times further here is what is one there, a power of two.
+    """
+    [step] = steps
+    return {"g": np.asarray(step.scalars, np.float32) * np.float32(length)}
