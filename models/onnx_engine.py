@@ -19,7 +19,7 @@ from .engine import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
 from .errors import BundleError, EngineError
 from .manifest import RUN_BYTES, Graph, Manifest
 from .onnx_bound import Bound
-from .onnx_probe import OnnxProbe, RemadeProbe, Source
+from .onnx_probe import OnnxProbe, RemadeProbe, Source, fewer_by
 from .onnx_session import Loaded, SessionSettings, load_session
 from .quantised import initialisers
 from .tensors import Flat, Tensors
@@ -110,7 +110,8 @@ class OnnxModel:
         graph = self._bundle.entry(name)
         source = Source(name, graph, self._bundle.graph(name), initialisers(graph, self._weights))
         if source.suits_constants(self.manifest):
-            return RemadeProbe(self.manifest, self.rows(graph), source, params, self._settings)
+            rows = fewer_by(4 * params.vector.size, graph, self.rows(graph))
+            return RemadeProbe(self.manifest, rows, source, params, self._settings)
         return OnnxProbe(self.manifest, self.rows(graph), self._session(name), params)
 
     def trainer(self, tunable: str = "all", objective: str = "train") -> "OnnxGradients":
@@ -120,7 +121,7 @@ class OnnxModel:
 
     def _params(self, tunable: str) -> Flat:
         params = Flat(self.manifest.specs(tunable))
-        params.load(self._weights)
+        params.load_part(self._weights, 0, params.vector.size)
         return params
 
     def _run(self, name: str, x: Inputs, outputs: Mapping[str, tuple[int, ...]]) -> list[Matrix]:

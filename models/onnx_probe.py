@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .engine import Inputs, Labels
+from .freed_memory import give_back
 from .manifest import Graph, Manifest
 from .onnx_bound import Bound
 from .onnx_constants import convolves, with_constants
@@ -63,6 +64,14 @@ class Source:
         return replace(self, graph=constant, onnx=with_constants(self.onnx, params.specs), frozen=frozen)
 
 
+def fewer_by(held_bytes: int, graph: Graph, rows: int) -> int:
+    """Samples of one run whose activations are so much smaller than those of `rows`; at least half of them.
+
+    What is held besides then costs no memory.
+    """
+    return max(rows - -(-held_bytes // max(1, graph.bytes_per_sample)), -(-rows // 2))
+
+
 class RemadeProbe:
     """See `engine.LossProbe`. Of many samples, every loss is that of a session made for it.
 
@@ -83,10 +92,16 @@ class RemadeProbe:
     def loss(self, x: Inputs, y: Labels) -> float:
         """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
         if len(x) * self._source.graph.flops >= FLOPS_A_TENSOR * len(self._constant.frozen):
-            return self._bound(self._constant, replace(self._settings, quick=True)).loss(x, y)
+            return self._with_constants(x, y)
         if self._with_inputs is None:
             self._with_inputs = self._bound(self._source, self._settings)
         return self._with_inputs.loss(x, y)
+
+    def _with_constants(self, x: Inputs, y: Labels) -> float:
+        try:
+            return self._bound(self._constant, replace(self._settings, quick=True)).loss(x, y)
+        finally:
+            give_back()  # what sessions leave behind one another would add up to a fifth of the process
 
     def _bound(self, source: Source, settings: SessionSettings) -> OnnxProbe:
         return OnnxProbe(self._manifest, self._rows, source.open(settings), self.params)

@@ -17,8 +17,10 @@ Any other implementation must give the golden vectors of tests/strategies/test_d
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,9 +69,8 @@ def direction(seed: int, index: int, start: int, size: int, generator: str = GEN
     made = GENERATORS[generator]
     if start % made.per_counter:
         raise ValueError(f"a direction can be entered at multiples of {made.per_counter}, not at {start}")
-    key = np.array([seed, index], np.uint64)
-    philox = np.random.Philox(key=key, counter=start // made.per_counter)
-    return made.elements(philox.random_raw(-(-size // made.per_word)))[:size]
+    words = _stream.words((seed, index), start // made.per_counter, -(-size // made.per_word))
+    return made.elements(words)[:size]
 
 
 def blocks(seed: int, index: int, size: int, generator: str = GENERATOR) -> Iterator[tuple[slice, Elements]]:
@@ -77,6 +78,25 @@ def blocks(seed: int, index: int, size: int, generator: str = GENERATOR) -> Iter
     for start in range(0, size, BLOCK):
         end = min(start + BLOCK, size)
         yield slice(start, end), direction(seed, index, start, end - start, generator)
+
+
+class _Stream(threading.local):
+    """A bit generator of each thread, set to any place: a new one would ask the system for entropy first."""
+
+    def __init__(self) -> None:
+        self._philox = np.random.Philox(0)
+        self._state: Any = dict(self._philox.state)
+
+    def words(self, key: tuple[int, int], counter: int, size: int) -> Words:
+        """`size` words after `counter`."""
+        place = {"counter": np.array([counter, 0, 0, 0], np.uint64), "key": np.array(key, np.uint64)}
+        self._state |= {"state": place, "buffer_pos": _WORDS_OF_A_COUNTER}
+        self._philox.state = self._state
+        words: Words = self._philox.random_raw(size)
+        return words
+
+
+_stream = _Stream()
 
 
 def _popcount_in_words(words: Words) -> Words:

@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 
@@ -5,7 +6,7 @@ from models import onnx_probe
 from models.errors import BundleError
 from models.onnx_constants import convolves, with_constants
 from models.onnx_engine import OnnxModel
-from models.onnx_probe import OnnxProbe, RemadeProbe
+from models.onnx_probe import OnnxProbe, RemadeProbe, fewer_by
 from models.tensors import TensorSpec
 
 ALWAYS, NEVER = 0, 10**15
@@ -104,3 +105,16 @@ def test_inputs_become_initialisers_of_the_same_names(digits):
 def test_what_is_no_model_is_refused():
     with pytest.raises(BundleError):
         with_constants(b"\x3a\x05abc", [TensorSpec("w", (1,))])
+
+
+def test_runs_are_smaller_by_what_the_parameters_take(digits):
+    graph = msgspec.structs.replace(digits.entry("loss.all"), bytes_per_sample=1000)
+    assert [fewer_by(held, graph, 32) for held in (0, 1, 1000, 1001, 15_000, 99_000)] == [
+        32,
+        31,
+        31,
+        30,
+        17,
+        16,
+    ]
+    assert fewer_by(10**9, graph, 1) == 1
