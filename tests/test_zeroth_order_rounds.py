@@ -1,9 +1,19 @@
 """Rounds of zeroth-order updates alone: no weights travel after the first, who missed rounds replays."""
 
+import importlib
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from simulation import scenario
+from simulation.executors.job import Job
+from simulation.executors.plain import Plain
+from simulation.run import prepare
+from strategies.zeroth_order import ZerothOrder
+
+ROOT = Path(__file__).parents[1]
 ROUNDS = 40
 
 
@@ -44,3 +54,19 @@ def test_no_weights_travel_and_a_device_that_missed_rounds_replays_them(
     assert "beginning anew" not in log.read_text(), "a replayed base was not the aggregator's"
     later = [c for c in sent if c["device"] == "a" and c["round"] > 1]
     assert all(c["bytes_down"] < 1500 and c["bytes_up"] < 200 for c in later), "weights travelled"
+
+
+@pytest.mark.parametrize("settings", [{}, {"sides": 1}, {"groups": 3, "num_z": 4}, {"sizing": "relative"}])
+def test_heads_on_kept_features_measure_what_devices_do(monkeypatch, settings):
+    """What benchmarks of liars and of late scalars rest on."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    heads = importlib.import_module("benchmarks.zeroth.heads")
+    world = prepare(scenario.load("uniform", {"devices": 4, "data": {"samples_per_client": 30}}), 0).world
+    kind = ZerothOrder(tunable="head", **settings)
+    jobs = [Job(device, f"device-{device}", kind, 7, "1") for device in range(4)]
+    bases = {"1": world.bundle.weights()}
+    plain, kept = ([*executor.run(bases, jobs)] for executor in (Plain(world), heads.Heads(world)))
+    for one, other in zip(plain, kept, strict=True):
+        assert one.num_examples == other.num_examples == 30
+        assert one.train_loss == pytest.approx(other.train_loss, rel=1e-6)
+        np.testing.assert_allclose(one.tensors["g"], other.tensors["g"], rtol=0, atol=1e-3)

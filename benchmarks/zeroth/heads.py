@@ -1,0 +1,74 @@
+"""Zeroth-order work on the head alone, on features that are computed once: rounds in milliseconds.
+
+The device's own code runs (`ZerothOrder.train`); only the loss behind it is that of the head on features, in
+numpy, in place of that of the whole network. `tests/test_zeroth_order_rounds.py` holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.head import SoftmaxHead
+from models.manifest import Manifest
+from models.softmax import cross_entropy
+from models.tensors import Flat, Tensors
+from simulation.executors.batched_features import Features, Known
+from simulation.executors.job import Job, Result, World, run_of
+from strategies.kind import LocalData
+
+CACHE_BYTES = 256 << 20
+
+
+class _Probe:
+    """See `models.engine.LossProbe`."""
+
+    def __init__(self, manifest: Manifest, weights: Tensors) -> None:
+        self._head = SoftmaxHead(manifest, weights)
+
+    @property
+    def params(self) -> Flat:
+        return self._head.params
+
+    def loss(self, x: NDArray[np.float32], y: NDArray[np.int64]) -> float:
+        """x: features (n, width)."""
+        return float(cross_entropy(self._head.logits(x), y).mean(dtype=np.float64))
+
+
+class _Model:
+    """What `ZerothOrder.train` asks of a `models.engine.DeviceModel`."""
+
+    def __init__(self, manifest: Manifest, weights: Tensors) -> None:
+        self.manifest, self.weights = manifest, weights
+
+    def probe(self, tunable: str) -> _Probe:
+        if tunable != "head":
+            raise ValueError(f"features are kept for tunable head, not for {tunable!r}")
+        return _Probe(self.manifest, self.weights)
+
+
+class Heads:
+    """An executor, see simulation.executors.job.Executor, of kinds with a loss probe and tunable head."""
+
+    name = "features kept"
+
+    def __init__(self, world: World) -> None:
+        self._manifest = world.bundle.manifest
+        self._features = Features(world, CACHE_BYTES)
+
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+        for job in jobs:
+            base = bases[job.base]
+            [known] = self._features.of(base, [job.device])
+            model: Any = _Model(self._manifest, base)
+            yield job.strategy.train(model, _data(known, self._manifest), run_of(job))
+
+    def close(self) -> None:
+        self._features.forget()
+
+
+def _data(known: Known, manifest: Manifest) -> LocalData:
+    return LocalData(known.inputs[:, : manifest.head.features], known.y)

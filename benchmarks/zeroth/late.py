@@ -1,0 +1,118 @@
+"""Scalars that are always a round late: counted along their own directions, or dropped.
+
+    .venv/bin/python benchmarks/zeroth_order.py late                    # equal shares of the digits
+    .venv/bin/python benchmarks/zeroth_order.py late --alpha 0.2        # uneven classes (Dirichlet)
+
+Three of ten devices answer each round when the next is open. "none is late" is what that costs; "dropped"
+leaves them out; "counted" takes their scalars as a step along the directions of their round, by the share
+that `staleness_weight` leaves them. Accuracy on the test digits after the last round: mean and standard
+deviation over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from tabulate import tabulate
+
+from aggregator.task import Task
+from models.tensors import Tensors
+from simulation import scenario
+from simulation.evaluating import Evaluator
+from simulation.executors.job import Job, base_key
+from simulation.run import Prepared, prepare
+from strategies.folding import Folding
+from strategies.kind import Contribution, Late, RoundModel
+from strategies.zeroth_order import ZerothOrder
+
+from .heads import Heads
+from .liars import ALIKE, DEVICES
+
+LATE = 3
+WAYS = ("none is late", "dropped", "counted")
+
+
+@dataclass(frozen=True)
+class Course:
+    """What one run is of."""
+
+    way: str
+    rounds: int
+    kind: ZerothOrder
+    task: Task
+
+
+class Learning:
+    """Rounds by hand: the device's and the aggregator's own code, with nothing between."""
+
+    def __init__(self, prepared: Prepared, course: Course) -> None:
+        self._prepared, self._course = prepared, course
+        self._heads = Heads(prepared.world)
+        self.weights = [prepared.world.bundle.weights()]
+        """What each round distributes."""
+
+    def round(self, number: int) -> None:
+        course = self._course
+        behind = LATE if course.way != "none is late" else 0
+        folding = Folding({course.kind.name: course.kind}, self._model(number))
+        if number > 1 and course.way == "counted":
+            late = Late(number - 1, course.task.round_seed(number - 1), course.task.late_share(1))
+            for made in self._made(number - 1, range(LATE)):
+                folding.add(
+                    Contribution(made.kind, made.tensors, made.num_examples, 0.0, late=late),
+                    made.num_examples,
+                )
+        for made in self._made(number, range(behind, DEVICES)):
+            folding.add(made, made.num_examples)
+        self.weights.append(folding.merged()[0].base)
+
+    def _model(self, number: int) -> RoundModel:
+        manifest, seed = self._prepared.world.bundle.manifest, self._course.task.round_seed(number)
+        return RoundModel(manifest, self.weights[number - 1], number, seed)
+
+    def _made(self, number: int, devices: Sequence[int]) -> list[Contribution]:
+        """What these devices send of a round."""
+        key, seed = base_key(number), self._course.task.round_seed(number)
+        jobs = [Job(one, f"device-{one}", self._course.kind, seed, key) for one in devices]
+        made = self._heads.run({key: self.weights[number - 1]}, jobs)
+        return [one for one in made if isinstance(one, Contribution)]
+
+
+def accuracy(prepared: Prepared, course: Course) -> float:
+    learning = Learning(prepared, course)
+    for number in range(1, course.rounds + 1):
+        learning.round(number)
+    served: Tensors = learning.weights[-1]
+    evaluate = Evaluator(prepared.world.bundle, prepared.data, course.rounds, course.rounds)
+    return evaluate(course.rounds, served, served).eval_acc
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=100, help="of each run (default: 100)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each cell (default: 3)")
+    parser.add_argument("--alpha", type=float, help="of a Dirichlet partition (default: equal shares)")
+    parser.add_argument("--lr", default="0.1,0.3", help="step sizes, comma separated")
+
+
+def run(args: argparse.Namespace) -> None:
+    data = {"partition": "iid"} if args.alpha is None else {"partition": "dirichlet", "alpha": args.alpha}
+    made = scenario.load("uniform", {"fleet": ALIKE, "devices": DEVICES, "data": data})
+    found: dict[tuple[str, float], list[float]] = {}
+    for seed in range(args.seeds):
+        prepared, task = prepare(made, seed), Task(bundle="digits-wrn-10-1", seed=seed)
+        for lr in map(float, args.lr.split(",")):
+            kind = ZerothOrder(num_z=8, lr=lr, tunable="head")
+            for way in WAYS:
+                found.setdefault((way, lr), []).append(
+                    accuracy(prepared, Course(way, args.rounds, kind, task))
+                )
+    sizes = sorted({lr for _, lr in found})
+    rows = [[way, *(_cell(found[way, lr]) for lr in sizes)] for way in WAYS]
+    print(tabulate(rows, ["late scalars", *(f"lr {lr:g}" for lr in sizes)], tablefmt="github"))
+
+
+def _cell(values: list[float]) -> str:
+    return f"{mean(values):.1%}" + (f" ± {100 * stdev(values):.1f}" if len(values) > 1 else "")
