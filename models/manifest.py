@@ -87,6 +87,12 @@ class Text(Record, frozen=True):
     template: str = "{text}"
     words: tuple[str, ...] = ()
 
+    def said(self, length: int) -> str:
+        """In words, for an input of `length` tokens."""
+        asked = f", read as {self.template!r}" if self.template != "{text}" else ""
+        answered = f", answered by {', '.join(map(repr, self.words))}" if self.words else ""
+        return f"texts as {length} tokens ({self.form}){asked}{answered}"
+
 
 class InputSpec(Record, frozen=True):
     """What the graphs take: shape (n, *shape), channels first, after `prepare`.

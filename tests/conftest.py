@@ -311,3 +311,37 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         vit=written("vit", "vit", image, ("head", "adapter", "prompt", "prefix", "lora", "bias")),
         generic=str(folder / "generic.npz"),
     )
+
+
+@pytest.fixture(scope="session")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A .tsv of 60 short reviews, half of them of each label."""
+    words = {
+        1: ("great", "moving", "funny", "bright", "warm"),
+        0: ("terrible", "dull", "silly", "cold", "flat"),
+    }
+    things = ("film", "story", "cast", "ending", "score", "plot")
+    path = tmp_path_factory.mktemp("reviews") / "reviews.tsv"
+    rows = [
+        f"a {words[y][i % 5]} {things[i % 6]} , it was {words[y][i % 3]} .\t{y}"
+        for i in range(30)
+        for y in (0, 1)
+    ]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def text_bundle(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> Bundle:
+    """A tiny RoBERTa with a tokenizer of its own that answers with words of these reviews."""
+    for library in ("torch", "transformers"):
+        pytest.importorskip(library)
+    from device_runtime.cli import main
+
+    out = tmp_path_factory.mktemp("texts") / "reviews"
+    words = ["export", "roberta", "--set", "dim=16", "--set", "depth=3", "--set", "heads=2", "--input", "24"]
+    words += ["--labels", "negative,positive", "--tokenizer-from", str(reviews), "--tokens", "330"]
+    words += ["--prompt", "{text} It was{mask} .", "--words", " terrible, great"]
+    words += ["--tunable", "bias", "--tunable", "lora:rank=2", "--tunable", "head", "--tunable", "all"]
+    assert main([*words, "--out", str(out)]) == 0
+    return Bundle.open(out)

@@ -79,10 +79,7 @@ def _most(forms: Counter[str]) -> dict[str, int]:
 def taken_as(given: InputSpec) -> str:
     """How a picture, a sound or a text becomes the input of a task."""
     if isinstance(given.text, Text):
-        asked = f", read as {given.text.template!r}" if given.text.template != "{text}" else ""
-        words = ", ".join(repr(word) for word in given.text.words)
-        answered = f", answered by {words}" if words else ""
-        return f"texts as {given.shape[0]} tokens ({given.text.form}){asked}{answered}"
+        return given.text.said(given.shape[0])
     if is_sound(given):
         return f"sound as log-mel of {given.shape[-2]} frames and {given.shape[-1]} bands"
     if is_picture(given):

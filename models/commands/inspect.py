@@ -7,7 +7,7 @@ import msgspec
 from tabulate import tabulate
 
 from models.bundle import Bundle, find
-from models.manifest import LEVELS, Manifest, Setting, Tunable
+from models.manifest import LEVELS, Manifest, Setting, Text, Tunable
 
 HELP = "show what is in a bundle: parameters, graphs, their cost, hashes"
 EXAMPLE = "device-runtime inspect digits-wrn-10-1"
@@ -54,7 +54,9 @@ def _text(figures: Figures) -> str:
 
 def _ids(manifest: Manifest) -> str:
     vocabulary = manifest.input.vocabulary
-    return "" if vocabulary is None else f" token ids from 0 to {vocabulary - 1}"
+    text = manifest.input.text
+    said = f", {text.said(manifest.input.shape[0])}" if isinstance(text, Text) else ""
+    return "" if vocabulary is None else f" token ids from 0 to {vocabulary - 1}{said}"
 
 
 def _source(manifest: Manifest) -> str:

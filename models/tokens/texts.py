@@ -28,14 +28,17 @@ class Texts:
     length: int
 
     def ids(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """(n, length): what stands before, the text as far as there is room, what stands behind, padding."""
+        """(n, length): what stands before, the text as far as there is room, what stands behind, padding.
+
+        Spaces and ends of lines around a text are no part of it.
+        """
         made = np.full((len(texts), self.length), self.spec.padding, np.int64)
         room = self.length - len(self.spec.before) - len(self.spec.after)
         for row, text in zip(made, texts, strict=True):
-            found = (*self.spec.before, *islice(self.tokenizer.ids(text[:LONGEST]), room), *self.spec.after)
+            found = (
+                *self.spec.before,
+                *islice(self.tokenizer.ids(text.strip()[:LONGEST]), room),
+                *self.spec.after,
+            )
             row[: len(found)] = found
         return made
-
-    def count(self, text: str) -> int:
-        """Tokens of a text alone, before any is cut off."""
-        return sum(1 for _ in self.tokenizer.ids(text[:LONGEST]))

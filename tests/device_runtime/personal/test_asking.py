@@ -90,3 +90,24 @@ def test_values_that_are_no_numbers_get_no_label_and_no_samples_no_answer(person
         personal.predict(tmp_path / "a.npy")
     np.save(tmp_path / "none.npy", np.zeros((0, 8, 8)))
     assert personal.predict(tmp_path / "none.npy") == []
+
+
+def test_a_text_is_answered_whether_it_is_in_a_file_or_given(tmp_path, text_bundle, offer):
+    Keeper(tmp_path).keep(offer(4), text_bundle, text_bundle.weights())
+    personal = Personal.open(tmp_path)
+    (tmp_path / "a.txt").write_text("a great film , it was warm .\n")
+    [given] = personal.read("a great film , it was warm .")
+    [in_file] = personal.predict(tmp_path / "a.txt")
+    assert given.guesses == in_file.guesses
+    logits = OnnxModel(text_bundle).logits(text_bundle.texts.ids(["a great film , it was warm ."]))
+    assert given.label == text_bundle.manifest.labels[int(logits.argmax())]
+    [long] = personal.read("film " * 40)
+    assert len(long.file) == 60
+    assert long.file.endswith("..")
+    with pytest.raises(DataError, match="an empty text"):
+        personal.read("  ")
+
+
+def test_a_model_of_pictures_is_not_asked_about_texts(personal):
+    with pytest.raises(DataError, match="a great film: the task's input is no text"):
+        personal.read("a great film")

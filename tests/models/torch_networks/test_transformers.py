@@ -10,21 +10,30 @@ from models.torch_networks import transformers as networks  # noqa: E402
 from models.torch_weights import load_weights  # noqa: E402
 
 TINY = {"vocabulary": 30, "length": 8, "dim": 16, "depth": 3, "heads": 2}
-KINDS = [("distilbert", 0), ("roberta", 1)]
+KINDS = [("distilbert", 0), ("roberta", 1), ("opt", 1)]
+WORDS = {"words": "5,7", "mask": 4}
+LANGUAGE_MODELS = {
+    "distilbert": "DistilBertForMaskedLM",
+    "roberta": "RobertaForMaskedLM",
+    "opt": "OPTForCausalLM",
+}
 
 
-def _built(name):
+def _built(name, **more):
     pytest.importorskip("transformers")
     torch.manual_seed(0)
-    return getattr(networks, name)(**TINY).eval()
+    return getattr(networks, name)(**TINY, **more).eval()
+
+
+def _answering(name):
+    return _built(name, **{key: WORDS[key] for key in WORDS if name != "opt" or key == "words"})
 
 
 def _language_model(name):
     library = pytest.importorskip("transformers")
     config = _built(name).model.config
-    kind = {"distilbert": "DistilBertForMaskedLM", "roberta": "RobertaForMaskedLM"}[name]
     torch.manual_seed(7)
-    return getattr(library, kind)(config)
+    return getattr(library, LANGUAGE_MODELS[name])(config).eval()
 
 
 @pytest.mark.parametrize(("name", "padding"), KINDS)
@@ -102,8 +111,73 @@ def test_sizes_that_do_not_fit_are_refused():
         networks.roberta(dim=16, heads=3)
 
 
+@pytest.mark.parametrize(("name", "padding"), KINDS)
+def test_words_are_answered_with_the_language_models_own_logits(name, padding, tmp_path):
+    module, donor = _answering(name), _language_model(name)
+    with torch.no_grad():
+        for value in donor.parameters():
+            value.add_(torch.randn_like(value) * 0.1)
+    torch.save(donor.state_dict(), tmp_path / "w.pt")
+    load_weights(module, tmp_path / "w.pt")
+    x = torch.randint(8, 30, (3, 8))
+    x[0, 5:] = padding
+    x[:, 2] = 4  # the mask
+    at = torch.tensor([4, 7, 7]) if name == "opt" else torch.tensor([2, 2, 2])
+    logits = donor(input_ids=x, attention_mask=(x != padding).long()).logits[torch.arange(3), at]
+    torch.testing.assert_close(module(x), logits[:, [5, 7]])
+
+
+def test_a_text_without_a_mask_is_answered_at_its_last_token():
+    module = _answering("roberta")
+    x = torch.tensor([[9, 8, 7, 1, 1], [9, 8, 7, 6, 1]])
+    states = module.model.roberta(input_ids=x, attention_mask=(x != 1).long())[0]
+    torch.testing.assert_close(module(x), module.model.lm_head(states[torch.arange(2), [2, 3]]))
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_both_forms_of_published_opt_files_are_read(prefix, tmp_path):
+    module, donor = _answering("opt"), _language_model("opt")
+    state = {
+        prefix + n.removeprefix("model."): v for n, v in donor.state_dict().items() if n != "lm_head.weight"
+    }
+    torch.save(state, tmp_path / "w.pt")
+    load_weights(module, tmp_path / "w.pt")
+    rows = donor.model.decoder.embed_tokens.weight[[5, 7]]
+    assert module.model.lm_head.weight.equal(rows)
+
+
+def test_a_file_without_the_language_models_head_is_refused_for_words(tmp_path):
+    module, donor = _answering("roberta"), _language_model("roberta")
+    torch.save({k: v for k, v in donor.state_dict().items() if "lm_head" not in k}, tmp_path / "w.pt")
+    with pytest.raises(ExportError, match=r"5 missing \(lm_head.dense.weight"):
+        load_weights(module, tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"words": "5"}, "expected a different id for each"),
+        ({"words": "5,5", "mask": 4}, "expected a different id for each"),
+        ({"words": "5,30", "mask": 4}, "expected ids from 0 to 29"),
+        ({"words": "5,7"}, "mask is -1, expected the id"),
+    ],
+)
+def test_words_that_are_no_ids_of_their_own_are_refused(settings, message):
+    pytest.importorskip("transformers")
+    with pytest.raises(ValueError, match=message):
+        networks.roberta(**TINY, **settings)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["distilbert", "roberta"])
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_every_graph_of_one_that_answers_with_words_passes_the_gate(name, tmp_path):
+    spec = ExportSpec(name, InputSpec(shape=(8,), dtype="int64", vocabulary=30), ("a", "b"))
+    bundle = export(_answering(name), spec, tmp_path / name)
+    assert {"train.all", "loss.head"} <= bundle.manifest.graphs.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_every_graph_passes_the_gate(name, tmp_path):
     spec = ExportSpec(name, InputSpec(shape=(8,), dtype="int64", vocabulary=30), ("a", "b"))
     bundle = export(_built(name), spec, tmp_path / name)

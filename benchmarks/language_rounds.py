@@ -1,0 +1,123 @@
+"""Rounds on SST-2: the label's word at a mask against a new head, back-propagation against scalars alone.
+
+A folder of benchmarks/language_model.py is exported twice, to answer with a word and with a new head, and ten
+devices learn from equal shares of a random part of the training sentences. Accuracy is on the test sentences.
+
+    python benchmarks/language_model.py --out runs/sst2-roberta
+    python benchmarks/language_rounds.py --model runs/sst2-roberta --out runs/language
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import dataclass, field
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from device_runtime.cli import main as device_runtime
+from simulation import scenario
+from simulation.records import RoundLine
+from simulation.run import prepare, simulate
+from simulation.watch import Nobody
+
+DATA = os.environ.get("DEVICE_RUNTIME_DATA", "../shared/data")
+ANSWERS = {
+    "word": ["--prompt", "{text} It was{mask} .", "--words", " terrible, great"],
+    "new head": ["--new-head"],
+}
+LOCAL = {"epochs": 1, "batch": 16, "lr": 0.05}
+METHODS: dict[str, dict[str, Any]] = {
+    "FedNCM": {"name": "class-means"},
+    "FedAvg, bias": {"name": "peft", "settings": {"tunable": "bias", **LOCAL}},
+    "FedAvg, LoRA": {"name": "peft", "settings": {"tunable": "lora", **LOCAL}},
+    "FedMeZO, bias": {"name": "zeroth-order", "settings": {"tunable": "bias"}},
+}
+ROUNDS = {"FedNCM": 1, "FedMeZO, bias": 4}
+"""Times the rounds asked for, but one for class means: scalars take four passes, an epoch three."""
+
+
+@dataclass
+class Course(Nobody):
+    """Accuracies in order, and kB of a device."""
+
+    devices: int
+    accuracies: list[float] = field(default_factory=list)
+    up: float = 0.0
+    down: float = 0.0
+
+    def closed(self, line: RoundLine) -> None:
+        self.up += line.bytes_up / 1000 / self.devices
+        self.down += line.bytes_down / 1000 / self.devices
+        if not isnan(line.eval_acc):
+            self.accuracies.append(line.eval_acc)
+
+
+def main() -> None:
+    """Each cell is a file of --out, and is not run again."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options.add_argument("--model", type=Path, required=True)
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--rounds", type=int, default=20)
+    options.add_argument("--samples", type=int, default=1000)
+    options.add_argument("--tests", type=int, default=1821)
+    options.add_argument("--length", type=int, default=64)
+    options.add_argument("--seed", type=int, default=0)
+    asked = options.parse_args()
+    done = [run(asked, method, answer) for method in METHODS for answer in ANSWERS]
+    print(tabulate(done, headers="keys", tablefmt="github"))
+
+
+def run(asked: argparse.Namespace, method: str, answer: str) -> dict[str, Any]:
+    """The row of one cell."""
+    sizes = (asked.seed, asked.rounds, asked.samples, asked.tests, asked.length)
+    file = asked.out / f"{method}-{answer}-{'-'.join(map(str, sizes))}.json".replace(" ", "_")
+    if file.exists():
+        return json.loads(file.read_text())
+    rounds = 1 if method == "FedNCM" else asked.rounds * ROUNDS.get(method, 1)
+    table = {
+        "devices": 10,
+        "eval_every": max(1, rounds // 4),
+        "data": {
+            "source": "sst2", "path": DATA, "partition": "iid",
+            "max_train": asked.samples, "max_test": asked.tests,
+        },
+        "task": {
+            "bundle": str(bundle(asked, answer).resolve()), "rounds": rounds, "round_deadline_s": 1e6,
+            "kinds": [METHODS[method]],
+        },
+    }  # fmt: skip
+    course = Course(10)
+    simulate(prepare(scenario.load("uniform", table), asked.seed), watch=course)
+    row = {
+        "method": method,
+        "answer": answer,
+        "rounds": rounds,
+        "accuracy, %": f"{100 * course.accuracies[-1]:.1f}",
+        "best, %": f"{100 * max(course.accuracies):.1f}",
+        "kB up": f"{course.up:.1f}",
+        "kB down": f"{course.down:.1f}",
+    }
+    file.write_text(json.dumps(row))
+    print(row, flush=True)
+    return row
+
+
+def bundle(asked: argparse.Namespace, answer: str) -> Path:
+    """Exported, unless it is there. One that answers by a new head is drawn by the seed."""
+    folder = asked.out / f"{answer.replace(' ', '-')}-{asked.length}-{asked.seed}"
+    if not (folder / "manifest.json").exists():
+        words = ["export", "roberta", "--weights", str(asked.model), "--tokenizer", str(asked.model)]
+        words += ["--input", str(asked.length), "--labels", "negative,positive", "--seed", str(asked.seed)]
+        words += ["--tunable", "bias", "--tunable", "lora:rank=4", "--tunable", "head", *ANSWERS[answer]]
+        if device_runtime([*words, "--out", str(folder)]):
+            raise SystemExit(1)
+    return folder
+
+
+if __name__ == "__main__":
+    main()
