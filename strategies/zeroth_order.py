@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import sqrt
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -42,9 +43,10 @@ class ZerothOrder(Usual):
     among all and the share that the task grants (FedBuff, Nguyen et al. 2022, algorithm 1).
 
     `sizing` = "absolute": u = 1, as in the thesis. "relative" (ours): u is the root mean square of the tuned
-    weights, and g_p counts in parts of the usual one so far (`step_size`), so that one `lr` serves networks
-    of any scale. `groups` (ours): so many sets of num_z directions, a device's is by its name; devices of
-    different groups add directions where those of one group take noise off the same ones.
+    weights, g_p counts in parts of the usual one so far (`step_size`), and the mean of n of them sqrt(n)
+    times: a usual round moves a weight by lr times the weights' size, in root mean square, whatever the
+    network, the loss and n. `groups` (ours): so many sets of num_z directions, a device's is by its name;
+    devices of different groups add directions, those of one group take noise off the same ones.
     The thesis: num_z = 2 (section 4.2.1), sides = 2, "absolute"; eps = 1e-3 as in MeZO (it names no figure).
     """
 
@@ -136,7 +138,10 @@ class ZerothOrder(Usual):
         moment = Moment.of(model.memory)
         for mean in means:
             moment = moment.after(float(np.square(mean.scalars).mean()), self.beta)
-        steps = tuple(self._step(mean, relative(mean.scalars, moment.usual), length / GRID) for mean in means)
+        steps = tuple(
+            self._step(mean, relative(mean.scalars, moment.usual), length * sqrt(len(mean.scalars)) / GRID)
+            for mean in means
+        )
         return Effect(steps=steps, num_examples=state.whole, memory=moment.kept())
 
     def _step(self, mean: Mean, scalars: Scalars, lr: float) -> Step:

@@ -219,6 +219,18 @@ def test_a_relative_step_is_the_same_for_weights_of_any_scale(round_model):
     np.testing.assert_allclose(moved[1], 8 * moved[0], rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("num_z", [1, 4, 25])
+def test_a_usual_round_moves_weights_by_the_rate_times_their_size(round_model, num_z):
+    strategy = ZerothOrder(sizing="relative", lr=0.05, tunable="head", num_z=num_z)
+    state = strategy.start(round_model).add(np.full(num_z, 0.7), 5.0, None)
+    base = merge(round_model, named(strategy.finish(state, round_model))).base
+    names = ("head.weight", "head.bias")
+    before = np.concatenate([round_model.weights[name].ravel() for name in names])
+    after = np.concatenate([base[name].ravel() for name in names])
+    moved = np.sqrt(np.square(after - before).mean() / np.square(before).mean())
+    assert 0.05 / 2 < moved < 0.05 * 2  # the unit is a power of two, and directions are random
+
+
 def test_a_relative_step_does_not_depend_on_the_size_of_the_loss(round_model):
     strategy = ZerothOrder(sizing="relative", tunable="head")
     effects = []
