@@ -10,7 +10,9 @@ import pytest
 from simulation import scenario
 from simulation.executors.job import Job
 from simulation.executors.plain import Plain
-from simulation.run import prepare
+from simulation.run import prepare, simulate
+from simulation.watch import Nobody
+from strategies.folding import Folding
 from strategies.zeroth_order import ZerothOrder
 
 ROOT = Path(__file__).parents[1]
@@ -70,3 +72,39 @@ def test_heads_on_kept_features_measure_what_devices_do(monkeypatch, settings):
         assert one.num_examples == other.num_examples == 30
         assert one.train_loss == pytest.approx(other.train_loss, rel=1e-6)
         np.testing.assert_allclose(one.tensors["g"], other.tensors["g"], rtol=0, atol=1e-3)
+
+
+def test_in_a_simulated_fleet_late_scalars_are_steps_along_the_directions_of_their_rounds(monkeypatch):
+    """Buffered rounds, of boards some of which are slow: what those send goes into a later round."""
+    merged, steps = Folding.merged, []
+
+    def noted(self):
+        made = merged(self)
+        steps.append(made[0].steps)
+        return made
+
+    class Asked(Nobody):
+        late = 0
+
+        def asked(self, ask):
+            self.late += ask.fate == "counted" and ask.into > ask.round
+
+    monkeypatch.setattr(Folding, "merged", noted)
+    groups = {"fast": {"profile": "pi-5", "share": 0.5}, "slow": {"profile": "pi-zero-2w", "share": 0.5}}
+    kinds = [{"name": "zeroth-order", "settings": {"tunable": "head"}}]
+    task = {"rounds": 8, "round_deadline_s": 1e4, "kinds": kinds, "buffer_size": 2, "devices_per_round": 4}
+    data = {"samples_per_client": 20}
+    fleet = {"name": "two", "groups": groups}
+    over = {"fleet": fleet, "devices": 6, "slow": 50.0, "eval_every": 8, "data": data, "task": task}
+    watch, made = Asked(), scenario.load("uniform", over)
+    simulate(prepare(made, 0), Plain, watch)
+    apart = [[step.round for step in together] for together in steps]
+    assert watch.late > 0
+    assert all(rounds[-1] == number or number not in rounds for number, rounds in enumerate(apart, 1))
+    late = [
+        (step, number) for number, together in enumerate(steps, 1) for step in together if step.round < number
+    ]
+    assert late
+    for step, number in late:
+        assert step.seed == made.task.round_seed(step.round)
+        assert step.share < made.task.late_share(number - step.round)
