@@ -28,7 +28,7 @@ from . import privacy_budget
 from .errors import DataError
 from .measuring import drawn
 from .privacy_budget import Budget
-from .watching import limit_bytes
+from .watching import limit_bytes, run_bytes
 
 State = Literal["ok", "missing", "problem"]
 
@@ -111,11 +111,12 @@ def work(bundle: Bundle, opened: Callable[[Bundle], DeviceModel] = open_model) -
 
 
 def memory(bundle: Bundle) -> Finding:
-    """What is free now against what each graph needs in batches of 32."""
+    """What is free now against what each graph needs, in runs of as many samples as there is memory for."""
     free = limit_bytes(None, None) - int(psutil.Process().memory_info().rss)
+    run = run_bytes(free)
     graphs = bundle.manifest.graphs.items()
     needed = {
-        name: session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(BATCH)) for name, graph in graphs
+        name: session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(BATCH, run)) for name, graph in graphs
     }
     most = max(needed, key=lambda name: needed[name])
     found = f"{_mb(free)} free; {most} needs most, {_mb(needed[most])}"

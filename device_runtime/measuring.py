@@ -76,7 +76,7 @@ def measure(model: DeviceModel, clocks: Clocks, rows: Mapping[str, int]) -> Spee
     trials = {}
     for name in (name for name in dict.fromkeys(wanted) if name in graphs):
         n = rows[name]
-        one = _Held(model, partial(_runnable, model, name, x[:n], y[:n]))
+        one = _Held(model, partial(runnable, model, name, x[:n], y[:n]))
         trials[name] = Trial(one.run, n, graphs[name].flops, one.close)
     return completed(
         measure_speed({**trials, HEAD: _head_steps(model)}, clocks, left_out=OutOfMemory), graphs
@@ -141,7 +141,8 @@ def drawn(manifest: Manifest, samples: int) -> tuple[Inputs, NDArray[np.int64]]:
     return x, rng.integers(0, len(manifest.labels), samples)
 
 
-def _runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[np.int64]) -> Callable[[], object]:
+def runnable(model: DeviceModel, name: str, x: Inputs, y: NDArray[np.int64]) -> Callable[[], object]:
+    """Opens a graph (forward, loss.SET or train.SET); what puts these samples through it."""
     if name == "forward":
         return partial(model.forward, x)
     what, tunable = name.split(".")

@@ -126,7 +126,7 @@ def test_with_memory_for_some_graphs_only_these_are_named(bundle, monkeypatch):
     graphs = bundle.manifest.graphs
     monkeypatch.setattr(examining.psutil.Process, "memory_info", lambda self: namedtuple("own", "rss")(0))
     enough = examining.session_bytes(graphs["train.all"].bytes)
-    enough += graphs["train.all"].memory_bytes(examining.BATCH) - 1
+    enough += graphs["train.all"].memory_bytes(1) - 1  # not even one sample
     monkeypatch.setattr(examining, "limit_bytes", lambda pretence, memory: enough)
     found = examining.memory(bundle)
     assert found.state == "missing"
