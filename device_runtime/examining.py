@@ -116,7 +116,8 @@ def memory(bundle: Bundle) -> Finding:
     run = run_bytes(free)
     graphs = bundle.manifest.graphs.items()
     needed = {
-        name: session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(BATCH, run)) for name, graph in graphs
+        name: session_bytes(graph.bytes) + graph.memory_bytes(graph.rows(BATCH, run))
+        for name, graph in graphs
     }
     most = max(needed, key=lambda name: needed[name])
     found = f"{_mb(free)} free; {most} needs most, {_mb(needed[most])}"
