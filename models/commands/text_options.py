@@ -13,7 +13,7 @@ import msgspec
 from models import vocabulary
 from models.errors import ExportError, one_line
 from models.manifest import File, Setting, Text
-from models.tokens.file import Form, TokenizerFile, encode
+from models.tokens.file import MOST_IDS, Form, TokenizerFile, encode
 from models.torch_networks.framing import FRAMING, Framing
 from models.torch_networks.published import sizes_of
 
@@ -23,7 +23,8 @@ NAMES: Mapping[Form, tuple[str, str, str, str]] = {
     "byte-pairs/1": ("<s>", "</s>", "<pad>", "<mask>"),
 }
 """Of the tokens at the start, at the end, behind, and in the place of a word."""
-TOKENS = 8000
+TOKENS, LEAST_TOKENS = 8000, 270
+"""Ids of a tokenizer that is learnt: every byte and the special tokens are among them."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ def reading(args: argparse.Namespace, given: Mapping[str, Any]) -> Reading | Non
     if framing is None:
         raise ExportError(f"{args.factory} takes no texts; {', '.join(FRAMING)} do")
     size = given.get("vocabulary", args.vocabulary or file.size)
+    if not isinstance(size, int):
+        raise ExportError(f"vocabulary is {size!r}, expected a number of token ids")
     if args.vocabulary not in (None, size):
         raise ExportError(f"--vocabulary is {args.vocabulary}, the network has {size} ids")
     if size < file.size:
@@ -108,6 +111,8 @@ def _file(args: argparse.Namespace) -> TokenizerFile | None:
         return None
     form: Form = "byte-pairs/1" if args.factory in ("roberta", "opt") else "word-pieces/1"
     size = TOKENS if args.tokens is None else args.tokens
+    if not LEAST_TOKENS <= size <= MOST_IDS:
+        raise ExportError(f"--tokens is {size}, expected {LEAST_TOKENS} to {MOST_IDS}")
     return vocabulary.learnt(vocabulary.texts_of(args.tokenizer_from), form, size)
 
 

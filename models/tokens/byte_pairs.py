@@ -16,6 +16,8 @@ WORD = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9
 """GPT-2's, for text in which `_kind` has put one ASCII character for each that is none."""
 SPACES = "\t\n\x0b\x0c\r\x85"
 REMEMBERED = 1 << 14  # words whose ids are kept
+LONGEST = 1 << 10
+"""Characters that are merged at once: a longer word, which no language has, is taken in parts."""
 
 
 def _symbols() -> tuple[str, ...]:
@@ -43,7 +45,8 @@ class BytePairs:
     def ids(self, text: str) -> Iterator[int]:
         """The id of each token, in order. What is no Unicode (half of a surrogate pair) becomes a "?"."""
         for word in words(f" {text}" if self._lead and text[:1] not in ("", " ") else text):
-            yield from self._word(word)
+            for begin in range(0, len(word), LONGEST):
+                yield from self._word(word[begin : begin + LONGEST])
 
     def _merged(self, word: str) -> tuple[int, ...]:
         parts = [SYMBOLS[byte] for byte in word.encode("utf-8", "replace")]

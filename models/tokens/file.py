@@ -19,6 +19,7 @@ Form = Literal["word-pieces/1", "byte-pairs/1"]
 """How text becomes ids, and the version of that: another way of doing it is another number."""
 
 MOST_IDS = 1 << 22
+LONGEST_WORD = 1 << 10  # characters; published files have 100
 
 
 class Tokenizer(Protocol):
@@ -142,6 +143,8 @@ def _word_pieces(file: TokenizerFile) -> WordPieces:
         raise _refused("word pieces need BertNormalizer and BertPreTokenizer")
     if model.unk_token not in model.vocab:
         raise _refused(f"its vocabulary has no {model.unk_token!r}")
+    if model.max_input_chars_per_word > LONGEST_WORD:
+        raise _refused(f"its words may have {model.max_input_chars_per_word} characters, not {LONGEST_WORD}")
     accents = clean.lowercase if clean.strip_accents is None else clean.strip_accents
     cleaning = Cleaning(clean.lowercase, accents, clean.handle_chinese_chars)
     unknown = model.vocab[model.unk_token]

@@ -77,6 +77,7 @@ def test_what_is_set_beats_what_follows_and_there_may_be_more_ids_than_tokens(le
         ("roberta", ("--set", "vocabulary=300"), "the tokenizer has 330 ids, the network 300"),
         ("roberta", ("--vocabulary", 300), "the tokenizer has 330 ids, the network 300"),
         ("roberta", ("--vocabulary", 350, "--set", "vocabulary=360"), "the network has 360"),
+        ("roberta", ("--set", "vocabulary=many"), "vocabulary is 'many', expected a number"),
         ("wrn", (), "wrn takes no texts; lstm, gru, distilbert, roberta, opt do"),
         ("roberta", ("--prompt", "It was{mask}"), "one {text}, and at most one {mask}"),
         ("opt", ("--prompt", PROMPT), "one {text}, and no {mask}"),
@@ -174,6 +175,19 @@ def test_a_tokenizer_that_is_damaged_or_gone_is_no_bundle(text_bundle, tmp_path)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(BundleError, match="tokenizer.json of bundle reviews is missing"):
         Bundle.open(folder)
+
+
+def test_the_torch_engine_builds_the_same_network_anew(text_bundle, reviews):
+    from models.engines import EngineWish, open_model
+
+    x = text_bundle.texts.ids(vocabulary.texts_of(reviews)[:9])
+    ours, theirs = (open_model(text_bundle, EngineWish(engine=name)) for name in ("onnxruntime", "torch"))
+    assert np.allclose(ours.logits(x), theirs.logits(x), atol=1e-5)
+
+
+def test_too_few_tokens_for_every_byte_are_refused(reviews):
+    with pytest.raises(ExportError, match="--tokens is 100, expected 270 to"):
+        reading("roberta", "--input", 8, "--tokenizer-from", reviews, "--tokens", 100)
 
 
 def test_inspect_says_how_texts_are_read(text_bundle, capsys):

@@ -47,6 +47,10 @@ def test_a_text_may_be_given_the_space_before_it():
     assert tokens("", lead=True) == []
 
 
+def test_a_word_without_end_is_taken_in_parts_of_a_kibibyte():
+    assert tokens("fil" * 1000)[:343] == [*["fil"] * 341, "f", "il"]  # 341 * 3 + 1 characters, then the rest
+
+
 def test_there_is_a_symbol_for_each_byte():
     assert len(set(SYMBOLS)) == 256
     assert all(symbol.isprintable() and symbol != " " for symbol in SYMBOLS)

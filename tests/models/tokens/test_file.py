@@ -66,6 +66,7 @@ def test_another_kind_of_tokenizer_is_not_read(table, message):
         (changed(WORDS, "model", unk_token="<unk>"), "has no '<unk>'"),
         (changed(WORDS, "model", vocab={"[UNK]": 0, "film": -1}), "not all from 0"),
         ({**WORDS, "added_tokens": [{"id": 1, "content": "film", "special": False}]}, "'film' was added"),
+        (changed(WORDS, "model", max_input_chars_per_word=5000), "may have 5000 characters"),
         ({**BYTES, "normalizer": WORDS["normalizer"]}, "need the pre-tokenizer ByteLevel, and no normalizer"),
         ({**BYTES, "pre_tokenizer": None}, "need the pre-tokenizer ByteLevel"),
         (changed(BYTES, "model", vocab={"a": 0}), "lacks 255 of 256 bytes"),
