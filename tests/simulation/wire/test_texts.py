@@ -1,0 +1,46 @@
+"""Federated rounds on texts, on the simulated wire: small sets by back-propagation, scalars, class means."""
+
+import numpy as np
+import pytest
+
+from simulation import run, scenario
+from simulation.wire.run import Course
+from simulation.wire.scenario import perform
+
+KINDS = {
+    "bias": {"name": "peft", "settings": {"tunable": "bias", "epochs": 1, "lr": 0.05}},
+    "lora": {"name": "peft", "settings": {"tunable": "lora", "epochs": 1, "lr": 0.05}},
+    "scalars": {"name": "zeroth-order", "settings": {"tunable": "bias", "lr": 0.01}},
+    "means": {"name": "class-means"},
+}
+
+
+@pytest.fixture
+def prepared(text_bundle, reviews):
+    def made(kind):
+        over = {
+            "devices": 3,
+            "data": {"source": "text", "path": str(reviews), "partition": "iid"},
+            "task": {
+                "bundle": str(text_bundle.path),
+                "rounds": 2,
+                "kinds": [kind],
+                "round_deadline_s": 600.0,
+            },
+        }
+        return run.prepare(scenario.load("uniform", over), 0)
+
+    return made
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_devices_of_texts_take_part_in_every_round(prepared, text_bundle, name):
+    ready = prepared(KINDS[name])
+    assert ready.data.train_x.shape == (48, 24)
+    done = perform(ready, Course(seed=0, until_s=5000))
+    assert [record.participants for record in done.rounds] == [3, 3]
+    before = text_bundle.weights()
+    moved = {n for n in before if not np.array_equal(before[n], done.weights[n])}
+    tunable = {"scalars": "bias", "means": "head"}.get(name, name)
+    assert moved
+    assert moved <= {spec.name for spec in text_bundle.manifest.specs(tunable)}
