@@ -27,12 +27,14 @@ from typing import Any
 from tabulate import tabulate
 
 from simulation import scenario
+from simulation.executors.plain import Plain
 from simulation.records import RoundLine
 from simulation.run import prepare, simulate
 from simulation.watch import Nobody
 from strategies.registry import KINDS
 
 from .liars import ALIKE
+from .on_features import OnFeatures
 from .pretrained import subject
 
 THESIS = {"num_z": 2, "sides": 2, "sizing": "absolute", "groups": 1, "eps": 1e-3, "lr": 1e-2}
@@ -133,7 +135,7 @@ def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
     }
     prepared = prepare(scenario.load("uniform", table), cell.seed)
     curve = Curve(len(prepared.world.clients.y), cell.clients)
-    simulate(prepared, watch=curve)
+    simulate(prepared, OnFeatures if cell.subset == "head" else Plain, curve)
     return {"cell": asdict(cell), "points": curve.points}
 
 

@@ -1,0 +1,35 @@
+"""An executor for heads on features: scalars by Heads, what trains or sums features by BatchedHeads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from models.tensors import Tensors
+from simulation.executors.batched_heads import BatchedHeads
+from simulation.executors.job import Job, Result, World
+
+from .heads import CACHE_BYTES, Heads
+
+
+class OnFeatures:
+    """See simulation.executors.job.Executor."""
+
+    name = "on features"
+
+    def __init__(self, world: World) -> None:
+        self._scalars, self._trained = Heads(world), BatchedHeads(world, CACHE_BYTES)
+
+    def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
+        for (strategy, base), alike in groupby(jobs, key=lambda job: (job.strategy, job.base)):
+            together = list(alike)
+            if not self._trained.takes(strategy):
+                yield from self._scalars.run(bases, together)
+                continue
+            for start in range(0, len(together), self._trained.together):
+                some = together[start : start + self._trained.together]
+                yield from self._trained.train(bases[base], some)
+
+    def close(self) -> None:
+        self._scalars.close()
+        self._trained.close()
