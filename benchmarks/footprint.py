@@ -1,6 +1,6 @@
 """What a device costs to have: megabytes installed, milliseconds to import, megabytes held while idle.
 
-    .venv/bin/python benchmarks/footprint.py             # import and memory, about 20 s
+    .venv/bin/python benchmarks/footprint.py             # import and memory, about a minute
     .venv/bin/python benchmarks/footprint.py --install   # and a fresh device install from this checkout
     .venv/bin/python benchmarks/footprint.py --peers FOLDER    # and flwr's SuperNode, nvflare's client
     .venv/bin/python benchmarks/footprint.py --extras FOLDER   # and what each extra adds (3 GB)
@@ -26,7 +26,6 @@ from statistics import median
 sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
 
 import numpy as np
-import psutil
 from tabulate import tabulate
 
 from benchmarks.boards import clients, extras
@@ -34,12 +33,12 @@ from broker import brokers
 
 ROOT = Path(__file__).parent.parent
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
-REPEATS = 5
+REPEATS = 3
 
 
 def import_ms(statement: str) -> float:
-    """Milliseconds that a statement takes in a new process, beyond starting Python."""
-    program = f"import time; t = time.perf_counter(); {statement}; print(1e3 * (time.perf_counter() - t))"
+    """Milliseconds of the processor that a statement takes in a new process, beyond starting Python."""
+    program = f"import time; t = time.process_time(); {statement}; print(1e3 * (time.process_time() - t))"
     return median(
         float(subprocess.check_output([sys.executable, "-c", program], text=True)) for _ in range(REPEATS)
     )
@@ -53,8 +52,10 @@ def rss_mb(statement: str) -> float:
     )
 
 
-def joined_mb(folder: Path) -> tuple[float, float]:
-    """Megabytes of a real device process, idle after joining, and the seconds from start to joined."""
+def joined(folder: Path) -> tuple[float, float, float]:
+    """Of a real device: seconds from start to joined, megabytes then, with the process that works, and later,
+    when it is idle.
+    """
     data = folder / "samples.npz"
     rng = np.random.default_rng(0)
     np.savez(data, x=rng.integers(0, 17, (180, 8, 8)).astype(np.uint8), y=rng.integers(0, 10, 180))
@@ -80,9 +81,9 @@ def joined_mb(folder: Path) -> tuple[float, float]:
             processes.append(subprocess.Popen(device, stderr=log))
         while "samples of" not in (folder / "log").read_text():
             time.sleep(0.02)
-        seconds = time.perf_counter() - began
-        time.sleep(2)
-        return psutil.Process(processes[1].pid).memory_info().rss / 1e6, seconds
+        seconds, then = time.perf_counter() - began, clients.held_mb(processes[1].pid)
+        time.sleep(clients.IDLE_S)
+        return seconds, then, clients.held_mb(processes[1].pid)
     finally:
         for process in processes:
             process.kill()
@@ -120,17 +121,17 @@ def main() -> None:
         rows = clients.peers(options.peers) if options.peers else extras.table(options.extras, names)
         print(tabulate(rows, headers="keys", disable_numparse=True, stralign="right"))
         return
-    rows = [
+    rows: list[tuple[str, float | str, float]] = [
         ("import numpy", import_ms("import numpy"), rss_mb("import numpy")),
         ("import the device", *(f("import device_runtime.commands.join") for f in (import_ms, rss_mb))),
         (
-            "and ONNX Runtime",
-            *(f("import device_runtime.commands.join, onnxruntime") for f in (import_ms, rss_mb)),
+            "import what works, and ONNX Runtime",
+            *(f("import device_runtime.task, onnxruntime") for f in (import_ms, rss_mb)),
         ),
     ]
     with tempfile.TemporaryDirectory() as folder:
-        idle, seconds = joined_mb(Path(folder))
-    rows.append(("a device process, idle after joining", 1e3 * seconds, idle))
+        seconds, then, idle = joined(Path(folder))
+    rows += [("a device, when it has joined", 1e3 * seconds, then), ("the same, idle", "", idle)]
     print(tabulate(rows, ("", "ms", "resident MB"), floatfmt=".0f"))
     if options.install:
         with tempfile.TemporaryDirectory() as folder:
