@@ -27,6 +27,7 @@ from .dispatches import (
     Known,
     LookAt,
     Prepare,
+    PutDown,
     Reported,
     Said,
     Settle,
@@ -143,7 +144,15 @@ class Apart:
     def tidy(self) -> None:
         stays_s = max(self._stays_s, STAYS_TIMES * (self._cpu_s or 0.0))
         if self._child is not None and self._hours.clock() - self._used_s >= stays_s:
+            self.put_down()
             self.close()
+
+    def put_down(self) -> None:
+        try:
+            if self._child is not None and not self._child.ended:
+                self._ask(PutDown())
+        except WorkDied as error:
+            log.warning("%s, when it was to end", error)
 
     def close(self) -> None:
         if self._child is not None:

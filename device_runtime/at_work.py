@@ -26,6 +26,7 @@ from .dispatches import (
     Known,
     LookAt,
     Prepare,
+    PutDown,
     Reported,
     Settle,
     Terms,
@@ -123,6 +124,8 @@ class Worker:
             self._here.settle(asked.message, asked.counts)
         elif isinstance(asked, Transferred):
             self._here.transferred(asked.up, asked.down)
+        elif isinstance(asked, PutDown):
+            self._here.put_down()
         return None
 
     def _work(self, asked: Work) -> bool:

@@ -95,6 +95,10 @@ class Transferred(msgspec.Struct, frozen=True, tag=True):
     down: int
 
 
+class PutDown(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
 class GoOn(msgspec.Struct, frozen=True, tag=True):
     """In answer to a Beat. `over`: why the work is at an end, where its round closed while it stood still."""
 
@@ -140,5 +144,5 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     cpu_s: float = 0.0
 
 
-Asked = Terms | LookAt | Prepare | Work | After | Settle | Transferred | GoOn
+Asked = Terms | LookAt | Prepare | Work | After | Settle | Transferred | PutDown | GoOn
 Said = Beat | Decided | Reported | Ended

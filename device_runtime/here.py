@@ -108,6 +108,9 @@ class Here:
     def tidy(self) -> None:
         """Nothing."""
 
+    def put_down(self) -> None:
+        self.holdings.put_down()
+
     def close(self) -> None:
         """Nothing."""
 

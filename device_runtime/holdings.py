@@ -23,6 +23,7 @@ from models.tensors import Tensors
 from strategies.replaying import replay
 
 from .errors import StaleBase, UnusableBase
+from .stands import Stands
 from .ways import Stand, Way, steps_of, way
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Holdings:
         self.blobs = Blobs(folder / "blobs")
         self._bundles = folder / "bundles"
         self._stand: Stand | None = None
+        self._stands = Stands(folder / "stand")
 
     def missing_bundles(self, offer: Offer) -> tuple[Blob, ...]:
         """What must be fetched before it can be decided how to work on this offer."""
@@ -54,7 +56,7 @@ class Holdings:
         """What of a base is as it is in the bundle need not be fetched, and steps from there on can be
         taken. Raises BlobError, BundleError.
         """
-        stand = self._stand
+        stand = self._stand = self._stand or self._stands.get(base)
         if stand is not None and stand.line == base.line and stand.at <= base.at:
             return
         if base.at == base.steps == 0 and all(self.blobs.has(part) for part in base.checkpoint):
@@ -97,6 +99,7 @@ class Holdings:
             if way.start is None:
                 raise
             self._stand = None
+            self._stands.drop()
             raise StaleBase(f"{error}: beginning anew") from None
         if way.start is not None and base.at and not base.steps:
             for part in tensors.encoded_parts(weights, manifest.parts()):
@@ -115,6 +118,11 @@ class Holdings:
         if not _sha(weights).startswith(base.sha) or len(base.sha) < CHECK_BYTES:
             raise UnusableBase(f"base model after {base.at} steps is not the aggregator's")
         return weights
+
+    def put_down(self) -> None:
+        """What is in memory of where it stands goes on the disk, where steps led there."""
+        if self._stand is not None and self._stand.at:
+            self._stands.put(self._stand)
 
     def _has_bundle(self, blob: Blob) -> bool:
         folder = self._bundles / blob.hex
@@ -136,9 +144,11 @@ class Holdings:
 
     def _way(self, base: Base) -> Way:
         """How to get there. Raises as `missing` does."""
+        self._stand = self._stand or self._stands.get(base)
         found = way(base, self._stand, self.blobs.has)
         if found is None:
             self._stand = None
+            self._stands.drop()
             raise StaleBase(f"base model after {base.at} steps: this device has lost the line")
         return found
 

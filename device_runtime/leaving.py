@@ -32,6 +32,7 @@ KEPT = {
     "outbox": "contributions, sent and not",
     "blobs": "models on their way, and the bodies of contributions",
     "bundles": "models as they were fetched",
+    "stand": "where it stood on a line of steps",
     "left": "what codecs left out of updates",
     "memory": "what kinds of update remember",
     "personal": "the personal model",

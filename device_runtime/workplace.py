@@ -122,6 +122,9 @@ class Workplace(Protocol):
     def tidy(self) -> None:
         """Called now and then while nothing is worked on."""
 
+    def put_down(self) -> None:
+        """What is in memory and cannot be had again from the disk goes there."""
+
     def close(self) -> None:
         """Let go of it. May be called twice."""
 

@@ -12,7 +12,8 @@ from broker.link import Connected, Received
 from broker.messages import Base, Contribution, Get, Hello, Offer, Plan, Receipt, decode, encode
 from broker.topics import parse
 from device_runtime.agent import Agent
-from device_runtime.task import Settings
+from device_runtime.settings import Settings
+from device_runtime.workplace import in_this_process
 from models import bundle as bundles
 from models import manifest as manifests
 from models import tensors
@@ -85,12 +86,13 @@ class Stage:
     def __init__(self, bundle, folder, clock):
         self.bundle, self.folder, self.clock = bundle, folder, clock
         self.contents = {}
+        self.place = in_this_process
         self.start()
 
     def start(self, boot=1, task=""):
         """A (new) life of the process."""
         settings = Settings("a", self.folder / "a.npz", self.folder, task=task)
-        self.agent = Agent(settings, boot, self.clock)
+        self.agent = Agent(settings, boot, self.clock, self.place)
         self.link = self.wire(self.agent)
         self.agent.inbox.put(Connected(first=True))
         return self

@@ -1,12 +1,17 @@
 """Readers of this machine's state, over recorded outputs of the programs that tell it."""
 
 import os
+import resource
+import subprocess
+import sys
+import time
 from datetime import datetime
 
+import psutil
 import pytest
 
 from device_runtime import readouts
-from device_runtime.conditions import COMMANDS_EACH_S, NETWORK_MANAGER, Load, Look, said
+from device_runtime.conditions import COMMANDS_EACH_S, NETWORK_MANAGER, Load, Look, own_cpu_s, said
 from device_runtime.policy import Charge, Policy
 
 TERMUX_BATTERY = """{
@@ -107,6 +112,21 @@ def test_processor_time_that_was_idle_or_stolen_is_not_used():
 def test_the_time_in_which_all_stood_still_for_memory():
     assert readouts.stalled(PRESSURE) == 8.25
     assert readouts.stalled("") == 0.0
+
+
+def test_what_a_device_has_started_is_its_own_load_while_it_runs_and_after():
+    program = "sum(range(3_000_000)); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1) as working:
+        working.stdout.readline()
+        times = psutil.Process(working.pid).cpu_times()
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        ours = time.process_time()
+        assert own_cpu_s() >= ours + ended + times.user
+        working.communicate(b"\n")
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    assert ended >= times.user
+    ours = time.process_time()
+    assert own_cpu_s() >= ours + ended - 0.02
 
 
 def test_the_load_of_others_is_without_our_own(tmp_path, clock):

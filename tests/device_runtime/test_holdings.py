@@ -233,3 +233,24 @@ def test_a_bundle_is_unpacked_once_and_verified_when_opened(holdings, aggregator
     assert holdings.missing(offer.base) == offer.base.checkpoint
     opened = holdings.bundle(offer.bundle)
     assert opened.sha256 == aggregator.bundle.sha256
+
+
+def test_what_was_put_down_is_gone_on_from_in_another_process(holdings, aggregator, tmp_path):
+    take(holdings, aggregator, 5)
+    holdings.put_down()
+    later = Holdings(tmp_path)
+    later.blobs.prune([])
+    assert take(later, aggregator, 6) == []
+
+
+def test_what_was_put_down_and_is_another_model_now_is_begun_anew_from(holdings, aggregator, tmp_path):
+    take(holdings, aggregator, 5)
+    holdings.put_down()
+    (kept,) = (tmp_path / "stand").iterdir()
+    kept.write_bytes(encode(aggregator.start))
+    later = Holdings(tmp_path)
+    offer, _, _ = aggregator.offer(6)
+    with pytest.raises(StaleBase, match="beginning anew"):
+        later.base(offer.base, aggregator.bundle.manifest)
+    later.blobs.prune([])
+    assert "checkpoint" in take(later, aggregator, 6)

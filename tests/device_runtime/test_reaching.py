@@ -42,6 +42,16 @@ def test_it_waits_for_the_broker_and_says_each_reason_once(caplog):
     ]
 
 
+def test_each_time_before_it_waits_it_says_so():
+    waits = []
+    away = BrokerUnreachable("no broker answers")
+    assert reach(Scripted(None), threading.Event(), waits=lambda: waits.append(1))
+    assert waits == []
+    link = Scripted(away, away, None)
+    assert reach(link, threading.Event(), Patience(FAST_S), waits=lambda: waits.append(1))
+    assert waits == [1, 1]
+
+
 def test_who_is_refused_does_not_wait():
     with pytest.raises(BrokerRefused, match="wrong password"):
         reach(Scripted(BrokerRefused("wrong password")), threading.Event(), Patience(FAST_S))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from broker.messages import Base, Blob, Offer
-from device_runtime.choose import MAIN, Plan
+from device_runtime.choose import MAIN, Candidate, Plan
 from device_runtime.equipment import Equipment
 from device_runtime.errors import OutOfMemory
 from device_runtime.meters import About, Account, Energy, Reading
@@ -13,6 +13,7 @@ from device_runtime.privacy_budget import Budget, Guard
 from device_runtime.reports import contribution_message
 from device_runtime.watching import Pretence, Time, Watcher
 from device_runtime.work import Assignment, Outcome, Timing, cheaper, corrected, perform
+from device_runtime.workplace import Death
 from models.errors import EngineError, TensorError
 from models.onnx_engine import OnnxModel
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, Verdict
@@ -173,6 +174,27 @@ def test_cheaper_leaves_the_forms_after_the_failed_one(every_kind):
     entropy = every_kind[1].variants()
     failed = type("Failed", (), {"strategy": entropy[1]})()
     assert cheaper(every_kind, failed) == (entropy[2], *every_kind[2:])
+
+
+def test_what_a_process_died_at_is_not_tried_again_nor_what_is_dearer(bundle, digits, clock, every_kind):
+    equipment = equip(bundle, digits, clock)
+    quarter = "entropy-subset 25%"
+    deaths = (Death("full", "killed", memory=True), Death(quarter, "crashed", memory=False))
+    assignment = Assignment(every_kind, 1, deadline=3600.0, deaths=deaths)
+    outcome = perform(equipment, believed(1e12), assignment)
+    forms = [form for kind in every_kind for form in kind.variants()]
+    labels = [Candidate(form, None, ()).label for form in forms]
+    left = labels[labels.index(quarter) + 1 :]
+    assert [candidate.label for candidate in outcome.plan.candidates] == left
+    assert outcome.gave_up == ("full given up: killed", f"{quarter} given up: crashed")
+    assert outcome.outgrew == ("full",)
+
+
+def test_after_a_death_at_something_unheard_of_nothing_is_tried(bundle, digits, clock, every_kind):
+    assignment = Assignment(every_kind, 1, deadline=3600.0, deaths=(Death("another", "killed", memory=True),))
+    outcome = perform(equip(bundle, digits, clock), believed(1e12), assignment)
+    assert (outcome.contribution, outcome.outgrew) == (None, ())
+    assert outcome.gave_up == ("another given up: killed",)
 
 
 def test_predictions_are_corrected_by_what_was_measured(bundle, digits, clock, every_kind):

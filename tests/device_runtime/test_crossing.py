@@ -1,0 +1,86 @@
+"""Messages between a device and the process that works for it."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from broker.messages import Hello
+from device_runtime.crossing import LENGTH, Crossing, Gone
+from device_runtime.data import Place
+from device_runtime.dispatches import Asked, Beat, Ended, GoOn, Known, Said, Terms
+from device_runtime.personal.wish import Wish
+from device_runtime.pretence import Pretence
+from device_runtime.settings import Settings
+from models.names import EngineWish
+from strategies.accountant import Limit
+
+
+@pytest.fixture
+def ends():
+    ours, theirs = socket.socketpair()
+    device, worker = Crossing(ours, Said), Crossing(theirs, Asked)
+    yield device, worker
+    device.close()
+    worker.close()
+
+
+def test_messages_come_whole_and_in_order_however_large(ends):
+    device, worker = ends
+    many = [Beat(0.25), Ended(error=("DataError", "x" * 50_000)), Beat(float("inf"))]
+    for message in many:
+        worker.say(message)
+    assert [device.hear() for _ in many] == many
+    assert device.hear(0.0) is None
+
+
+def test_a_message_that_comes_in_pieces_is_waited_for():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        device = Crossing(ours, Said)
+        data = device._encoder.encode(Beat(0.5))
+        whole = LENGTH.pack(len(data)) + data
+        for at in range(len(whole)):
+            assert device.hear(0.0) is None
+            theirs.sendall(whole[at : at + 1])
+        assert device.hear() == Beat(0.5)
+
+
+def test_that_the_other_end_is_closed_is_heard_of(ends):
+    device, worker = ends
+    worker.say(Beat(1.0))
+    worker.close()
+    assert device.hear() == Beat(1.0)
+    with pytest.raises(Gone):
+        device.hear()
+    with pytest.raises(Gone):
+        device.say(GoOn(0.0))
+
+
+def test_settings_are_the_same_beyond(ends):
+    device, worker = ends
+    place = Place(Path("a.db"), "SELECT x, y FROM t", Path("labels.toml"), "y")
+    wish, engine = Wish(True, 0.1, True), EngineWish("torch", "int8", 2, "cuda:1")
+    pretence = Pretence.of("pi-4", 2.0)
+    given = Settings("a", place, Path("state"), pretence, 10**9, engine, Limit(8.0, 1e-3), personal=wish)
+    device.say(Terms.of(given, "rapl", held_bytes=3 * 10**7))
+    terms = worker.hear()
+    assert terms.meter == "rapl"
+    there = terms.settings(None)
+    assert (there.name, there.data, there.folder, there.pretence) == ("a", place, Path("state"), pretence)
+    assert (there.engine, there.owner, there.personal) == (engine, given.owner, wish)
+    assert there.memory_bytes == 10**9 - 3 * 10**7
+
+
+def test_where_no_limit_is_set_there_is_none_beyond_and_never_one_of_nothing():
+    given = Settings("a", Path("a.npz"), Path("state"))
+    assert Terms.of(given, "auto", 10**6).settings(None).memory_bytes is None
+    small = Settings("a", Path("a.npz"), Path("state"), memory_bytes=10)
+    assert Terms.of(small, "auto", 10**6).settings(None).memory_bytes == 1
+
+
+def test_what_is_known_of_a_task_crosses(ends):
+    device, worker = ends
+    hello = Hello(boot=0, num_examples=3, profile="pi-4", memory_bytes=10, engine="onnxruntime")
+    worker.say(Ended(Known((), hello), over=False, cpu_s=0.5))
+    assert device.hear() == Ended(Known((), hello), over=False, cpu_s=0.5)
