@@ -40,7 +40,7 @@ def test_a_tensor_that_nobody_trained_stays(round_model):
 
 def test_zeroth_order_steps_are_taken_beside_the_mean_by_their_share_of_samples(round_model):
     strategy = ZerothOrder(lr=0.5)
-    state = type(strategy.start(round_model))(np.array([3.0, -1.0]) * 25, 25.0)
+    state = strategy.start(round_model).add(np.array([3.0, -1.0]), 25.0, None)
     steps = strategy.finish(state, round_model)
     alone = merge(round_model, named(steps))
     assert (alone.replayable, alone.steps[0].share) == (True, 1.0)
