@@ -1,6 +1,6 @@
 """A graph's trainable inputs as constants, which ONNX Runtime folds and lays out for the processor."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .onnx_whole import (
     ENTRY_KEY,
@@ -47,9 +47,34 @@ def with_constants(onnx: bytes, specs: Sequence[TensorSpec]) -> bytes:
     )
 
 
+def with_inputs(onnx: bytes, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
+    """The model with these float32 initialisers as inputs. Raises BundleError for what is no model."""
+    names = {name.encode() for name in shapes}
+    parts = []
+    for field in fields(onnx):
+        if field.number != MODEL_GRAPH:
+            parts.append(field.encoded)
+            continue
+        kept = [
+            part.encoded
+            for part in fields(field.content)
+            if part.number != GRAPH_INITIALISER or _name(part.content, TENSOR_NAME) not in names
+        ]
+        inputs = (delimited_field(GRAPH_INPUT, _input(name, shape)) for name, shape in shapes.items())
+        parts.append(delimited_field(MODEL_GRAPH, b"".join((*kept, *inputs))))
+    return b"".join(parts)
+
+
+def _input(name: str, shape: tuple[int, ...]) -> bytes:
+    """A ValueInfoProto of float32."""
+    sizes = b"".join(delimited_field(1, number_field(1, size)) for size in shape)
+    tensor = number_field(1, TYPES["float32"]) + delimited_field(2, sizes)
+    return delimited_field(INPUT_NAME, name.encode()) + delimited_field(2, delimited_field(1, tensor))
+
+
 def _graph(graph: bytes, constants: dict[bytes, TensorSpec]) -> Iterator[bytes]:
     for field in fields(graph):
-        name = _name(field.content) if field.number == GRAPH_INPUT else b""
+        name = _name(field.content, INPUT_NAME) if field.number == GRAPH_INPUT else b""
         yield (
             delimited_field(GRAPH_INITIALISER, _without_data(constants[name]))
             if name in constants
@@ -57,8 +82,8 @@ def _graph(graph: bytes, constants: dict[bytes, TensorSpec]) -> Iterator[bytes]:
         )
 
 
-def _name(value: bytes) -> bytes:
-    return next((part.content for part in fields(value) if part.number == INPUT_NAME), b"")
+def _name(value: bytes, which: int) -> bytes:
+    return next((part.content for part in fields(value) if part.number == which), b"")
 
 
 def _without_data(spec: TensorSpec) -> bytes:

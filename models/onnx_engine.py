@@ -19,7 +19,9 @@ from .engine import NO_EXTRAS, Forward, Inputs, Labels, Matrix, Watch
 from .errors import BundleError, EngineError
 from .manifest import RUN_BYTES, Graph, Manifest
 from .onnx_bound import Bound
-from .onnx_probe import OnnxProbe, RemadeProbe, Source, fewer_by
+from .onnx_constant_probe import ConstantProbe
+from .onnx_laid_out import LaidOut, laid_out
+from .onnx_probe import OnnxProbe, Source, fewer_by
 from .onnx_session import Loaded, SessionSettings, load_session
 from .quantised import initialisers
 from .tensors import Flat, Tensors
@@ -61,6 +63,7 @@ class OnnxModel:
         self._settings = SessionSettings(threads, watch)
         self._weights: Tensors = {}
         self._sessions: dict[str, Loaded] = {}
+        self._laid_out: dict[str, LaidOut | None] = {}
         self._outputs = {"logits": (len(self.manifest.labels),), "features": (self.manifest.head.features,)}
         self._adopt(bundle.weights())
         if weights:
@@ -86,6 +89,7 @@ class OnnxModel:
     def unload(self) -> None:
         """Drops the sessions and with them their memory; the next use makes them again."""
         self._sessions.clear()
+        self._laid_out.clear()
 
     def forward(self, x: Inputs) -> Forward:
         """Logits (n, classes) and features (n, width) in one pass. Raises EngineError."""
@@ -104,14 +108,14 @@ class OnnxModel:
         shapes = {str(known): shape for known, shape in self.manifest.features.items()}
         return self._run(f"features.{level}", x, {"features": shapes.get(level, ())})[0]
 
-    def probe(self, tunable: str = "all") -> OnnxProbe | RemadeProbe:
+    def probe(self, tunable: str = "all") -> OnnxProbe | ConstantProbe:
         """The loss with a tunable set free, starting at `weights`. Raises BundleError, EngineError."""
         name, params = f"loss.{tunable}", self._params(tunable)
         graph = self._bundle.entry(name)
         source = Source(name, graph, self._bundle.graph(name), initialisers(graph, self._weights))
         if source.suits_constants(self.manifest):
             rows = fewer_by(4 * params.vector.size, graph, self.rows(graph))
-            return RemadeProbe(self.manifest, rows, source, params, self._settings)
+            return ConstantProbe(self.manifest, rows, source, params, self._settings, self._arranged)
         return OnnxProbe(self.manifest, self.rows(graph), self._session(name), params)
 
     def trainer(self, tunable: str = "all", objective: str = "train") -> "OnnxGradients":
@@ -148,6 +152,11 @@ class OnnxModel:
             given = initialisers(graph, self._weights)
             self._sessions[name] = load_session(name, graph, onnx, given, self._settings)
         return self._sessions[name]
+
+    def _arranged(self, source: Source, rows: int) -> LaidOut | None:
+        if source.name not in self._laid_out:
+            self._laid_out[source.name] = laid_out(self.manifest, rows, source, self._settings)
+        return self._laid_out[source.name]
 
     def _adopt(self, weights: Tensors) -> None:
         for value in weights.values():

@@ -1,4 +1,4 @@
-"""The loss as a function of parameters: read where they lie, or as constants of a session for each value."""
+"""The loss as a function of parameters that are read where they lie."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,20 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .engine import Inputs, Labels
-from .freed_memory import give_back
 from .manifest import Graph, Manifest
 from .onnx_bound import Bound
 from .onnx_constants import convolves, with_constants
 from .onnx_session import Loaded, SessionSettings, load_session
 from .tensors import Flat
-
-FLOPS_A_TENSOR = 10_000_000
-"""Of the forward passes of a loss, for each tensor of the model, from which a session for each loss pays.
-
-Making one takes 0.1 ms a tensor; convolutions whose kernels are inputs lose 0.5 to 4 ms per 100 million
-operations (x86-64, ONNX Runtime 1.19 and 1.31: SqueezeNet the least, the depthwise ones of MobileNetV2 the
-most).
-"""
 
 
 class OnnxProbe(Bound):
@@ -70,38 +61,3 @@ def fewer_by(held_bytes: int, graph: Graph, rows: int) -> int:
     What is held besides then costs no memory.
     """
     return max(rows - -(-held_bytes // max(1, graph.bytes_per_sample)), -(-rows // 2))
-
-
-class RemadeProbe:
-    """See `engine.LossProbe`. Of many samples, every loss is that of a session made for it.
-
-    A kernel that is an input is convolved without the layout that ONNX Runtime has for the processor, and
-    nothing is folded into it. With parameters as constants a pass is one of inference; what a session takes
-    to make is shared by the passes of all samples. Few samples go through a session with inputs, which is
-    made at the first; which of the two depends on their number alone, so that equal calls give equal bits.
-    """
-
-    def __init__(
-        self, manifest: Manifest, rows: int, source: Source, params: Flat, settings: SessionSettings
-    ) -> None:
-        self.params = params
-        self._manifest, self._rows, self._source, self._settings = manifest, rows, source, settings
-        self._constant = source.with_constants(params)
-        self._with_inputs: OnnxProbe | None = None
-
-    def loss(self, x: Inputs, y: Labels) -> float:
-        """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
-        if len(x) * self._source.graph.flops >= FLOPS_A_TENSOR * len(self._constant.frozen):
-            return self._with_constants(x, y)
-        if self._with_inputs is None:
-            self._with_inputs = self._bound(self._source, self._settings)
-        return self._with_inputs.loss(x, y)
-
-    def _with_constants(self, x: Inputs, y: Labels) -> float:
-        try:
-            return self._bound(self._constant, replace(self._settings, quick=True)).loss(x, y)
-        finally:
-            give_back()  # what sessions leave behind one another would add up to a fifth of the process
-
-    def _bound(self, source: Source, settings: SessionSettings) -> OnnxProbe:
-        return OnnxProbe(self._manifest, self._rows, source.open(settings), self.params)

@@ -51,11 +51,15 @@ class SessionSettings:
     """Threads inside one operator, who is told of loads and runs, and whether the start matters most.
 
     quick: only the optimisers that pay in a session of few runs, as in every session of a training graph.
+    optimised: the graph is as an optimiser left it. save_to: a file for the graph as it is optimised, which
+    fits this processor and ONNX Runtime alone.
     """
 
     threads: int = 1
     watch: Watch | None = None
     quick: bool = False
+    optimised: bool = False
+    save_to: str = ""
 
 
 def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings: SessionSettings) -> Loaded:
@@ -80,7 +84,11 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
         unwanted = ["ConstantFolding"]
     if settings.quick or name.partition(".")[0] in TRAINING:
         unwanted += left_out(frozen)
+    if settings.optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     with engine_errors(f"graph {name}"):
+        if settings.save_to:
+            options.optimized_model_filepath = settings.save_to
         if frozen:
             values = [ort.OrtValue.ortvalue_from_numpy(value) for value in frozen.values()]
             options.add_external_initializers(list(frozen), values)

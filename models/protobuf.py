@@ -44,6 +44,12 @@ def fields(message: bytes) -> Iterator[Field]:
         yield Field(number, kind, content, message[begin:place])
 
 
+def number(field: Field) -> int:
+    """What a VARINT field holds. Raises BundleError for what is none."""
+    _, place = _varint(field.encoded, 0)
+    return _varint(field.encoded, place)[0]
+
+
 def number_field(number: int, value: int) -> bytes:
     """A field that is a number, 0 or more."""
     return varint(number << 3 | VARINT) + varint(value)

@@ -2,14 +2,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from models import onnx_probe
+from models import onnx_constant_probe, onnx_laid_out
 from models.errors import BundleError
+from models.onnx_constant_probe import ConstantProbe
 from models.onnx_constants import convolves, with_constants
 from models.onnx_engine import OnnxModel
-from models.onnx_probe import OnnxProbe, RemadeProbe, fewer_by
+from models.onnx_probe import OnnxProbe, fewer_by
 from models.tensors import TensorSpec
-
-ALWAYS, NEVER = 0, 10**15
 
 
 @pytest.fixture(scope="module")
@@ -23,23 +22,41 @@ def disturbed(probe):
     probe.params.vector += np.float32(0.02) * z
 
 
+LAID_OUT, REMADE, WITH_INPUTS = "laid out", "remade", "with inputs"
+WAYS = {LAID_OUT: (0, 10), REMADE: (0, 0), WITH_INPUTS: (10**15, 10)}
+
+
+@pytest.fixture
+def going(monkeypatch):
+    """Makes probes go a way, whatever the number of samples."""
+
+    def go(way):
+        flops, remade = WAYS[way]
+        monkeypatch.setattr(onnx_constant_probe, "FLOPS_A_TENSOR", flops or 1e-9)
+        monkeypatch.setattr(onnx_constant_probe, "REMADE", remade)
+        monkeypatch.setattr(onnx_laid_out, "MOST_BYTES", 0 if way == REMADE else 1 << 30)
+
+    return go
+
+
 @pytest.mark.parametrize("tunable", ["all", "mid"])
-def test_a_loss_with_constants_is_that_with_inputs(digits, data, monkeypatch, tunable):
+def test_a_loss_with_constants_is_that_with_inputs(digits, data, going, tunable):
     losses = {}
-    for flops in (ALWAYS, NEVER):
-        monkeypatch.setattr(onnx_probe, "FLOPS_A_TENSOR", flops)
+    for way in WAYS:
+        going(way)
         probe = OnnxModel(digits, batch=8).probe(tunable)
-        assert isinstance(probe, RemadeProbe)
-        losses[flops] = [probe.loss(*data)]
+        assert isinstance(probe, ConstantProbe)
+        losses[way] = [probe.loss(*data)]
         disturbed(probe)
-        losses[flops].append(probe.loss(*data))
-    assert losses[ALWAYS] == pytest.approx(losses[NEVER], rel=2e-6)
-    assert abs(losses[ALWAYS][1] - losses[ALWAYS][0]) > 1e-3
+        losses[way].append(probe.loss(*data))
+    assert losses[LAID_OUT] == pytest.approx(losses[WITH_INPUTS], rel=2e-6)
+    assert losses[REMADE] == pytest.approx(losses[WITH_INPUTS], rel=2e-6)
+    assert abs(losses[LAID_OUT][1] - losses[LAID_OUT][0]) > 1e-3
 
 
-@pytest.mark.parametrize("flops", [ALWAYS, NEVER])
-def test_the_same_parameters_give_the_same_bits_again(digits, data, monkeypatch, flops):
-    monkeypatch.setattr(onnx_probe, "FLOPS_A_TENSOR", flops)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_parameters_give_the_same_bits_again(digits, data, going, way):
+    going(way)
     first, second = (OnnxModel(digits).probe("all") for _ in range(2))
     start = first.params.vector.copy()
     loss = first.loss(*data)
@@ -49,20 +66,25 @@ def test_the_same_parameters_give_the_same_bits_again(digits, data, monkeypatch,
     assert first.loss(*data) == loss == second.loss(*data)
 
 
-def test_new_weights_of_the_model_do_not_reach_a_probe(digits, data, monkeypatch):
-    monkeypatch.setattr(onnx_probe, "FLOPS_A_TENSOR", ALWAYS)
+@pytest.mark.parametrize("way", WAYS)
+def test_new_weights_of_the_model_do_not_reach_a_probe(digits, data, going, way):
+    going(way)
     model = OnnxModel(digits)
     probe = model.probe("mid")
     loss = probe.loss(*data)
     model.load({name: np.zeros_like(value) for name, value in digits.weights().items() if value.ndim == 4})
-    assert probe.loss(*data) == loss
-    assert model.probe("mid").loss(*data) != loss
+    new = model.probe("mid")
+    assert new.loss(*data) != loss
+    assert probe.loss(*data) == loss  # also behind one that has other frozen tensors
+    assert new.loss(*data) != loss
 
 
 def test_which_way_depends_on_the_number_of_samples(digits, data, monkeypatch):
     x, y = data
     flops, tensors = digits.entry("loss.all").flops, len(digits.manifest.stored())
-    monkeypatch.setattr(onnx_probe, "FLOPS_A_TENSOR", 10 * flops // tensors)
+    monkeypatch.setattr(onnx_constant_probe, "FLOPS_A_TENSOR", 10 * flops / tensors)
+    monkeypatch.setattr(onnx_constant_probe, "REMADE", 2)
+    monkeypatch.setattr(onnx_laid_out, "MOST_BYTES", 0)
     loaded = []
 
     class Watch:
@@ -75,10 +97,32 @@ def test_which_way_depends_on_the_number_of_samples(digits, data, monkeypatch):
     probe = OnnxModel(digits, watch=Watch()).probe("all")
     assert not loaded
     trained = len(digits.manifest.names("all"))
-    for samples, made in ((9, [trained]), (9, []), (10, [0]), (10, [0]), (3, [])):
+    for samples, made in ((9, [trained]), (9, []), (19, []), (20, [0]), (20, [0]), (3, [])):
         probe.loss(x[:samples], y[:samples])
         assert loaded == made
         loaded.clear()
+
+
+def test_what_is_laid_out_serves_every_probe_until_the_model_is_unloaded(digits, data, going):
+    going(LAID_OUT)
+    loaded = []
+
+    class Watch:
+        def will_load(self, name, graph):
+            loaded.append(graph.trainable)
+
+        def ran(self, name, graph, samples, seconds):
+            assert name == "loss.all"
+
+    model = OnnxModel(digits, watch=Watch())
+    first = model.probe("all").loss(*data)
+    made = len(loaded)
+    assert len(loaded[-1]) > 10 and not set(loaded[-1]) <= set(digits.manifest.names("all"))
+    assert model.probe("all").loss(*data) == first
+    assert len(loaded) == made
+    model.unload()
+    assert model.probe("all").loss(*data) == first
+    assert len(loaded) == 2 * made
 
 
 def test_a_head_alone_keeps_its_one_session(digits, data):
@@ -118,3 +162,16 @@ def test_runs_are_smaller_by_what_the_parameters_take(digits):
         16,
     ]
     assert fewer_by(10**9, graph, 1) == 1
+
+
+def test_where_no_file_can_be_written_another_way_gives_the_loss(digits, data, going, monkeypatch):
+    going(REMADE)
+    expected = OnnxModel(digits).probe("all").loss(*data)
+    going(LAID_OUT)
+    monkeypatch.setattr(onnx_constant_probe, "REMADE", 0)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(onnx_laid_out.tempfile, "TemporaryDirectory", full)
+    assert OnnxModel(digits).probe("all").loss(*data) == expected
