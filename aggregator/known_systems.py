@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+from strategies.zeroth_order import FEDMEZO, MEASURED
+
 from .system import Part, Rounds, System
 
 
@@ -136,7 +138,17 @@ SYSTEMS: dict[str, System] = {
         (Part("class-means", {"head": "normalised-means"}, until=_first), Part("full", after=_first)),
     ),
     "fedmezo": System(
-        "scalars along directions that all share", "thesis 000, chapter 4", (Part("zeroth-order"),)
+        "scalars along directions that all share",
+        "thesis 000, chapter 4",
+        (Part("zeroth-order", FEDMEZO),),
+    ),
+    "fedncm+mezo": System(
+        "the classifier of class means first, then scalars, by relative steps",
+        "ours, on paper 001 and thesis 000",
+        (
+            Part("class-means", {"head": "normalised-means"}, until=_first),
+            Part("zeroth-order", usual=MEASURED, after=_first),
+        ),
     ),
     "distmezo-naive": System(
         "zeroth-order steps by each device's own seeds, averaged weights",

@@ -18,6 +18,7 @@ MODULES = {
     "replay": "replay",
     "bytes": "wire",
     "accuracy": "accuracy",
+    "options": "options",
     "late": "late",
     "liars": "liars",
 }

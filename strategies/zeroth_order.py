@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -31,6 +31,17 @@ MOST_DIRECTIONS = 1024
 """Of a round, together: its scalars stand in the offers of the next rounds, which are control messages."""
 
 
+FEDMEZO: Mapping[str, Any] = {"sides": 2, "sizing": "absolute", "groups": 1}
+"""What makes it the thesis's: num_z = 2 is of its section 4.2.1, eps = 1e-3 of MeZO (it names no figure)."""
+MEASURED: Mapping[str, Any] = {
+    "sides": 1,
+    "sizing": "relative",
+    "num_z": 4,
+    "lr": 2e-2,
+    "generator": directions.RADEMACHER,
+}
+
+
 @dataclass(frozen=True)
 class ZerothOrder(Usual):
     """Projected gradients along `num_z` directions that devices of the round share; u is the unit of length.
@@ -47,7 +58,7 @@ class ZerothOrder(Usual):
     times: a usual round moves a weight by lr times the weights' size, in root mean square, whatever the
     network, the loss and n. `groups` (ours): so many sets of num_z directions, a device's is by its name;
     devices of different groups add directions, those of one group take noise off the same ones.
-    The thesis: num_z = 2 (section 4.2.1), sides = 2, "absolute"; eps = 1e-3 as in MeZO (it names no figure).
+    Defaults are the thesis's; `MEASURED` learns more of as many passes (docs/zeroth-order.md).
     """
 
     name: ClassVar[str] = "zeroth-order"

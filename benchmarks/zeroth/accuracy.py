@@ -32,15 +32,15 @@ from simulation.records import RoundLine
 from simulation.run import prepare, simulate
 from simulation.watch import Nobody
 from strategies.registry import KINDS
+from strategies.zeroth_order import FEDMEZO, MEASURED
 
 from .liars import ALIKE
 from .on_features import OnFeatures
 from .pretrained import subject
 
-THESIS = {"num_z": 2, "sides": 2, "sizing": "absolute", "groups": 1, "eps": 1e-3, "lr": 1e-2}
 METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "fedmezo": ("zeroth-order", THESIS),
-    "ours": ("zeroth-order", {}),
+    "fedmezo": ("zeroth-order", FEDMEZO),
+    "ours": ("zeroth-order", MEASURED),
     "distmezo-naive": ("local-zeroth-order", {}),
     "first-order": ("peft", {"tunables": ()}),
 }

@@ -28,6 +28,7 @@ def test_phases_follow_each_other_without_a_gap():
     assert offered("lp+ft") == [("peft", 1, 5), ("full", 6, None)]
     assert offered("slora") == [("sparse", 1, 2), ("peft", 3, None)]
     assert offered("fedncm+ft") == [("class-means", 1, 1), ("full", 2, None)]
+    assert offered("fedncm+mezo") == [("class-means", 1, 1), ("zeroth-order", 2, None)]
     assert offered("fedfsc+") == [("full", 1, None), ("few-shot", 2, None)]
     assert offered("fedft-eds") == [("full", 1, 1), ("entropy-subset", 2, None)]
 
@@ -113,3 +114,12 @@ def test_a_system_is_served_by_name():
 def test_a_name_that_is_none_is_refused_with_those_there_are(name, why):
     with pytest.raises(TaskError, match=why):
         systems.under(name, TASK)
+
+
+def test_fedmezo_stays_that_of_the_thesis_and_ours_may_be_set():
+    given = KindSettings(name="zeroth-order", settings={"sizing": "relative", "groups": 4, "lr": 0.5})
+    task = msgspec.structs.replace(TASK, kinds=(given,))
+    [thesis] = systems.under("fedmezo", task).kinds
+    assert (thesis.strategy.sizing, thesis.strategy.groups, thesis.strategy.lr) == ("absolute", 1, 0.5)
+    _, ours = systems.under("fedncm+mezo", task).kinds
+    assert (ours.strategy.sides, ours.strategy.groups, ours.strategy.lr) == (1, 4, 0.5)

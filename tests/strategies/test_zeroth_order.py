@@ -15,9 +15,14 @@ from strategies.kind import Contribution, Run
 from strategies.mean_scalars import group_of
 from strategies.merge import merge
 from strategies.replaying import along_step, replay
-from strategies.zeroth_order import ZerothOrder
+from strategies.zeroth_order import FEDMEZO, ZerothOrder
 
 ROUNDS = 4
+
+
+def plain(**settings):
+    """As the thesis has it, but for these."""
+    return ZerothOrder(**{**FEDMEZO, **settings})
 
 
 def named(*effects):
@@ -75,7 +80,7 @@ def federated(model, devices, strategy):
 def test_full_participation_equals_the_centralised_run_for_any_partition(
     model, digits, partition, tunable, sides, partitions
 ):
-    strategy = ZerothOrder(lr=0.01, tunable=tunable, sides=sides)
+    strategy = plain(lr=0.01, tunable=tunable, sides=sides)
     initial = dict(model.weights)
     expected = centralised(model, digits, strategy)
     model.load(initial)
@@ -87,7 +92,7 @@ def test_full_participation_equals_the_centralised_run_for_any_partition(
 
 
 def test_the_loss_falls_along_the_shared_directions(model, digits):
-    strategy = ZerothOrder(lr=0.05, tunable="head", num_z=8)
+    strategy = plain(lr=0.05, tunable="head", num_z=8)
     before = model.probe("head").loss(digits.x, digits.y)
     model.load(federated(model, [digits], strategy))
     assert model.probe("head").loss(digits.x, digits.y) < before
@@ -100,7 +105,7 @@ def test_training_leaves_the_model_as_it_was(model, digits, run):
 
 
 def test_a_device_that_missed_rounds_replays_to_the_same_bits(bundle, round_model):
-    strategy = ZerothOrder(lr=0.02)
+    strategy = plain(lr=0.02)
     steps, weights = [], round_model.weights
     for number in range(5):
         state = strategy.start(round_model)
@@ -161,7 +166,7 @@ def test_two_scalars_are_under_200_bytes_with_topic_and_all(model, digits, run):
 
 
 def test_scalars_are_weighted_by_samples(round_model):
-    strategy = ZerothOrder()
+    strategy = plain()
     sent = [np.array([1.0, 0.0], np.float32), np.array([4.0, 3.0], np.float32)]
     state = strategy.start(round_model)
     for g, n in zip(sent, (30, 10), strict=True):
@@ -175,7 +180,7 @@ def test_scalars_are_weighted_by_samples(round_model):
 def test_devices_with_equal_data_and_directions_of_their_own_take_the_step_along_all_of_them(
     model, digits, sides
 ):
-    strategy = ZerothOrder(num_z=3, lr=0.01, tunable="head", sides=sides, groups=300)
+    strategy = plain(num_z=3, lr=0.01, tunable="head", sides=sides, groups=300)
     groups = sorted(group_of(str(name), 300) for name in range(4))
     assert len(set(groups)) == 4
     initial = dict(model.weights)
