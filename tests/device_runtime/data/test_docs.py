@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import sqlite3
 import wave
 from contextlib import closing
@@ -55,7 +56,7 @@ def record(path, rate, channels, seconds):
         file.writeframes(np.random.default_rng(0).bytes(2 * channels * int(rate * seconds)))
 
 
-@pytest.mark.parametrize("line", [line for line in EXAMPLES if "recorded" not in line])
+@pytest.mark.parametrize("line", [li for li in EXAMPLES if "recorded" not in li and "reviews" not in li])
 def test_data_check_prints_what_the_page_shows(place, capsys, line):
     assert main(shlex.split(line)) == 0
     assert capsys.readouterr().out.rstrip() == EXAMPLES[line].rstrip()
@@ -76,5 +77,13 @@ def test_the_label_map_of_the_page_does_what_the_page_shows(place, speech, monke
         lambda path: SimpleNamespace(manifest=manifest, texts=None),
     )
     [line] = [line for line in EXAMPLES if "recorded" in line]
+    assert main(shlex.split(line)) == 0
+    assert capsys.readouterr().out.rstrip() == EXAMPLES[line].rstrip()
+
+
+def test_the_example_of_texts_is_that_of_the_page(place, reviews, text_bundle, monkeypatch, capsys):
+    shutil.copy(reviews, place / "reviews.tsv")
+    monkeypatch.setattr("device_runtime.commands.data.find", lambda name: text_bundle.path)
+    [line] = [line for line in EXAMPLES if "reviews" in line]
     assert main(shlex.split(line)) == 0
     assert capsys.readouterr().out.rstrip() == EXAMPLES[line].rstrip()
