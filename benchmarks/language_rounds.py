@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
@@ -19,11 +20,13 @@ from typing import Any
 
 from tabulate import tabulate
 
-from device_runtime.cli import main as device_runtime
-from simulation import scenario
-from simulation.records import RoundLine
-from simulation.run import prepare, simulate
-from simulation.watch import Nobody
+sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
+
+from device_runtime.cli import main as device_runtime  # noqa: E402
+from simulation import scenario  # noqa: E402
+from simulation.records import RoundLine  # noqa: E402
+from simulation.run import prepare, simulate  # noqa: E402
+from simulation.watch import Nobody  # noqa: E402
 
 DATA = os.environ.get("DEVICE_RUNTIME_DATA", "../shared/data")
 ANSWERS = {
@@ -74,6 +77,7 @@ def main() -> None:
 
 def run(asked: argparse.Namespace, method: str, answer: str) -> dict[str, Any]:
     """The row of one cell."""
+    asked.out.mkdir(parents=True, exist_ok=True)
     sizes = (asked.seed, asked.rounds, asked.samples, asked.tests, asked.length)
     file = asked.out / f"{method}-{answer}-{'-'.join(map(str, sizes))}.json".replace(" ", "_")
     if file.exists():
