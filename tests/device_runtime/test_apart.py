@@ -1,0 +1,336 @@
+"""A device that works in a process of its own: the same updates, and a process that may die at any moment."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from time import monotonic
+
+import psutil
+import pytest
+
+from broker import topics
+from broker.messages import Hello, Kind, Plan, encode, pack
+from device_runtime import child
+from device_runtime.apart import AGAIN_S, Apart
+from device_runtime.errors import DataError, WorkDied
+from device_runtime.hours import Hours
+from device_runtime.link_speed import LinkSpeed
+from device_runtime.meters import MeterError
+from device_runtime.offers import Open
+from device_runtime.policy import Rule, Verdict
+from device_runtime.settings import Settings
+from device_runtime.workplace import Death, in_this_process
+from strategies import registry
+from strategies.class_means import ClassMeans
+from strategies.full import Full
+
+SHORT, LONG = registry.write(Full(epochs=2, batch=20)), registry.write(Full(epochs=4000, batch=20))
+SOME = registry.write(Full(epochs=100, batch=20))
+MEANS = registry.write(ClassMeans())
+PAUSED = Verdict((Rule("paused", False, "paused by hand"),))
+DAY_S = 86_400.0
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """What the first device has measured, for those after it."""
+    return {}
+
+
+@pytest.fixture
+def apart(stage, measured):
+    """The stage with a device that works apart, in real time."""
+    if "speed" in measured:
+        (stage.folder / "speed.json").write_bytes(measured["speed"])
+    stage.clock, stage.place = monotonic, partial(Apart, stays_s=DAY_S)
+    stage.start()
+    yield stage
+    stage.agent.close()
+    if (stage.folder / "speed.json").exists():
+        measured["speed"] = (stage.folder / "speed.json").read_bytes()
+
+
+def process(stage):
+    """The process that works for it now."""
+    working = stage.agent._duty.place._child
+    return None if working is None else working.process
+
+
+def when_tried(stage, act, kinds=("full",)):
+    """Do something as soon as the device has said that it trains one of these kinds."""
+    said = stage.link.publish
+
+    def publish(topic, payload, retain=False):
+        done = said(topic, payload, retain)
+        plans = stage.link.of(Plan)
+        if topics.parse(topic).leaf == "plan" and plans[-1].kind in kinds:
+            act()
+        return done
+
+    stage.link.publish = publish
+
+
+def kill(stage, number=signal.SIGKILL):
+    process(stage).send_signal(number)
+    process(stage).wait()
+
+
+@pytest.mark.parametrize("kind", [SHORT, MEANS])
+def test_the_same_update_comes_from_either_process(apart, kind):
+    apart.link.announce(apart.offer(kinds=(kind,), remaining_s=DAY_S))
+    (there,) = apart.go().contributions
+    apart.agent.close()
+    shutil.rmtree(apart.folder / "outbox")
+    apart.place = in_this_process
+    apart.start(boot=2).link.announce(apart.offer(kinds=(kind,), remaining_s=DAY_S))
+    (here,) = apart.go().contributions
+    assert (there.kind, there.num_examples, there.form) == (here.kind, here.num_examples, here.form)
+    assert (there.body, there.blob) == (here.body, here.blob)
+    assert there.metrics.train_loss == here.metrics.train_loss or there.kind == "class-means"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_work_that_dies_is_given_up_for_a_cheaper_kind_and_the_device_stays(apart, number, caplog):
+    when_tried(apart, lambda: kill(apart, number))
+    apart.link.announce(apart.offer(kinds=(LONG, MEANS), remaining_s=DAY_S))
+    (sent,) = apart.go().contributions
+    assert sent.kind == "class-means"
+    plan = apart.link.of(Plan)[-1]
+    why = f"the process that worked on it was ended by {number.name}"
+    assert (plan.kind, plan.reasons) == ("class-means", (f"full given up: {why}",))
+    assert f"full given up: {why}" in caplog.text
+    (death,) = apart.agent._duty.place._deaths[1]
+    assert death == Death("full", why, memory=number == signal.SIGKILL)
+    apart.link.announce(apart.offer(number=2, kinds=(MEANS,)))
+    assert len(apart.go().contributions) == 2
+
+
+def test_a_round_whose_every_form_dies_is_sat_out_and_the_next_is_not(apart):
+    published = apart.link.publish
+    when_tried(apart, lambda: kill(apart), ("full", "class-means"))
+    apart.link.announce(apart.offer(kinds=(LONG, MEANS), remaining_s=DAY_S))
+    assert apart.go().contributions == []
+    assert [plan.kind for plan in apart.link.of(Plan)] == ["full", "class-means", ""]
+    assert len(apart.link.of(Plan)[-1].reasons) == 2
+    apart.link.publish = published
+    apart.link.announce(apart.offer(number=2, kinds=(MEANS,)))
+    assert len(apart.go().contributions) == 1
+
+
+def test_an_update_that_was_handed_over_is_not_made_again_when_its_process_dies(apart):
+    add = apart.agent._duty.outbox.add
+
+    def killed(message):
+        add(message)
+        kill(apart)
+
+    apart.agent._duty.outbox.add = killed
+    apart.link.announce(apart.offer(kinds=(SHORT, MEANS), remaining_s=DAY_S))
+    (sent,) = apart.go().contributions
+    assert sent.kind == "full"
+
+
+def test_signals_that_are_for_the_device_do_not_end_its_work(apart):
+    def signals():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            process(apart).send_signal(number)
+
+    when_tried(apart, signals)
+    apart.link.announce(apart.offer(kinds=(SHORT, MEANS), remaining_s=DAY_S))
+    (sent,) = apart.go().contributions
+    assert sent.kind == "full"
+
+
+def test_work_is_given_up_with_its_process_when_the_device_is_to_stop(apart):
+    stop = threading.Event()
+    apart.link.announce(apart.offer(kinds=(LONG,), remaining_s=DAY_S))
+    when_tried(apart, stop.set)
+    apart.agent.run(apart.link, stop)
+    assert (apart.contributions, process(apart)) == ([], None)
+
+
+def test_work_stands_still_while_the_rules_say_no_and_then_goes_on(apart):
+    looks = []
+
+    def judged(_held):
+        looks.append(bool(apart.link.of(Plan)))
+        return PAUSED if sum(looks) in (1, 2) else Verdict()
+
+    apart.agent.hours.judged = judged
+    when_tried(apart, apart.agent.hours.look_again)
+    apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
+    run_until_it_is_over(apart)
+    (sent,) = apart.contributions
+    assert sent.kind == "full"
+    assert apart.agent.hours.lost() > 0
+
+
+def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog):
+    apart.agent.hours.judged = lambda _held: PAUSED if apart.link.of(Plan) else Verdict()
+    worked = []
+    when_tried(apart, lambda: (worked.append(process(apart).pid), apart.agent.hours.look_again()))
+    apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=30.0))
+    run_until_it_is_over(apart)
+    assert (apart.contributions, [process(apart).pid]) == ([], worked)
+    assert "when the round closed; paused: paused by hand" in caplog.text
+
+
+def run_until_it_is_over(stage):
+    """In real time: what comes is waited for."""
+    stop = threading.Event()
+    duty, take = stage.agent._duty, stage.agent.inbox.next
+    begun = []
+
+    def next_event(timeout):
+        begun.append(duty.open is not None)
+        if any(begun) and duty.open is None:
+            stop.set()
+        return take(timeout)
+
+    stage.agent.inbox.next = next_event
+    stage.agent.run(stage.link, stop)
+
+
+def test_noise_on_the_standard_output_of_the_work_disturbs_nothing(apart, monkeypatch, capfd):
+    noise = "import os; os.write(1, bytes(range(256))); print('noise', flush=True); "
+    monkeypatch.setattr(child, "PROGRAM", noise + child.PROGRAM)
+    apart.link.announce(apart.offer())
+    assert len(apart.go().contributions) == 1
+    assert "noise" in capfd.readouterr().out
+
+
+def test_a_process_that_is_idle_ends_and_another_comes_with_the_next_round(apart):
+    apart.place = partial(Apart, stays_s=0.0)
+    apart.start().link.announce(apart.offer())
+    apart.go(ticks=3)
+    place = apart.agent._duty.place
+    place._cpu_s = 0.0
+    place.tidy()
+    assert (len(apart.contributions), process(apart)) == (1, None)
+    greetings = len(apart.link.of(Hello))
+    apart.link.announce(apart.offer(number=2))
+    apart.go(ticks=3)
+    assert (len(apart.contributions), len(apart.link.of(Hello))) == (2, greetings)
+
+
+def test_what_is_wrong_beyond_is_raised_here(apart):
+    (apart.folder / "a.npz").unlink()
+    apart.link.announce(apart.offer())
+    with pytest.raises(DataError, match="no data at"):
+        apart.go()
+
+
+def test_a_round_that_makes_no_sense_is_left_out(apart, caplog):
+    apart.link.announce(apart.offer(kinds=(Kind("unheard-of", pack({})),)))
+    apart.go()
+    assert "round 1 left out" in caplog.text
+    assert process(apart).poll() is None
+
+
+def test_a_meter_that_cannot_be_had_is_told_by_whoever_asks_first(stage):
+    place = Apart(
+        Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed(), "sundial"
+    )
+    try:
+        with pytest.raises(MeterError, match="--meter sundial: expected"):
+            place.look(Open(stage.offer(), monotonic() + 60))
+    finally:
+        place.close()
+
+
+def test_what_dies_before_it_has_done_anything_is_started_again_later_and_later(stage, monkeypatch, clock):
+    started = []
+    start = subprocess.Popen.__init__
+
+    def counted(*arguments, **options):
+        started.append(clock.now)
+        start(*arguments, **options)
+
+    monkeypatch.setattr(child, "PROGRAM", "raise SystemExit(3)")
+    monkeypatch.setattr(subprocess.Popen, "__init__", counted)
+    place = Apart(Settings("a", stage.folder / "a.npz", stage.folder), Hours(clock), LinkSpeed())
+    current = Open(stage.offer(), 1e9)
+    for _ in range(100):
+        with pytest.raises(WorkDied, match="ended with code 3"):
+            place.look(current)
+        clock.now += AGAIN_S / 10
+    assert started == pytest.approx([0, 1, 3, 7], abs=0.25)
+
+
+ALONE = """
+import sys
+from pathlib import Path
+from time import monotonic
+from broker.messages import Offer, decode
+from device_runtime.apart import Apart
+from device_runtime.hours import Hours
+from device_runtime.link_speed import LinkSpeed
+from device_runtime.offers import Open
+from device_runtime.settings import Settings
+from device_runtime.workplace import Death, in_this_process
+from device_runtime.workplace import Ears
+
+folder, hangs = Path(sys.argv[1]), sys.argv[2] == "hangs"
+offer = decode((folder / "offer").read_bytes(), Offer)
+hours = Hours(monotonic)
+place = Apart(Settings("a", folder / "a.npz", folder), hours, LinkSpeed())
+current = Open(offer, monotonic() + offer.remaining_s)
+look = place.look(current)
+assert not look.missing, look
+current = Open(offer, current.closes, look.member)
+place.prepare(current)
+made = []
+def decided(offer, plan, room):
+    print(plan.kind, place._child.process.pid, flush=True)
+ears = Ears(lambda _: None, lambda: None, hours.lost, decided, made.append, lambda _: False, lambda _: ())
+assert place.work(current, ears)
+place.close()
+print(made[0].message.kind, [name for name in ("numpy", "onnxruntime", "safetensors") if name in sys.modules])
+"""
+
+
+def alone(stage, kind, *how):
+    """A process that has a device work apart, and nothing else; it runs where the samples lie."""
+    offer = stage.offer(kinds=(kind,), remaining_s=DAY_S)
+    (stage.folder / "offer").write_bytes(encode(offer))
+    for data in stage.contents.values():
+        stage.agent._duty.blobs.put(data)
+    script = stage.folder / "bin" / "alone.py"
+    script.parent.mkdir()
+    script.write_text(ALONE)
+    command = [sys.executable, str(script), str(stage.folder), *how]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=stage.folder)
+
+
+def test_whoever_has_work_done_apart_imports_neither_numpy_nor_an_engine(stage):
+    (stage.folder / "numpy.py").write_text("raise RuntimeError('whatever lies here is not ours')")
+    with alone(stage, SHORT, "ends") as device:
+        *_, last = device.communicate()[0].splitlines()
+    assert last == "full []"
+
+
+def test_work_ends_with_the_device_however_that_ends(stage, eventually):
+    with alone(stage, LONG, "hangs") as device:
+        kind, pid = device.stdout.readline().split()
+        assert kind == "full"
+        assert psutil.pid_exists(int(pid))
+        device.kill()
+    eventually(lambda: not _runs(int(pid)))
+
+
+def _runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_the_command_of_a_device_imports_neither_numpy_nor_an_engine():
+    program = (
+        "import sys, device_runtime.cli, device_runtime.commands.join; "
+        "print([name for name in ('numpy', 'onnxruntime', 'safetensors') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
