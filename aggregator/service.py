@@ -36,6 +36,8 @@ TICK_S = 0.05
 """Seconds between looks at the clock."""
 LINGER_S = 2.0
 """Seconds that a finished service stays, at most, for the devices to hear of it and leave."""
+FETCHED_S, MOST_LINGER_S = 10.0, 60.0
+"""Seconds that it stays after one of them has asked for a part of the model; and at most, for all that."""
 
 
 MOST_REASONS = 64
@@ -57,6 +59,7 @@ class Service:
         self._ports = ports
         self._run = Conductor(self._rounds, ports, self._tell)
         self._done_s: float | None = None
+        self._until_s = 0.0
         self._wills = Wills(ports.will_grace_s)
         self._flood = Flood()
         self._crowd = Crowd(self._is_away, self._forget, ports.max_devices)
@@ -72,12 +75,13 @@ class Service:
 
     @property
     def finished(self) -> bool:
-        """Whether all is done, and the devices have left or had LINGER_S to hear of it."""
+        """Whether all is done, and the devices have left, or had time to hear of it and fetch the model."""
         if self.state.phase != "done":
             return False
         now = self._ports.clock()
-        self._done_s = now if self._done_s is None else self._done_s
-        return not self.state.online or now - self._done_s >= LINGER_S
+        if self._done_s is None:
+            self._done_s, self._until_s = now, now + LINGER_S
+        return not self.state.online or now >= min(self._until_s, self._done_s + MOST_LINGER_S)
 
     @property
     def rounds(self) -> Rounds:
@@ -185,6 +189,7 @@ class Service:
                 refusal = event.refusal if isinstance(event, Checked) else None
                 self._on_contribution(device, wire.decode(payload, wire.Contribution), refusal)
             case "get":
+                self._until_s = max(self._until_s, self._ports.clock() + FETCHED_S)
                 self._run.out.blocks(device, wire.decode(payload, wire.Get), self._rounds.store.models)
             case "block":
                 self._run.reception.block(device, address.sha, (address.index, payload))

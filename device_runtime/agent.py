@@ -83,8 +83,9 @@ class Agent:
 
     @property
     def finished(self) -> bool:
-        """Whether the task is done and everything is receipted."""
-        return self.done and self.inbox.empty() and not len(self._duty.outbox)
+        """Whether the task is done, everything is receipted, and its model here where one is wanted."""
+        duty = self._duty
+        return self.done and self.inbox.empty() and not len(duty.outbox) and not duty.finishing
 
     @property
     def waiting(self) -> bool:
@@ -92,7 +93,8 @@ class Agent:
 
         On a wire that loses messages call it now and then in any case: a hello without answer is said again.
         """
-        return self._duty.open is not None or len(self._duty.outbox) > 0 or self._over is not None
+        duty = self._duty
+        return duty.open is not None or len(duty.outbox) > 0 or duty.finishing or self._over is not None
 
     def run(self, link: Wire, stop: threading.Event, until_done: bool = False) -> None:
         """Work until stopped or, with `until_done`, until finished. Raises as `step` does."""
@@ -216,6 +218,7 @@ class Agent:
         if offer.done:
             log.info("task %s is done after round %d", offer.task, offer.round)
             self._duty.sending.drop(offer.run)
+            self._duty.finish(taken)
             self._go_elsewhere()
 
     def _believe(self) -> None:

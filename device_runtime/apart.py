@@ -24,6 +24,7 @@ from .dispatches import (
     Decided,
     Ended,
     GoOn,
+    Keep,
     Known,
     LookAt,
     Prepare,
@@ -127,6 +128,9 @@ class Apart:
     def after(self, current: Open, between: Callable[[], None]) -> None:
         if self._settings.personal.keep:
             self._ask(After(current), lambda _: between())
+
+    def keep(self, over: Open, between: Callable[[], None]) -> None:
+        self._ask(Keep(over), lambda _: between())
 
     def settle(self, message: Contribution, counts: bool) -> None:
         folder = self._settings.folder / LEFT

@@ -23,6 +23,7 @@ from .dispatches import (
     Decided,
     Ended,
     GoOn,
+    Keep,
     Known,
     LookAt,
     Prepare,
@@ -120,6 +121,8 @@ class Worker:
             self._here.prepare(asked.current)
         elif isinstance(asked, After):
             self._here.after(asked.current, self.between)
+        elif isinstance(asked, Keep):
+            self._here.keep(asked.over, self.between)
         elif isinstance(asked, Settle):
             self._here.settle(asked.message, asked.counts)
         elif isinstance(asked, Transferred):

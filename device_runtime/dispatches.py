@@ -85,6 +85,10 @@ class After(msgspec.Struct, frozen=True, tag=True):
     current: Open
 
 
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    over: Open
+
+
 class Settle(msgspec.Struct, frozen=True, tag=True):
     message: Contribution
     counts: bool
@@ -144,5 +148,5 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     cpu_s: float = 0.0
 
 
-Asked = Terms | LookAt | Prepare | Work | After | Settle | Transferred | PutDown | GoOn
+Asked = Terms | LookAt | Prepare | Work | After | Keep | Settle | Transferred | PutDown | GoOn
 Said = Beat | Decided | Reported | Ended

@@ -22,9 +22,12 @@ from .sending import Sending
 from .settings import Settings
 from .speaking import Voice
 from .standing import Standing
-from .workplace import Bundles, Ears, Look, Made, MakePlace, in_this_process
+from .workplace import Bundles, Ears, Look, Made, MakePlace, bundles_of, in_this_process
 
 log = logging.getLogger(__name__)
+
+FINAL_S = 60.0
+"""Seconds in which the model of a task that is done is fetched, where the owner wants one."""
 
 
 class Duty:
@@ -48,6 +51,9 @@ class Duty:
         self._seen: tuple[Open, Look] | None = None
         self._pruned: Offer | None = None
         self._worked_on: Open | None = None
+        self._final: tuple[Open, float] | None = None
+        self._finished = ""
+        self._keeps = settings.personal.keep
         self._answered = ("", 0)
         self._warned = ""
 
@@ -71,6 +77,7 @@ class Duty:
         if self.greeting.due(now):
             self.hello()
         if self.open is not None:
+            self._final = None
             try:
                 self._advance(self.open, now, progress)
             except (BlobError, StaleBase, WorkDied) as error:
@@ -79,9 +86,23 @@ class Duty:
             except LeftOut as error:
                 log.warning("round %d left out: %s", self.open.offer.round, error)
                 self.open = None
+        elif self._final is not None:
+            self._fetch_final(*self._final, now)
         elif self._worked_on is not None and not len(self.outbox):
             self._after(self._worked_on)
         self.place.tidy()
+
+    @property
+    def finishing(self) -> bool:
+        """Whether the model of a task that is done is on its way."""
+        return self._final is not None
+
+    def finish(self, over: Open) -> None:
+        """The task is done: what came of it is fetched, if the owner wants a model and the task is known."""
+        offer = over.offer
+        if self._keeps and self._finished != offer.run and self.place.bundles == bundles_of(offer):
+            self._final = replace(over, member=""), self._clock() + FINAL_S
+        self._finished = offer.run
 
     def stand_by(self) -> None:
         """While no work may be done: say so, be there, send what waits unless the link is to be spared."""
@@ -214,6 +235,20 @@ class Duty:
             return
         self.place.transferred(up=made.bytes_up)
         self.sending.due(self._clock())
+
+    def _fetch_final(self, over: Open, until: float, now: float) -> None:
+        """Once it is kept, or cannot be had, there is nothing more to do in this task."""
+        try:
+            look = self.place.look(over)
+            if not look.missing:
+                self.place.keep(over, self.between)
+            elif now < until and self._downloads.advance(look.missing, now):
+                return
+            else:
+                log.warning("the model of task %s has not come in time", over.offer.task)
+        except (BlobError, StaleBase, LeftOut, WorkDied) as error:
+            log.warning("the model of task %s is not kept: %s", over.offer.task, error)
+        self._final = self._worked_on = None
 
     def _waiting(self, run: str) -> set[int]:
         """Rounds whose updates have no receipt yet."""

@@ -94,6 +94,12 @@ class Here:
             self._given = None
             task.after(given, between)
 
+    def keep(self, over: Open, between: Callable[[], None]) -> None:
+        with left_out():
+            given, task = self._given_by(over), self._task_of(over.offer)
+            self._given = None
+            task.final(given, between)
+
     def settle(self, message: Contribution, counts: bool) -> None:
         self._leftovers.settle(message.run, message.kind, message.round, counts)
 

@@ -50,6 +50,10 @@ class OneTask(Protocol):
     def keep(self, offer: Offer, made: Contribution) -> None:
         """What the kind keeps of a round's update for the next. Raises OSError."""
 
+    def final(self, given: Given, between: Callable[[], None]) -> None:
+        """What there is to do for oneself with what came of a task that is done."""
+        return
+
     def after(self, given: Given, between: Callable[[], None]) -> None:
         """What there is to do for oneself, once nothing waits to be sent."""
         return

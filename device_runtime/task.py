@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from broker.messages import Hello, Offer
 from models.bundle import Bundle
 from models.engine import DeviceModel
@@ -190,6 +192,12 @@ class DeviceTask(OneTask):
         self._learn(outcome)
         self._rest()
         return outcome
+
+    def final(self, given: Given, between: Callable[[], None]) -> None:
+        """Keep the model that another round would have begun with, and judge it; `between` as in `after`."""
+        offer = msgspec.structs.replace(given.offer, round=given.offer.round + 1)
+        after_round.keep(self._keeper, offer, self._bundles[given.member], given.base)
+        self.after(replace(given, offer=offer), between)
 
     def after(self, given: Given, between: Callable[[], None]) -> None:
         """Judge the model of a round on the samples that were held out, where the owner wants one kept.

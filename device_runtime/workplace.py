@@ -110,6 +110,9 @@ class Workplace(Protocol):
     def after(self, current: Open, between: Callable[[], None]) -> None:
         """What there is to do for oneself after a round, once nothing waits to be sent."""
 
+    def keep(self, over: Open, between: Callable[[], None]) -> None:
+        """The model of a task that is done, as the owner wants it. Nothing may be missing."""
+
     def settle(self, message: Contribution, counts: bool) -> None:
         """A contribution has its receipt."""
 

@@ -17,7 +17,7 @@ from aggregator.observer import (
     RoundClosed,
     RoundExtended,
 )
-from aggregator.service import MOST_REASONS
+from aggregator.service import FETCHED_S, LINGER_S, MOST_LINGER_S, MOST_REASONS
 from aggregator.task import KindSettings
 from aggregator.text import LIMIT
 from aggregator.wills import GRACE_S, RETURN_S
@@ -48,6 +48,40 @@ def test_a_round_is_offered_kept_and_closed(bench, make_task, update_of):
     assert [c.record.participants for c in b.heard(RoundClosed)] == [2]
     assert len(b.heard(Finished)) == 1
     assert b.service.farewell().payload == b.link.retained[topics.offer(b.task.name)]
+
+
+def test_it_stays_for_devices_that_fetch_the_final_model_until_they_leave_but_not_for_ever(
+    bench, make_task, update_of
+):
+    b = bench(make_task("few-shot", rounds=1))
+    b.join("pi-01", "pi-02")
+    for device in ("pi-01", "pi-02"):
+        b.contribute(device, b.contribution("few-shot", update_of("few-shot")))
+    get = Get(blob=b.offer.base.checkpoint[0], blocks=(0,))
+    assert not b.service.finished
+    b.now += LINGER_S - 0.1
+    b.say("pi-01", "get", get)
+    b.now += FETCHED_S - 0.1
+    assert not b.service.finished
+    b.now += 0.2
+    assert b.service.finished
+    for _ in range(20):
+        b.say("pi-01", "get", get)
+        b.now += FETCHED_S / 2
+    assert b.now > MOST_LINGER_S
+    assert b.service.finished
+
+
+def test_it_does_not_stay_once_they_have_left(bench, make_task, update_of):
+    b = bench(make_task("few-shot", rounds=1))
+    b.join("pi-01", "pi-02")
+    for device in ("pi-01", "pi-02"):
+        b.contribute(device, b.contribution("few-shot", update_of("few-shot")))
+    assert not b.service.finished
+    b.say("pi-01", "get", Get(blob=b.offer.base.checkpoint[0], blocks=(0,)))
+    for device in ("pi-01", "pi-02"):
+        b.say(device, "state", State(boot=1, online=False, leaving=True))
+    assert b.service.finished
 
 
 def test_an_offer_in_answer_to_a_hello_says_what_remains_now(bench, make_task):

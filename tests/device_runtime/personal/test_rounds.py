@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 
+from broker.blobs import name
 from broker.link import Connected
+from broker.messages import Base, Get
 from device_runtime.agent import Agent
 from device_runtime.data import Place
+from device_runtime.duty import FINAL_S
 from device_runtime.personal.judging import judged
 from device_runtime.personal.kept import Keeper
 from device_runtime.personal.wish import Wish
-from device_runtime.task import Settings
+from device_runtime.settings import Settings
+from models import tensors
 
 
 @pytest.fixture
@@ -135,3 +139,54 @@ def test_a_round_without_samples_is_left_out_and_the_next_with_some_is_not(devic
     stage.link.announce(stage.offer(4))
     stage.go()
     assert [(c.round, c.num_examples) for c in stage.contributions] == [(1, 9), (4, 120)]
+
+
+def over(stage, number=1):
+    """The word that the task is done after this round, and the model that came of it."""
+    weights = {key: value + value.dtype.type(1) for key, value in stage.bundle.weights().items()}
+    data = tensors.encode(weights)
+    stage.contents[name(data).sha] = data
+    base = Base(checkpoint=(name(data),), sha=name(data).sha)
+    return stage.offer(number, base=base, kinds=(), remaining_s=0.0, done=True), data
+
+
+def test_the_model_of_a_task_that_is_done_is_fetched_kept_and_judged(device):
+    stage = device(Wish(keep=True, held_out=0.25))
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    offer, data = over(stage)
+    stage.link.announce(offer, unasked=False)
+    stage.agent.step()
+    assert not stage.agent.finished
+    stage.go()
+    assert stage.agent.finished
+    found = record(stage)
+    assert (found.round, [one.round for one in found.rounds]) == (2, [1, 2])
+    assert tensors.encode(Keeper(stage.folder).read().weights) == data
+    asked = len(stage.link.of(Get))
+    stage.link.announce(offer, unasked=False)
+    assert len(stage.go().link.of(Get)) == asked
+
+
+def test_a_final_model_that_does_not_come_in_time_is_not_waited_for(device, caplog):
+    stage = device(Wish(keep=True))
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    stage.link._answer = lambda _message: None
+    stage.link.announce(over(stage)[0], unasked=False)
+    stage.go()
+    assert not stage.agent.finished
+    stage.clock.now += FINAL_S
+    stage.go()
+    assert stage.agent.finished
+    assert "the model of task t has not come in time" in caplog.text
+    assert record(stage).round == 1
+
+
+def test_a_final_model_that_is_not_wished_for_is_not_fetched(device):
+    stage = device(Wish())
+    stage.link.announce(stage.offer(1))
+    asked = len(stage.go().link.of(Get))
+    stage.link.announce(over(stage)[0], unasked=False)
+    assert len(stage.go().link.of(Get)) == asked
+    assert stage.agent.finished
