@@ -1,9 +1,10 @@
 """What accuracies are measured on: SqueezeNet 1.0 of ImageNet, as features with a head, or whole.
 
 Features are the averages of the last maps, computed once and kept in a folder: of the first 4,000 images of
-CIFAR-10 enlarged to 128 pixels, of Speech Commands' log-mel pictures likewise. A bundle of a head alone then learns from them. The
-whole network takes CIFAR-10 at any size; its layers are balanced first, which changes no output but by one
-factor: every activation has a root mean square of 1, so that no layer's biases are lost beside the others'.
+CIFAR-10 enlarged to 128 pixels, of Speech Commands' log-mel pictures likewise. A bundle of a head alone then
+learns from them. The whole network takes CIFAR-10 at any size; its layers are balanced first, which changes
+no output but by one factor: every activation has a root mean square of 1, so that no layer's biases are lost
+beside the others'.
 """
 
 from __future__ import annotations
