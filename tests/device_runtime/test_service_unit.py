@@ -21,7 +21,7 @@ def test_the_unit_has_absolute_paths_and_the_limits_of_the_policy():
     assert 'ExecStart=:"/opt/a b/bin/device-runtime" "join" "--config" "/x/100%%/$HOME.toml"' in lines
     for line in (
         "WorkingDirectory=/srv", "Nice=10", "IOSchedulingClass=idle", "CPUQuota=50%", "MemoryMax=250000000",
-        "Restart=on-failure", "OOMScoreAdjust=500", "WantedBy=default.target",
+        "Restart=on-failure", "OOMScoreAdjust=500", "OOMPolicy=continue", "WantedBy=default.target",
     ):  # fmt: skip
         assert line in lines
 
