@@ -1,7 +1,7 @@
 """Content-addressed files: a blob is found by its sha256, and what is found is what was put.
 
-One process owns a folder; those that work for it may read in it and put. In it lie `{sha}` for each whole blob
-and, in `partial/`, what is on its way.
+One process owns a folder; those that work for it may read in it and put. In it lie `{sha}` for each whole
+blob and, in `partial/`, what is on its way.
 """
 
 from __future__ import annotations
