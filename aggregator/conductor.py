@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 from broker.messages import Offer, Receipt
 from strategies.kind import formed
@@ -26,6 +27,9 @@ from .traffic import Traffic
 
 log = logging.getLogger(__name__)
 
+RECEIPT_S = 5.0
+"""Seconds after which a short contribution has its receipt, if no next round says it: devices send it again
+after ten."""
 _OF_ONE = (moves.Keep, moves.Fetch, moves.Reply)
 """Commands about one contribution: what goes wrong with it does not stop the run."""
 
@@ -39,7 +43,7 @@ class Conductor:
     def __init__(self, rounds: Rounds, ports: Ports, tell: Callable[[Happening], None]) -> None:
         self.rounds = rounds
         self.traffic = Traffic(ports.mqtt5)
-        self.out = Outbound(ports.link, self.traffic, ports.seal)
+        self.out = Outbound(ports.link, self.traffic, ports.seal, ports.seal_next)
         self.plans: dict[str, tuple[str, str]] = {}
         self._most = ports.max_devices
         self.state = State(self._rules)
@@ -56,6 +60,7 @@ class Conductor:
         self._came: set[str] = set()
         self._forgotten: set[str] = set()
         self._full = 0
+        self._owed: dict[moves.Reply, float] = {}
 
     @property
     def _rules(self) -> Rules:
@@ -87,6 +92,7 @@ class Conductor:
             self._lost(error)
             self._drain()
         self._remember()
+        self._pay(self._clock() - RECEIPT_S)
 
     def attend(self, device: str) -> None:
         """A device came, went, or is ready: the next life of the aggregator is to know it."""
@@ -147,11 +153,34 @@ class Conductor:
         return self.rounds.farewell() if self.state.phase == "done" else None
 
     def reply(self, reply: moves.Reply) -> None:
-        """Send a receipt, and tell of it. One that cannot be sent is asked for again by its device."""
+        """Send a receipt, and tell of it. One that cannot be sent is asked for again by its device.
+
+        That a short contribution has been counted is said soon: the next round, if that comes before, says so
+        too, in no bytes.
+        """
         update = reply.update
+        if reply.status == "accepted" and not update.seq and not self.rounds.rules.counts_late:
+            self.reception.release(update)
+            self._owed[reply] = self._clock()
+            return
         if reply.status != "accepted":
             self.reception.turn_away(update)
         self.reception.release(update)
+        self._receipt(reply)
+        if reply.retry_s:
+            self._say_full()
+        if reply.status != "accepted":
+            kind, reason = printable(update.kind), printable(reply.reason)
+            self._tell(Refused(update.device, update.round, kind, reply.status, reason))
+
+    def _pay(self, until: float) -> None:
+        """Send the receipts that are owed since then or longer."""
+        for reply in [reply for reply, since in self._owed.items() if since <= until]:
+            del self._owed[reply]
+            self._receipt(reply)
+
+    def _receipt(self, reply: moves.Reply) -> None:
+        update = reply.update
         self.out.send(
             update.device,
             "receipt",
@@ -164,11 +193,6 @@ class Conductor:
                 retry_after_s=reply.retry_s,
             ),
         )
-        if reply.retry_s:
-            self._say_full()
-        if reply.status != "accepted":
-            kind, reason = printable(update.kind), printable(reply.reason)
-            self._tell(Refused(update.device, update.round, kind, reply.status, reason))
 
     def _say_full(self) -> None:
         """Once in a round."""
@@ -250,6 +274,7 @@ class Conductor:
                 self._work(command)
             case moves.Finish():
                 self.rounds.finish(command.best)
+                self._pay(inf)
                 self.offer()
                 self._tell(Finished(self.rounds.run, self.state.round))
 
@@ -261,7 +286,9 @@ class Conductor:
         kinds = tuple(kind.name for kind in task.offered(number))
         deadline_s, count = self.rounds.deadline_s(number), self.state.contributions
         self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
-        self._offering.opened(self.state)
+        if self._offering.opened(self.state):
+            self._owed.clear()
+        self._pay(inf)
 
     def _extend(self, command: moves.Extend) -> None:
         task, deadline_s = self.rounds.task, self.rounds.deadline_s(command.round)

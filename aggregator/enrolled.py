@@ -12,7 +12,7 @@ from broker.signing import Signer
 from broker.site import AGGREGATOR_KEY, Opened
 from broker.url import BrokerUrl
 
-from .ports import Seal
+from .ports import Seal, SealNext
 
 
 def address(enrolment: Path, given: BrokerUrl | None = None) -> BrokerUrl:
@@ -42,3 +42,8 @@ def sealing(enrolment: Path | None, run_folder: Path, clock: Callable[[], float]
         return keys[0].seal(topic, offer, max(0, int(clock())))
 
     return seal
+
+
+def sealing_next(enrolment: Path | None) -> SealNext | None:
+    """For `Ports`: by the key of the enrolment; without one no device knows a key. Raises SiteError."""
+    return Opened(enrolment).signer.seal_next if enrolment is not None else None

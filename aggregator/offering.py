@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from broker import small
 from broker.messages import Offer
 from broker.transfer import opening
 
 from .outbound import Outbound
 from .rounds import Rounds
 from .state import State
+from .store import Store
 
 
 class Offering:
@@ -23,23 +25,43 @@ class Offering:
         self._out = out
         self._clock = clock
         self._cohorts = rounds.task.devices_per_round is not None
+        self._last: Offer | None = None
 
     def started(self, state: State) -> None:
         """A life of the aggregator begins; whoever is here says hello."""
         if state.phase == "wait" or self._cohorts:
             self.everybody(state)
 
-    def opened(self, state: State) -> None:
+    def opened(self, state: State) -> bool:
         """A round is open. A base that is new to everyone is on its way; who lacks more of it asks.
 
-        Where there are smaller models, of which a device needs one in place of the main one, all ask.
+        Where there are smaller models, of which a device needs one in place of the main one, all ask. Who has
+        kept up needs few bytes where only steps moved the base: returns whether that was all that was said.
         """
         if self._cohorts:
-            return
+            return False
+        if self._went_on(state):
+            return True
         self.everybody(state)
         store, number = self._rounds.store, state.round
-        if number == 1 or self._rounds.task.family:
-            return
+        if number > 1 and not self._rounds.task.family and not store.base(number).at:
+            self._push(state, store, number)
+        return False
+
+    def _went_on(self, state: State) -> bool:
+        """Say what is new, to who has the offer of the round before."""
+        before, now = self._last, self._standing(state, state.phase == "collect")
+        if before is None or now is None or now.round != before.round + 1:
+            return False
+        steps = self._rounds.store.steps(now.round, max(0, now.base.at - before.base.at))
+        made = small.next_after(before, now, steps, over=not self._rounds.rules.counts_late)
+        if made is None:
+            return False
+        self._last = now
+        self._out.next(now, made, state.online)
+        return True
+
+    def _push(self, state: State, store: Store, number: int) -> None:
         known = store.base(number - 1).checkpoint
         for part in store.base(number).checkpoint:
             if part not in known:
@@ -56,6 +78,7 @@ class Offering:
     def everybody(self, state: State) -> None:
         """Publish where things are: a broker may have forgotten it."""
         if offer := self._standing(state, state.phase == "collect" and not self._cohorts):
+            self._last = offer
             self._out.broadcast(offer, state.online)
 
     def one(self, state: State, device: str) -> None:

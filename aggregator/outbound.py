@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from broker import messages, topics
+from broker import messages, small, topics
 from broker.blobs import Blobs
 from broker.messages import Get, Message, Offer
 from broker.transfer import answer
 
-from .ports import Seal, Wire
+from .ports import Seal, SealNext, Wire
 from .traffic import Traffic
 
 log = logging.getLogger(__name__)
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 class Outbound:
     """Never waits. What the link has no room for is dropped with a log line: devices ask or send again."""
 
-    def __init__(self, link: Wire, traffic: Traffic, seal: Seal) -> None:
+    def __init__(self, link: Wire, traffic: Traffic, seal: Seal, seal_next: SealNext | None = None) -> None:
         self._link = link
         self._traffic = traffic
-        self._seal = seal
+        self._seal, self._seal_next = seal, seal_next
 
     def offer(self, device: str, offer: Offer) -> None:
         """An offer to one device."""
@@ -46,6 +46,16 @@ class Outbound:
             self._traffic.down(online, topic, payload)
         else:
             log.warning("too much waits to be sent: the offer of round %d is not", offer.round)
+
+    def next(self, offer: Offer, made: small.Next, online: Iterable[str]) -> None:
+        """That the round of an offer is open, to who has the one before; not retained."""
+        topic, payload = topics.offer(offer.task), small.encode_next(made)
+        if self._seal_next:
+            payload = self._seal_next(topic, offer.run, payload)
+        if self._link.publish(topic, payload):
+            self._traffic.down(online, topic, payload)
+        else:
+            log.warning("too much waits to be sent: round %d is not offered", offer.round)
 
     def clear_state(self, device: str) -> None:
         """Have the broker forget the presence of a device that is gone."""

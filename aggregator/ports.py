@@ -45,6 +45,10 @@ Seal = Callable[[str, Offer], bytes]
 """The payload of an offer that goes to a topic, signed."""
 
 
+SealNext = Callable[[str, str, bytes], bytes]
+"""The payload of a next round (`broker.small`) of a run, by its topic, signed."""
+
+
 def unsigned(_topic: str, offer: Offer) -> bytes:
     """For those who know each other anyway; a device that is enrolled with a key will not take it."""
     return encode(offer)
@@ -65,6 +69,8 @@ class Ports:
     clock: Callable[[], float] = time.monotonic
     mqtt5: bool = False
     seal: Seal = unsigned
+    seal_next: SealNext | None = None
+    """None: nobody knows the key; they go unsigned."""
     will_grace_s: float = GRACE_S
     max_devices: int = MOST_DEVICES
     database: str = ""

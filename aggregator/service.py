@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from broker import link, topics
+from broker import link, small, topics
 from broker import messages as wire
 from broker.errors import BrokerError
 
@@ -42,7 +42,7 @@ FETCHED_S, MOST_LINGER_S = 10.0, 60.0
 
 MOST_REASONS = 64
 """Of a plan, that are kept and told; a device has one for each form of a kind that it does not take."""
-LIMITED = ("hello", "plan", "contribution")
+LIMITED = ("hello", "plan", "contribution", "c")
 """Messages of which a device may send only so many; blocks come as they are asked for."""
 
 
@@ -62,6 +62,7 @@ class Service:
         self._until_s = 0.0
         self._wills = Wills(ports.will_grace_s)
         self._flood = Flood()
+        self._whole: dict[str, wire.Contribution] = {}
         self._crowd = Crowd(self._is_away, self._forget, ports.max_devices)
 
     @property
@@ -188,6 +189,8 @@ class Service:
             case "contribution":
                 refusal = event.refusal if isinstance(event, Checked) else None
                 self._on_contribution(device, wire.decode(payload, wire.Contribution), refusal)
+            case "c":
+                self._on_short(device, payload)
             case "get":
                 self._until_s = max(self._until_s, self._ports.clock() + FETCHED_S)
                 self._run.out.blocks(device, wire.decode(payload, wire.Get), self._rounds.store.models)
@@ -204,6 +207,7 @@ class Service:
 
     def _forget(self, device: str) -> None:
         self._wills.heard(device)
+        self._whole.pop(device, None)
         self._run.forget(device)
 
     def _taken(self, device: str) -> bool:
@@ -278,7 +282,14 @@ class Service:
         )
         self._run.feed(moves.Planned(self._ports.clock(), device, plan.round, plan.kind))
 
+    def _on_short(self, device: str, payload: bytes) -> None:
+        """Like the last whole one, which a device knows that we have; else it sends it whole, in a while."""
+        if like := self._whole.get(device):
+            self._on_contribution(device, small.long_of(payload, like), None)
+
     def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
+        if message.seq and message.body:
+            self._whole[device] = small.without_numbers(message)
         update = moves.Update(device, message.round, message.kind, message.boot, message.seq)
         try:
             self._run.reception.check_address(message)

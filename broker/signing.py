@@ -14,12 +14,14 @@ from pathlib import Path
 from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
 
+from . import small
 from .errors import BrokerError
 from .messages import MessageError, Offer, Signed, decode, encode
 from .partial import sync_folder
 
 KEY_BYTES = 32
 _PURPOSE = b"device-runtime offer/1\0"
+_NEXT = b"device-runtime next/1\0"
 
 
 class KeyFileError(BrokerError):
@@ -60,6 +62,10 @@ class Signer:
         signature = self._key.sign(_signed(topic, issued, payload)).signature
         return encode(Signed(issued=issued, signature=signature, offer=payload))
 
+    def seal_next(self, topic: str, run: str, payload: bytes) -> bytes:
+        """The payload to publish there, of a `small.Next` of this run."""
+        return small.signed(payload, self._key.sign(_of_run(topic, run, payload)).signature)
+
 
 class Verifier:
     """The key of one aggregator, as a device knows it. Raises NotTrusted when `public` is no key."""
@@ -89,6 +95,18 @@ class Verifier:
             ) from None
         return decode(sealed.offer, Offer), sealed.issued
 
+    def open_next(self, topic: str, run: str, payload: bytes) -> bytes:
+        """What was sealed. Raises NotTrusted for what is unsigned, another's, or of another run."""
+        said, signature = small.unsigned(payload)
+        try:
+            self._key.verify(_of_run(topic, run, said), signature)
+        except (BadSignatureError, ValueError):
+            raise NotTrusted(
+                f"next round on {topic} refused: it is not signed for run {run!r} by the aggregator that "
+                f"this device is enrolled with (key {fingerprint(bytes(self._key))})"
+            ) from None
+        return said
+
 
 def fingerprint(public: bytes) -> str:
     """Of a key, for people: its first 8 bytes."""
@@ -97,6 +115,10 @@ def fingerprint(public: bytes) -> str:
 
 def _signed(topic: str, issued: int, payload: bytes) -> bytes:
     return b"".join((_PURPOSE, topic.encode(), b"\0", issued.to_bytes(8, "big"), payload))
+
+
+def _of_run(topic: str, run: str, payload: bytes) -> bytes:
+    return b"".join((_NEXT, topic.encode(), b"\0", run.encode(), b"\0", payload))
 
 
 def _keep(path: Path, secret: bytes) -> None:

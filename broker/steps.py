@@ -65,6 +65,25 @@ def unpack(stretches: Iterable[Stretch]) -> tuple[Step, ...]:
     return tuple(step for stretch in stretches for step in _steps(stretch))
 
 
+def joined(before: Sequence[Stretch], new: Sequence[Stretch], most: int) -> tuple[Stretch, ...]:
+    """The last so many steps of both; a stretch that goes on is one. Raises MessageError as `unpack`."""
+    made = list(before)
+    for stretch in new:
+        if made and _goes_on(made[-1], stretch):
+            scalars = made[-1].scalars + stretch.scalars
+            made[-1] = msgspec.structs.replace(made[-1], scalars=scalars)
+        else:
+            made.append(stretch)
+    over = count(made) - most
+    while over > 0:
+        steps = _count(made[0])
+        first = made.pop(0)
+        if over < steps:
+            made.insert(0, _without(first, over, steps))
+        over -= steps
+    return tuple(made)
+
+
 def count(stretches: Iterable[Stretch]) -> int:
     """How many steps there are. Raises MessageError as `unpack`."""
     return sum(_count(stretch) for stretch in stretches)
@@ -173,6 +192,29 @@ def _steps(stretch: Stretch) -> Iterable[Step]:
             scalars=tuple(map(float, scalars[mine])),
             indices=indices[mine],
         )
+
+
+def _goes_on(stretch: Stretch, new: Stretch) -> bool:
+    """Whether the steps of one follow on those of the other, and no numbers but scalars are written."""
+    like = msgspec.structs.replace(new, round=stretch.round, scalars=stretch.scalars)
+    plain = isinstance(stretch.seeds, int) and not (stretch.shares or stretch.indices)
+    return plain and like == stretch and new.round == stretch.round + _count(stretch)
+
+
+def _without(stretch: Stretch, first: int, steps: int) -> Stretch:
+    """All but the first so many of its steps."""
+
+    def rest(data: bytes) -> bytes:
+        return data[len(data) // steps * first :]
+
+    return msgspec.structs.replace(
+        stretch,
+        round=stretch.round + first,
+        scalars=rest(stretch.scalars),
+        seeds=rest(stretch.seeds) if isinstance(stretch.seeds, bytes) else stretch.seeds,
+        shares=rest(stretch.shares),
+        indices=rest(stretch.indices),
+    )
 
 
 def _each(letter: str, data: bytes, steps: int) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 fl/v1/all/round/{task}                  offer, retained
 fl/v1/d/{id}/up/state                   presence, retained, last will
-fl/v1/d/{id}/up/{hello|plan|contribution|get}
+fl/v1/d/{id}/up/{hello|plan|contribution|c|get}
 fl/v1/d/{id}/up/block/{sha}/{N}         blocks of an upload
 fl/v1/d/{id}/dn/{task|receipt|get}
 fl/v1/d/{id}/dn/block/{sha}/{N}         blocks of a download
@@ -21,7 +21,7 @@ OFFERS = f"{ROOT}/all/round/+"
 FROM_DEVICES = f"{ROOT}/d/+/up/#"
 CONTRIBUTIONS = f"{ROOT}/d/+/up/contribution"
 BUT_CONTRIBUTIONS = tuple(
-    f"{ROOT}/d/+/up/{leaf}" for leaf in ("state", "hello", "plan", "get", "block/+/+", "trial")
+    f"{ROOT}/d/+/up/{leaf}" for leaf in ("state", "hello", "plan", "c", "get", "block/+/+", "trial")
 )
 """All else that comes from devices, for who has others take their contributions."""
 

@@ -10,10 +10,12 @@ from broker import topics
 from broker.errors import BlobError
 from broker.link import Connected, Disconnected, Event, Received, Will
 from broker.messages import Blob, Get, MessageError, Offer, Receipt, decode
+from broker.small import LostTrack, is_next
 from broker.topics import TopicError
 
 from .duty import Duty
 from .errors import Stopped, WorkDied
+from .following import Following
 from .going import Going
 from .hours import Hours
 from .inbox import Inbox
@@ -57,7 +59,7 @@ class Agent:
         self._duty = Duty(settings, self.hours, self._voice, make)
         self._going = Going(self.hours, self._duty, self._hear_next, settings.meter)
         self._duty.between = self._going.between
-        self._trust = Trust(settings.aggregator)
+        self._following = Following(Trust(settings.aggregator))
         self._clock = clock
         self._over: tuple[Open, float] | None = None
         self._voice.task = settings.task
@@ -141,6 +143,8 @@ class Agent:
         try:
             if event:
                 self._handle(*event)
+        except LostTrack as error:
+            self._ask_anew(error)
         except (MessageError, TopicError) as error:
             log.warning("ignored: %s", error)
         except (BlobError, WorkDied) as error:
@@ -158,6 +162,8 @@ class Agent:
             self._receive(event, came)
 
     def _receive(self, message: Received, came: float) -> None:
+        if topics.is_offer(message.topic) and self._is_elsewhere(message):
+            return
         if topics.is_offer(message.topic):
             self._hear(self._opened(message, came), message.retain)
             return
@@ -172,7 +178,17 @@ class Agent:
             self._duty.block(address.sha, address.index, message.payload)
 
     def _opened(self, message: Received, came: float) -> Open:
-        return opened(self._trust.offer(message.topic, message.payload), came)
+        return opened(self._following.offer(message.topic, message.payload, message.retain), came)
+
+    def _is_elsewhere(self, message: Received) -> bool:
+        """Whether this is the next round of a task that the device is not in."""
+        return is_next(message.payload) and message.topic != topics.offer(self._voice.task)
+
+    def _ask_anew(self, lost: LostTrack) -> None:
+        """For the whole offer, unless that is asked for already."""
+        if not self._duty.greeting.waiting:
+            log.info("%s", lost)
+            self._duty.hello()
 
     def _hear(self, heard: Open, retained: bool) -> None:
         """The offer to all. A retained one only says that there is a task: what remains is told after hello.
@@ -195,10 +211,12 @@ class Agent:
             if again:
                 self._duty.hello()
                 self._duty.sending.restart()
-            elif offer.round > 1 and not offer.family:
+            elif offer.round > 1 and not (offer.family or offer.base.at):
                 for part in checkpoint:
                     if part not in self._base:
                         self._duty.expect(part)
+        if self._following.over:
+            self._duty.sending.over(offer.run, offer.round)
         self._take(heard)
 
     def _take(self, taken: Open) -> None:

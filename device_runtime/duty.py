@@ -83,6 +83,9 @@ class Duty:
             except (BlobError, StaleBase, WorkDied) as error:
                 self._seen = None
                 self.warn(f"round {self.open.offer.round}: {error}")
+                if isinstance(error, StaleBase) and self.open.base.at and not self.open.base.log:
+                    self.open = None
+                    self.hello()  # for the whole offer, which names all that leads there
             except LeftOut as error:
                 log.warning("round %d left out: %s", self.open.offer.round, error)
                 self.open = None

@@ -67,24 +67,32 @@ class Outbox:
         return None if receipt.retry_after_s else self.named(receipt)
 
     def named(self, receipt: Receipt) -> Contribution | None:
-        """The contribution that this receipt is for; None when there is none such."""
-        _, message = self._waiting.get(receipt.seq, (None, None))
+        """The contribution that this receipt is for; None when there is none such. That of a short one (see
+        `small`) has no number, and names the round alone.
+        """
+        _, message = self._waiting.get(receipt.seq or self._seq_of(receipt.round), (None, None))
         fits = message and (message.boot, message.round) == (receipt.boot, receipt.round)
         return message if fits else None
 
     def settle(self, receipt: Receipt) -> Contribution | None:
         """Forget the contribution that this receipt answers, and return it."""
         message = self.answering(receipt)
-        if message is None:
-            return None
-        path, _ = self._waiting.pop(receipt.seq)
+        if message is not None:
+            self.end(message)
+        return message
+
+    def end(self, message: Contribution) -> None:
+        """This one waits no longer, and its round is answered."""
+        path, _ = self._waiting.pop(message.seq)
         last = self._settled
         if last and last.run == message.run and last.round > message.round:
             path.unlink(missing_ok=True)
         else:
             path.replace(self._folder / "settled")
             self._settled = message
-        return message
+
+    def _seq_of(self, number: int) -> int:
+        return next((seq for seq, (_, message) in self._waiting.items() if message.round == number), 0)
 
     def drop(self, seq: int) -> None:
         """Forget a contribution that nobody waits for any more."""

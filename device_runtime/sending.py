@@ -10,6 +10,7 @@ import msgspec
 
 from broker.messages import Contribution, Receipt
 
+from .brief import Brief
 from .outbox import Outbox
 from .speaking import Voice
 
@@ -40,6 +41,8 @@ class Sending:
         self.outbox = outbox
         self._voice = voice
         self._sent: dict[int, _Sent] = {}  # the latest is the last
+        self._brief = Brief()
+        self._short: set[int] = set()
         self._busy_s = -inf
 
     def keep(self, message: Contribution) -> Contribution:
@@ -70,6 +73,7 @@ class Sending:
 
         What it has not acknowledged, the link brings it by itself.
         """
+        self._brief.forget()
         latest = list(self._sent.items())
         coming = latest[max(0, len(latest) - self._voice.under_way("contribution")) :]
         self._sent = {seq: replace(sent, wait_s=RESEND_S) for seq, sent in coming}
@@ -83,13 +87,28 @@ class Sending:
         if message is None:
             self._put_off(receipt, now)
             return 0, 0.0
-        sent = self._sent.pop(receipt.seq, None)
+        sent = self._forget(message)
+        if receipt.status in ("accepted", "duplicate"):
+            self._brief.received(message)
         level = logging.INFO if receipt.status in ("accepted", "duplicate") else logging.WARNING
         text = " ".join(part for part in (message.kind, receipt.status, receipt.reason) if part)
         if spent := message.metrics.epsilon_milli:
             text += f", epsilon {spent / 1000:.2f} spent of these samples' privacy"
         log.log(level, "round %d: %s", receipt.round, text)
         return (message.blob.size if message.blob else 0), (now - sent.first_s if sent else 0.0)
+
+    def over(self, run: str, number: int) -> None:
+        """Round `number` of a run is open, and what was sent in few bytes for those before has either been
+        counted, or cannot be any more.
+        """
+        for message in [m for m in self.outbox if m.run == run and m.round < number and m.seq in self._short]:
+            log.info("round %d: %s: the round is over", message.round, message.kind)
+            self._forget(message)
+            self.outbox.end(message)
+
+    def _forget(self, message: Contribution) -> _Sent | None:
+        self._short.discard(message.seq)
+        return self._sent.pop(message.seq, None)
 
     def _put_off(self, receipt: Receipt, now: float) -> None:
         """If the aggregator has no room for it now, it is sent again when that says."""
@@ -104,7 +123,13 @@ class Sending:
         if message.boot != self._voice.boot:
             message = msgspec.structs.replace(message, boot=self._voice.boot)
             self.outbox.add(message)
-        self._voice.contribution(message)
         before = self._sent.pop(message.seq, None)
+        short = None if before else self._brief.of(message)
+        if short is None:
+            self._brief.sends(message)
+            self._voice.contribution(message)
+        else:
+            self._short.add(message.seq)
+            self._voice.short(short)
         again = before and _Sent(before.first_s, now, min(2 * before.wait_s, MAX_RESEND_S))
         self._sent[message.seq] = again or _Sent(now, now)

@@ -80,6 +80,10 @@ class Voice:
     def contribution(self, message: Contribution) -> None:
         self._publish("contribution", message)
 
+    def short(self, payload: bytes) -> None:
+        """A contribution in few bytes."""
+        self.link.publish(self._topic("c"), payload)
+
     def ask(self, get: Get) -> None:
         self._publish("get", get)
 

@@ -41,7 +41,7 @@ def test_no_weights_travel_and_a_device_that_missed_rounds_replays_them(
     log = tmp_path / "b.log"
     with launched(tmp_path / "serve.log", "serve", *options.split(), *where) as service, join("a"):
         with join("b") as first:
-            eventually(lambda: log.read_text().count("accepted") >= 2)
+            eventually(lambda: log.read_text().count(": zeroth-order") >= 2)
             first.kill()  # it has taken part in two rounds, and misses the next ones
         time.sleep(1.5)
         with join("b") as second:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from aggregator.crowd import MOST_DEVICES
 from aggregator.ports import Ports
 from aggregator.service import Service
 from aggregator.task import KindSettings, Task
-from broker import brokers, messages, mosquitto, topics
+from broker import brokers, messages, mosquitto, small, topics
 from broker.blobs import Blobs
 from broker.link import Link, LinkOptions, Received, Will
 from broker.messages import INLINE_LIMIT, Contribution, Get, Hello, Metrics, Offer, Plan, Receipt, State
@@ -194,7 +195,14 @@ class Bench:
 
     @property
     def offer(self):
-        return messages.decode(self.link.retained[topics.offer(self.task.name)], Offer)
+        """What all devices were told last; as the whole offer, where they were told in few bytes."""
+        topic, known = topics.offer(self.task.name), None
+        for payload in [payload for where, payload in self.link.sent if where == topic]:
+            if small.is_next(payload):
+                known = small.following(known, small.decode_next(payload))
+            else:
+                known = messages.decode(payload, Offer)
+        return msgspec.structs.replace(known, base=self.store.base(known.round)) if known.kinds else known
 
     def heard(self, kind):
         return [happening for happening in self.told if isinstance(happening, kind)]

@@ -1,0 +1,159 @@
+"""Rounds of scalars alone, in few bytes: who is told what, and when a receipt comes."""
+
+import numpy as np
+import pytest
+
+from aggregator.conductor import RECEIPT_S
+from aggregator.observer import RoundClosed
+from broker import messages, small, topics
+from broker.messages import Offer
+from broker.signing import NotTrusted, Signer, Verifier
+
+KIND = "zeroth-order"
+
+
+def told(bench, since=0):
+    """What went to all: the rounds of whole offers, and of what follows from one."""
+    payloads = [p for t, p in bench.link.sent[since:] if t == topics.offer(bench.task.name)]
+    read = {True: lambda p: small.decode_next(p).round, False: lambda p: messages.decode(p, Offer).round}
+    names = {True: "next", False: "offer"}
+    return [(names[small.is_next(p)], read[small.is_next(p)](p)) for p in payloads]
+
+
+def scalars(seed=0):
+    return {"g": np.random.default_rng(seed).normal(size=2).astype(np.float32)}, 10
+
+
+def short(bench, number, like, device="a"):
+    """Sends one like an earlier one; returns the receipts that came of it at once."""
+    before = len(bench.receipts(device))
+    whole = bench.contribution(KIND, scalars(number), number)
+    bench.raw(topics.up(device, "c"), small.short_of(whole, like))
+    return bench.receipts(device)[before:]
+
+
+@pytest.fixture
+def two(bench, make_task):
+    """Two devices, in the second round of scalars; and what they sent in the first."""
+    b = bench(make_task(KIND, rounds=9))
+    b.join("a", "b")
+    like = b.contribution(KIND, scalars(1))
+    for device in ("a", "b"):
+        assert b.contribute(device, like)[0].status == "accepted"
+    return b, like
+
+
+def test_the_next_round_is_told_in_few_bytes_to_who_keeps_up_and_whole_to_who_says_hello(two):
+    b, _ = two
+    assert told(b)[-2:] == [("offer", 1), ("next", 2)]
+    for device in ("a", "b"):
+        b.contribute(device, b.contribution(KIND, scalars(2), 2))
+    assert told(b)[-1] == ("next", 3)
+    b.join("c")
+    answer = [p for t, p in b.link.sent if t == topics.down("c", "task")][-1]
+    assert messages.decode(answer, Offer).round == 3
+    assert messages.decode(b.link.retained[topics.offer(b.task.name)], Offer).round == 1
+
+
+def test_a_short_contribution_counts_as_a_whole_one_does(two):
+    b, like = two
+    assert short(b, 2, like) == short(b, 2, like, "b") == []
+    [_, second] = b.heard(RoundClosed)
+    assert second.record.participants == 2
+    assert b.service.state.round == 3
+    assert {c.device for c in second.contributions} == {"a", "b"}
+
+
+def test_that_it_counts_is_said_by_the_next_round_or_else_by_a_receipt_soon(two):
+    b, like = two
+    assert short(b, 2, like) == []
+    b.wait(RECEIPT_S - 1)
+    assert len(b.receipts("a")) == 1
+    b.wait(1.0)
+    last = b.receipts("a")[-1]
+    assert (last.seq, last.round, last.boot, last.status) == (0, 2, 1, "accepted")
+    sent = len(b.link.sent)
+    short(b, 2, like, "b")
+    assert told(b, sent) == [("next", 3)]
+    b.wait(RECEIPT_S)
+    assert len(b.receipts("b")) == 1
+    assert small.decode_next(b.link.sent[sent][1]).over
+
+
+def test_what_is_sent_again_whole_is_a_duplicate_and_what_does_not_count_is_said_at_once(two):
+    b, like = two
+    short(b, 2, like)
+    again = b.contribution(KIND, scalars(2), 2)
+    assert [r.status for r in b.contribute("a", again)] == ["duplicate"]
+    short(b, 2, like, "b")
+    assert [r.status for r in short(b, 2, like)] == ["duplicate"]
+    assert [r.status for r in short(b, 1, like, "b")] == ["duplicate"]
+    b.join("c")
+    b.contribute("c", b.contribution(KIND, scalars(1), 3))
+    assert [r.status for r in short(b, 2, like, "c")] == ["late"]
+
+
+def test_where_late_ones_count_every_contribution_has_its_receipt(bench, make_task):
+    b = bench(make_task(KIND, rounds=9, late="count"))
+    b.join("a", "b")
+    like = b.contribution(KIND, scalars(1))
+    for device in ("a", "b"):
+        b.contribute(device, like)
+    sent = [p for t, p in b.link.sent if t == topics.offer(b.task.name)][-1]
+    assert not small.decode_next(sent).over
+    assert [r.status for r in short(b, 2, like)] == ["accepted"]
+
+
+def test_an_aggregator_that_is_new_does_not_know_what_it_is_like_and_counts_it_when_it_comes_whole(two):
+    b, like = two
+    short(b, 2, like)
+    b = b.restart()
+    b.join("a", "b")
+    assert short(b, 2, like) == []
+    assert [r.status for r in b.contribute("a", b.contribution(KIND, scalars(2), 2))] == ["duplicate"]
+    assert short(b, 2, like, "b") == []
+    assert b.service.state.contributions == 1
+
+
+def test_when_all_is_over_everybody_has_a_receipt_before_that_is_said(bench, make_task):
+    b = bench(make_task(KIND, rounds=2))
+    b.join("a")
+    like = b.contribution(KIND, scalars(1))
+    b.contribute("a", like)
+    sent = len(b.link.sent)
+    short(b, 2, like)
+    leaves = [t.rsplit("/", 1)[-1] for t, _ in b.link.sent[sent:]]
+    assert leaves == ["receipt", b.task.name]
+    assert b.offer.done
+
+
+def test_rounds_of_other_kinds_are_offered_whole(bench, make_task, update_of):
+    b = bench(make_task("few-shot", KIND, rounds=4))
+    b.join("a")
+    b.contribute("a", b.contribution("few-shot", update_of("few-shot")))
+    b.contribute("a", b.contribution(KIND, scalars(1), 2))
+    assert told(b)[-3:] == [("offer", 1), ("offer", 2), ("next", 3)]
+
+
+def test_a_deadline_that_passes_is_offered_whole_and_goes_on_from_there(bench, make_task):
+    b = bench(make_task(KIND, rounds=4, min_contributions=2))
+    b.join("a", "b")
+    b.wait(10.0)
+    assert told(b)[-1] == ("offer", 1)
+    for device in ("a", "b"):
+        b.contribute(device, b.contribution(KIND, scalars(1)))
+    assert told(b)[-1] == ("next", 2)
+
+
+def test_where_devices_are_enrolled_the_next_round_is_signed_for_its_run(two):
+    b, _ = two
+    signer = Signer(bytes(32))
+    b.service._run.out._seal_next = signer.seal_next
+    for device in ("a", "b"):
+        b.contribute(device, b.contribution(KIND, scalars(2), 2))
+    topic, payload = [sent for sent in b.link.sent if sent[0] == topics.offer(b.task.name)][-1]
+    said = Verifier(signer.public).open_next(topic, b.service.run_id, payload)
+    assert small.decode_next(said).round == 3
+    for wrong in ((topic, "another run"), (topics.offer("another"), b.service.run_id)):
+        with pytest.raises(NotTrusted, match="is not signed for run"):
+            Verifier(signer.public).open_next(*wrong, payload)

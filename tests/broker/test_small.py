@@ -1,0 +1,208 @@
+"""Rounds of scalars in few bytes: what is read is what was meant, to the bit, or nothing is written so."""
+
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker import small, steps
+from broker.messages import Base, Blob, Contribution, Kind, MessageError, Metrics, Offer, Step, encode, pack
+from broker.small import LostTrack, Next
+
+SEED = 5
+BLOB = Blob(bytes(range(32)), 310_000)
+
+
+def step(number, scalars=(0.5, -1.25), **changes):
+    made = Step(number, "philox/1", steps.round_seed(SEED, number), "all", 0.01, 1.0, scalars)
+    return msgspec.structs.replace(made, **changes)
+
+
+def offer(number, taken, **changes):
+    """Round `number` after these steps, as the aggregator has it."""
+    base = Base(
+        checkpoint=(BLOB,), sha=bytes([number % 256]) * 32, line=bytes(8), steps=len(taken), at=len(taken),
+        tail=steps.pack(steps.last(taken), SEED), log=(BLOB,) if taken else (),
+    )  # fmt: skip
+    made = Offer(
+        task="digits", run="r1", round=number, seed=steps.round_seed(SEED, number), deadline_s=60.0,
+        remaining_s=59.5, bundle=BLOB, base=base, kinds=(Kind("zeroth-order", pack({"lr": 0.01})),),
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **changes)
+
+
+FIRST, SECOND = step(1), step(2, (0.1, 2.0))
+BEFORE = offer(2, [FIRST])
+F32 = struct.unpack("<ff", struct.pack("<ff", 0.1, 2.0))
+
+
+def led(before, now, new, over=False):
+    """What follows for who has the offer before; None where the whole offer is needed."""
+    made = small.next_after(before, now, tuple(new), over)
+    return made and small.following(before, small.decode_next(small.encode_next(made)))
+
+
+def test_a_round_of_two_scalars_is_told_in_fourteen_bytes():
+    made = small.next_after(BEFORE, offer(3, [FIRST, step(2, F32)]), (step(2, F32),), True)
+    assert (made.over, made.scalars, made.steps) == (True, F32, ())
+    assert len(small.encode_next(made)) == 14
+    assert small.encode_next(made)[0] < 0x80 <= encode(BEFORE)[0]
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        (),
+        (step(2, F32),),
+        (step(2, (0.1, 0.2)),),  # not float32
+        (step(2, (1.0,)),),
+        (step(2, lr=0.5),),
+        (step(2, share=0.5),),
+        (step(2, indices=(7, 2**63)),),
+        (step(1, (3.0,), share=0.3), step(2, share=0.7)),
+        (step(2, tuple(float(n) for n in range(300))),),
+    ],
+    ids=["none", "plain", "float64", "one", "lr", "share", "named", "late", "many"],
+)
+def test_who_has_the_offer_before_is_led_to_the_next(new):
+    now = offer(3, [FIRST, *new])
+    got = led(BEFORE, now, new)
+    assert steps.unpack(got.base.tail) == (FIRST, *new)
+    assert (got.base.sha, got.base.log, got.remaining_s) == (now.base.sha[:4], (), 60.0)
+    same = msgspec.structs.replace(got.base, sha=now.base.sha, tail=now.base.tail, log=now.base.log)
+    assert msgspec.structs.replace(got, base=same, remaining_s=59.5) == now
+
+
+def test_round_after_round_is_followed_as_far_as_it_goes():
+    taken, known = [FIRST], BEFORE
+    for number in range(3, 600):
+        taken.append(step(number - 1, F32))
+        now = offer(number, taken)
+        known = led(known, now, taken[-1:])
+    assert steps.unpack(known.base.tail) == tuple(taken[-small.FOLLOWED :])
+    assert len(known.base.tail) == 1
+    assert (known.base.at, known.seed) == (len(taken), now.seed)
+
+
+OTHER = Blob(bytes(32), 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kinds": ()},
+        {"deadline_s": 30.0},
+        {"aside": OTHER},
+        {"run": "r2"},
+        {"seed": 77},
+        {"done": True},
+        {"base": msgspec.structs.replace(offer(3, [FIRST, SECOND]).base, checkpoint=(OTHER,))},
+        {"base": msgspec.structs.replace(offer(3, [FIRST, SECOND]).base, line=b"another!")},
+    ],
+    ids="".join,
+)
+def test_whatever_else_changes_takes_the_whole_offer(changes):
+    assert led(BEFORE, offer(3, [FIRST, SECOND]), [SECOND]) is not None
+    assert led(BEFORE, offer(3, [FIRST, SECOND], **changes), [SECOND]) is None
+
+
+def test_the_first_step_of_a_line_takes_more_bytes_and_no_step_at_all_the_whole_offer():
+    lobby = offer(1, [])
+    assert led(lobby, offer(2, [FIRST]), [FIRST]).base.at == 1
+    assert led(lobby, offer(2, []), []) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "number"),
+    [(offer(1, []), 2), (BEFORE, 4), (BEFORE, 2), (offer(0, []), 1), (offer(2, [], done=True), 3)],
+)
+def test_who_does_not_have_the_round_before_has_lost_track(before, number):
+    with pytest.raises(LostTrack, match=f"round {number}"):
+        small.following(before, Next(number, bytes(4), scalars=(1.0,)))
+
+
+def test_a_signature_is_behind_what_it_signs():
+    said = small.encode_next(Next(3, b"abcd", True, (1.0,)))
+    sealed = small.signed(said, bytes(64))
+    assert small.unsigned(sealed) == (said, bytes(64))
+    assert small.unsigned(said) == (said, b"")
+    assert len(sealed) == len(said) + 64
+    with pytest.raises(MessageError):
+        small.decode_next(sealed)
+
+
+@given(st.binary(max_size=40))
+def test_rubbish_is_no_next_round_and_no_contribution_and_says_so(data):
+    for read in (small.decode_next, lambda data: small.long_of(data, LIKE)):
+        try:
+            read(data)
+        except MessageError as error:
+            assert str(error)
+
+
+def body(*scalars, name="g"):
+    head = f'{{"{name}":{{"dtype":"F32","shape":[{len(scalars)}]}}}}'.encode()
+    return len(head).to_bytes(8, "little") + head + struct.pack(f"<{len(scalars)}f", *scalars)
+
+
+LIKE = Contribution(
+    task="digits", run="r1", round=300, boot=9, seq=270, kind="zeroth-order", num_examples=40,
+    metrics=Metrics(2.25, 1504, 800, 40_000, energy_source="rapl", energy_off_percent=5), body=body(1.0, 2.0),
+)  # fmt: skip
+
+
+def like(number=301, **changes):
+    made = {"round": number, "seq": 271, "body": body(0.1, -3.5), **changes}
+    return msgspec.structs.replace(LIKE, **made)
+
+
+def test_a_contribution_of_two_scalars_takes_eighteen_bytes_beside_one_like_it():
+    short = small.short_of(like(), LIKE)
+    assert len(short) == 18
+    assert small.long_of(short, small.without_numbers(LIKE)) == like(seq=0)
+
+
+def test_loss_time_and_energy_are_within_four_thousandths_and_memory_is_as_it_was():
+    measured = Metrics(0.123456, 123_457, 7_654_321, 99_999, energy_source="rapl", energy_off_percent=5)
+    read = small.long_of(small.short_of(like(metrics=measured), LIKE), LIKE).metrics
+    for figure in ("train_loss", "train_time_ms", "energy_mj"):
+        assert getattr(read, figure) == pytest.approx(getattr(measured, figure), rel=0.004)
+    assert read.peak_memory_kib == LIKE.metrics.peak_memory_kib
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"task": "other"},
+        {"run": "r2"},
+        {"boot": 10},
+        {"kind": "class-means"},
+        {"num_examples": 41},
+        {"form": "half"},
+        {"body": body(1.0, name="h")},
+        {"body": body(1.0)},
+        {"body": b"", "blob": BLOB},
+        {"round": 2**35},
+        {"metrics": Metrics(2.25, 1500, 800, 40_000)},
+        {"metrics": Metrics(2.25, 1500, 800, 40_000, 5, "rapl", 5)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_contribution_that_is_another_in_anything_else_goes_whole(changes):
+    assert small.short_of(like(), LIKE) is not None
+    assert small.short_of(msgspec.structs.replace(like(), **changes), LIKE) is None
+
+
+def test_a_loss_that_is_no_number_or_infinite_is_told():
+    for loss in (float("nan"), float("inf"), -1e-3):
+        metrics = msgspec.structs.replace(LIKE.metrics, train_loss=loss)
+        read = small.long_of(small.short_of(like(metrics=metrics), LIKE), LIKE).metrics.train_loss
+        assert read == pytest.approx(loss, rel=0.004, nan_ok=True)
+
+
+def test_a_short_contribution_names_the_one_that_it_is_like():
+    short = small.short_of(like(), LIKE)
+    with pytest.raises(MessageError, match="not like the one that is known"):
+        small.long_of(short, msgspec.structs.replace(LIKE, seq=269))

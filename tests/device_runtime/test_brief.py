@@ -1,0 +1,152 @@
+"""Which contributions go in few bytes, and what ends the wait for a receipt of those."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from broker import small
+from broker.messages import Contribution, Metrics, Receipt, decode
+from broker.topics import up
+from device_runtime.outbox import Outbox
+from device_runtime.sending import Sending
+from device_runtime.speaking import Voice
+from models.tensors import encode
+
+BOOT = 7
+
+
+class Line:
+    """A link that remembers what was sent whole, and what in few bytes."""
+
+    def __init__(self):
+        self.sent = []
+
+    def publish(self, topic, payload, retain=False):
+        self.sent.append((topic.rsplit("/", 1)[-1], payload))
+        return True
+
+    def under_way(self, topic=""):
+        return 0
+
+    @property
+    def leaves(self):
+        return [leaf for leaf, _ in self.sent]
+
+
+@pytest.fixture
+def line():
+    return Line()
+
+
+@pytest.fixture
+def sending(line, tmp_path):
+    voice = Voice("a", BOOT)
+    voice.link = line
+    return Sending(Outbox(tmp_path), voice)
+
+
+def give(sending, number, now=0.0, kind="zeroth-order", **changes):
+    body = encode({"g": np.array([number, -1.5], np.float32)})
+    made = Contribution(
+        task="t", run="r", round=number, boot=0, seq=0, kind=kind, num_examples=4,
+        metrics=Metrics(0.5, 10, 20, 30), body=body,
+    )  # fmt: skip
+    message = sending.keep(msgspec.structs.replace(made, **changes))
+    sending.due(now)
+    return message
+
+
+def receive(sending, message, status="accepted", seq=None):
+    seq = message.seq if seq is None else seq
+    sending.settle(Receipt(boot=BOOT, seq=seq, round=message.round, status=status), 0.0)
+
+
+def test_what_is_like_one_that_was_counted_goes_in_few_bytes(sending, line):
+    first = give(sending, 1)
+    receive(sending, first)
+    second = give(sending, 2)
+    assert line.leaves == ["contribution", "c"]
+    assert small.long_of(line.sent[1][1], first) == msgspec.structs.replace(second, seq=0)
+
+
+@pytest.mark.parametrize("status", ["late", "refused", None])
+def test_what_was_not_counted_is_nothing_to_be_like(sending, line, status):
+    first = give(sending, 1)
+    if status:
+        receive(sending, first, status)
+    give(sending, 2)
+    assert line.leaves == ["contribution", "contribution"]
+
+
+def test_another_one_goes_whole_and_is_what_the_next_are_like(sending, line):
+    receive(sending, give(sending, 1))
+    other = give(sending, 2, num_examples=5)
+    give(sending, 3, num_examples=5)  # no receipt yet
+    receive(sending, other)
+    assert line.leaves == ["contribution"] * 3
+    give(sending, 4, num_examples=5)
+    assert line.leaves[-1] == "contribution"  # the third was sent after it
+    assert len(sending.outbox) == 2
+
+
+def test_an_update_with_a_codec_goes_whole(sending, line):
+    receive(sending, give(sending, 1, kind="few-shot"))
+    give(sending, 2, kind="few-shot")
+    assert line.leaves == ["contribution", "contribution"]
+
+
+def test_a_large_update_goes_whole(sending, line):
+    body = encode({"g": np.zeros(512, np.float32)})
+    receive(sending, give(sending, 1, body=body))
+    give(sending, 2, body=body)
+    assert line.leaves == ["contribution", "contribution"]
+
+
+def test_who_listens_after_a_lost_link_may_be_another(sending, line):
+    receive(sending, give(sending, 1))
+    give(sending, 2)
+    sending.restart()
+    sending.due(1.0)
+    assert line.leaves == ["contribution", "c", "contribution"]
+
+
+def test_what_has_no_receipt_is_sent_again_whole(sending, line):
+    receive(sending, give(sending, 1))
+    second = give(sending, 2)
+    sending.due(9.0)
+    assert line.leaves == ["contribution", "c"]
+    sending.due(10.0)
+    assert decode(line.sent[-1][1], Contribution) == second
+
+
+def test_a_receipt_of_a_short_one_names_its_round(sending):
+    receive(sending, give(sending, 1))
+    second = give(sending, 2)
+    receive(sending, msgspec.structs.replace(second, round=3), seq=0)
+    assert len(sending.outbox) == 1
+    receive(sending, second, seq=0)
+    assert len(sending.outbox) == 0
+    assert sending.outbox.answered("r", 2)
+
+
+def test_that_the_next_round_is_open_ends_the_wait_for_short_ones_alone(sending, tmp_path):
+    first = give(sending, 1)
+    sending.over("r", 2)
+    assert len(sending.outbox) == 1  # it went whole: it has a receipt, or is sent again
+    receive(sending, first)
+    give(sending, 2)
+    for run, number in (("another", 3), ("r", 2)):
+        sending.over(run, number)
+        assert len(sending.outbox) == 1
+    sending.over("r", 3)
+    assert len(sending.outbox) == 0
+    assert Outbox(tmp_path).answered("r", 2)
+
+
+def test_a_short_one_goes_on_its_own_topic(line):
+    voice = Voice("pi-0", 1)
+    published = []
+    line.publish = lambda topic, payload, retain=False: published.append((topic, payload))
+    voice.link = line
+    voice.short(b"abc")
+    assert published == [(up("pi-0", "c"), b"abc")]

@@ -1,0 +1,97 @@
+"""What comes on the topics of offers, and the offers that it stands for."""
+
+import msgspec
+import pytest
+
+from broker import small, steps
+from broker.messages import Base, Blob, MessageError, Offer, Step, encode
+from broker.signing import NotTrusted, Signer
+from broker.small import LostTrack, Next
+from broker.topics import offer as topic_of
+from device_runtime.following import TASKS, Following
+from device_runtime.trust import Trust
+
+SIGNER, OTHER = Signer(bytes(32)), Signer(bytes([1]) * 32)
+BLOB = Blob(bytes(range(32)), 310_000)
+STEP = Step(1, "philox/1", steps.round_seed(5, 1), "all", 0.01, 1.0, (0.5, -1.25))
+TOPIC = topic_of("t")
+
+
+def offer(number=2, task="t", run="r", **changes):
+    base = Base((BLOB,), bytes(32), bytes(8), steps=1, at=1, tail=steps.pack([STEP], 5))
+    made = Offer(
+        task=task, run=run, round=number, seed=steps.round_seed(5, number), deadline_s=20.0, remaining_s=5.0,
+        bundle=BLOB, base=base, kinds=(),
+    )  # fmt: skip
+    return msgspec.structs.replace(made, **changes)
+
+
+def after(number=3, over=False):
+    return small.encode_next(Next(number, b"abcd", over, (1.0, 2.0)))
+
+
+def test_a_round_is_followed_from_the_offer_of_the_one_before():
+    following = Following(Trust())
+    assert following.offer(TOPIC, encode(offer())) == offer()
+    assert not following.over
+    third = following.offer(TOPIC, after(3, over=True))
+    assert (third.round, third.base.at, third.base.sha, following.over) == (3, 2, b"abcd", True)
+    assert following.offer(TOPIC, after(4)).base.at == 3
+    assert not following.over
+
+
+def test_who_has_missed_a_round_asks_and_goes_on_from_the_answer():
+    following = Following(Trust())
+    following.offer(TOPIC, encode(offer()))
+    for _ in range(2):
+        with pytest.raises(LostTrack):
+            following.offer(TOPIC, after(5))
+    following.offer("fl/v1/d/a/dn/task", encode(offer(5)))
+    assert following.offer(TOPIC, after(6)).round == 6
+
+
+def test_what_was_heard_of_before_changes_nothing():
+    following = Following(Trust())
+    following.offer(TOPIC, encode(offer(3)))
+    with pytest.raises(MessageError, match="round 3 of 't' was heard of before"):
+        following.offer(TOPIC, after(3))
+    assert following.offer(TOPIC, after(4)).round == 4
+
+
+def test_a_retained_offer_of_earlier_does_not_lead_back():
+    following = Following(Trust())
+    following.offer(TOPIC, encode(offer(3)))
+    following.offer(TOPIC, encode(offer(1)), retained=True)
+    assert following.offer(TOPIC, after(4)).round == 4
+
+
+def test_each_task_is_followed_by_itself_and_only_so_many():
+    following = Following(Trust())
+    for number in range(TASKS + 1):
+        following.offer(topic_of(f"t{number}"), encode(offer(task=f"t{number}")))
+    assert following.offer(topic_of("t1"), after()).task == "t1"
+    with pytest.raises(LostTrack):
+        following.offer(topic_of("t0"), after())
+
+
+def test_an_enrolled_device_follows_nobody_else():
+    following = Following(Trust(SIGNER.public))
+    following.offer(TOPIC, SIGNER.seal(TOPIC, offer(), 7))
+    forged = [after(), OTHER.seal_next(TOPIC, "r", after()), SIGNER.seal_next(TOPIC, "another run", after())]
+    for payload in forged:
+        with pytest.raises(NotTrusted, match="next round on fl/v1/all/round/t refused"):
+            following.offer(TOPIC, payload)
+    assert following.offer(TOPIC, SIGNER.seal_next(TOPIC, "r", after())).round == 3
+    with pytest.raises(MessageError, match="round 2 refused: round 3 of this run was offered before"):
+        following.offer(TOPIC, SIGNER.seal(TOPIC, offer(), 7))
+
+
+def test_what_the_broker_kept_from_before_is_no_alarm_but_leads_nowhere():
+    trust = Trust(SIGNER.public)
+    trust.offer(TOPIC, SIGNER.seal(TOPIC, offer(5), 7))
+    old = SIGNER.seal(TOPIC, offer(2), 7)
+    assert trust.offer(TOPIC, old, retained=True).round == 2
+    ended = SIGNER.seal(TOPIC, offer(2, done=True), 7)
+    for payload, retained in ((old, False), (ended, True)):
+        with pytest.raises(MessageError, match="round 2 refused"):
+            trust.offer(TOPIC, payload, retained)
