@@ -39,28 +39,33 @@ class ConstantProbe:
         source: Source,
         params: Flat,
         settings: SessionSettings,
-        laid_out: Callable[[Source, int], LaidOut | None],
+        laid_out: Callable[[str, Callable[[], Source], int], LaidOut | None],
     ) -> None:
         self.params = params
         self._manifest, self._rows, self._source, self._settings = manifest, rows, source, settings
-        self._constant = source.with_constants(params)
         self._laid_out = laid_out
         self._with_inputs: OnnxProbe | None = None
 
     def loss(self, x: Inputs, y: Labels) -> float:
         """Mean cross-entropy in nats: of each sample in float32, summed in float64 in the given order."""
-        work = len(x) * self._source.graph.flops / (FLOPS_A_TENSOR * len(self._constant.frozen))
-        if work >= 1 and (laid_out := self._laid_out(self._constant, self._rows)) is not None:
-            return laid_out.loss(self._source.frozen, self.params.views, x, y)
+        source = self._source
+        work = len(x) * source.graph.flops / (FLOPS_A_TENSOR * (len(source.frozen) + len(self.params.views)))
+        if work >= 1:
+            laid_out = self._laid_out(source.name, self._constant, self._rows)
+            if laid_out is not None:
+                return laid_out.loss(source.frozen, self.params.views, x, y)
         if work >= REMADE:
             return self._remade(x, y)
         if self._with_inputs is None:
             self._with_inputs = self._bound(self._source, self._settings)
         return self._with_inputs.loss(x, y)
 
+    def _constant(self) -> Source:
+        return self._source.with_constants(self.params)
+
     def _remade(self, x: Inputs, y: Labels) -> float:
         try:
-            return self._bound(self._constant, replace(self._settings, quick=True)).loss(x, y)
+            return self._bound(self._constant(), replace(self._settings, quick=True)).loss(x, y)
         finally:
             give_back()  # what sessions leave behind one another would add up to a fifth of the process
 

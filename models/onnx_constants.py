@@ -1,6 +1,7 @@
 """A graph's trainable inputs as constants, which ONNX Runtime folds and lays out for the processor."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from .onnx_whole import (
     ENTRY_KEY,
@@ -21,6 +22,7 @@ TENSOR_EXTERNAL, TENSOR_LOCATION = 13, 14
 EXTERNAL = 1
 
 
+@lru_cache(maxsize=16)
 def convolves(onnx: bytes) -> bool:
     """Whether the model has a convolution. Raises BundleError for what is no model."""
     return any(

@@ -1,6 +1,6 @@
 """The default engine: a bundle's graphs on an ordinary ONNX Runtime, back-propagation included."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -64,6 +64,7 @@ class OnnxModel:
         self._weights: Tensors = {}
         self._sessions: dict[str, Loaded] = {}
         self._laid_out: dict[str, LaidOut | None] = {}
+        self._probed: dict[str, bytes] = {}
         self._outputs = {"logits": (len(self.manifest.labels),), "features": (self.manifest.head.features,)}
         self._adopt(bundle.weights())
         if weights:
@@ -111,8 +112,7 @@ class OnnxModel:
     def probe(self, tunable: str = "all") -> OnnxProbe | ConstantProbe:
         """The loss with a tunable set free, starting at `weights`. Raises BundleError, EngineError."""
         name, params = f"loss.{tunable}", self._params(tunable)
-        graph = self._bundle.entry(name)
-        source = Source(name, graph, self._bundle.graph(name), initialisers(graph, self._weights))
+        source, graph = self._source(name), self._bundle.entry(name)
         if source.suits_constants(self.manifest):
             rows = fewer_by(4 * params.vector.size, graph, self.rows(graph))
             return ConstantProbe(self.manifest, rows, source, params, self._settings, self._arranged)
@@ -153,10 +153,17 @@ class OnnxModel:
             self._sessions[name] = load_session(name, graph, onnx, given, self._settings)
         return self._sessions[name]
 
-    def _arranged(self, source: Source, rows: int) -> LaidOut | None:
-        if source.name not in self._laid_out:
-            self._laid_out[source.name] = laid_out(self.manifest, rows, source, self._settings)
-        return self._laid_out[source.name]
+    def _arranged(self, name: str, constant: Callable[[], Source], rows: int) -> LaidOut | None:
+        if name not in self._laid_out:
+            self._laid_out[name] = laid_out(self.manifest, rows, constant(), self._settings)
+        return self._laid_out[name]
+
+    def _source(self, name: str) -> Source:
+        """At the present weights; its file is read once."""
+        graph = self._bundle.entry(name)
+        if name not in self._probed:
+            self._probed[name] = self._bundle.graph(name)
+        return Source(name, graph, self._probed[name], initialisers(graph, self._weights))
 
     def _adopt(self, weights: Tensors) -> None:
         for value in weights.values():

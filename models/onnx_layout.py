@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isclose, prod
 from operator import itemgetter
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,13 +73,13 @@ def nodes(model: bytes) -> list[Node]:
 def initialised(model: bytes) -> dict[str, Initialiser]:
     """Shape and values, flat, of every float32 initialiser with its data inside."""
     found = {}
-    for field in _graph(model):
+    for field in _graph(cast(bytes, memoryview(model))):  # whose parts are no copies
         if field.number == GRAPH_INITIALISER:
             parts = list(fields(field.content))
             kept = {part.number: part for part in parts}
             if TENSOR_BYTES in kept and number(kept[TENSOR_TYPE]) == TYPES["float32"]:
                 shape = tuple(number(part) for part in parts if part.number == TENSOR_SHAPE)
-                name = kept[TENSOR_NAME].content.decode()
+                name = bytes(kept[TENSOR_NAME].content).decode()
                 found[name] = shape, np.frombuffer(kept[TENSOR_BYTES].content, "<f4")
     return found
 

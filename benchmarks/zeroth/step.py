@@ -77,12 +77,13 @@ class Row:
     num_z: int
     samples: int
     generator: str
+    lr: float = 1e-4
 
     @property
     def strategy(self) -> ZerothOrder:
         return ZerothOrder(
-            num_z=self.num_z, lr=1e-4, tunable=self.tunable, generator=self.generator, sides=self.sides
-        )  # type: ignore[arg-type]
+            num_z=self.num_z, lr=self.lr, tunable=self.tunable, generator=self.generator, sides=self.sides
+        )
 
 
 def samples(row: Row) -> LocalData:
@@ -297,6 +298,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=9, help="steps of each (9); 0: no times")
     parser.add_argument("--no-memory", action="store_true", help="no processes of their own")
     parser.add_argument("--learn", type=int, default=0, help="steps before losses are compared; 0: none (0)")
+    parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--cache", type=Path, help="where exported bundles are kept for the next time")
     parser.add_argument("--json", type=Path, help="where all figures go, too")
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
@@ -312,7 +314,7 @@ def run(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         cache = args.cache or Path(temporary)
         for name, tunable, sides, generator in product(args.networks, args.sets, args.sides, args.generators):
-            row = Row(name, tunable, sides, args.num_z, args.samples, generator)
+            row = Row(name, tunable, sides, args.num_z, args.samples, generator, args.lr)
             print(row, file=sys.stderr, flush=True)
             found: dict[str, Any] = asdict(row)
             if args.repeats:
