@@ -4,6 +4,7 @@
     .venv/bin/python benchmarks/footprint.py --install   # and a fresh device install from this checkout
     .venv/bin/python benchmarks/footprint.py --peers FOLDER    # and flwr's SuperNode, nvflare's client
     .venv/bin/python benchmarks/footprint.py --extras FOLDER   # and what each extra adds (3 GB)
+    .venv/bin/python benchmarks/footprint.py --installed       # time and memory of those that are here
 
 Medians of several processes. Memory is the resident set as the system counts it, of a peer's client with its
 children. Peers and extras are installed into environments below FOLDER, and kept there.
@@ -113,12 +114,16 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="also install into a fresh environment")
     parser.add_argument("--peers", type=Path, metavar="FOLDER", help="only: clients of other frameworks")
     parser.add_argument("--extras", type=Path, metavar="FOLDER", help="only: what each extra adds")
-    parser.add_argument("--only", default="", metavar="A,B", help="with --extras: of these alone")
+    parser.add_argument("--installed", action="store_true", help="only: extras that this environment has")
+    parser.add_argument("--only", default="", metavar="A,B", help="of extras: these alone")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    if options.peers or options.extras:
+    if options.peers or options.extras or options.installed:
         names = [name for name in options.only.split(",") if name]
-        rows = clients.peers(options.peers) if options.peers else extras.table(options.extras, names)
+        if options.peers:
+            rows = clients.peers(options.peers)
+        else:
+            rows = extras.table(options.extras, names) if options.extras else extras.installed(names)
         print(tabulate(rows, headers="keys", disable_numparse=True, stralign="right"))
         return
     rows: list[tuple[str, float | str, float]] = [

@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from . import wheel
 
-REPEATS = 5
+REPEATS = 3
 DEVICE = "import device_runtime.commands.join, onnxruntime"
 """What a device imports, before what an extra is for."""
 _PROGRAM = (
@@ -68,17 +69,28 @@ def table(folder: Path, names: Sequence[str]) -> list[dict[str, str]]:
     return rows
 
 
+def installed(names: Sequence[str]) -> list[dict[str, str]]:
+    """A row for each extra of these names, or for all, whose packages this environment has."""
+    rows: list[dict[str, str]] = []
+    for extra in EXTRAS:
+        if not names or extra.name in names:
+            with suppress(subprocess.CalledProcessError):
+                rows.append({"extra": extra.name, **_costs(Path(sys.executable), extra)})
+                print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
 def _row(extra: Extra, own: Path, plain: int, folder: Path) -> dict[str, str]:
     programs = wheel.environment(folder / extra.name, "--no-compile", f"{own}[{extra.name}]", then=extra.also)
+    adds = f"{(wheel.size(programs) - plain) / 1e6:.0f}"
+    return {"extra": extra.name, "adds MB": adds, **_costs(programs / "python", extra)}
+
+
+def _costs(python: Path, extra: Extra) -> dict[str, str]:
     program = _PROGRAM.format(before=extra.before, after=extra.imports)
-    seen = [_imported(programs / "python", program) for _ in range(REPEATS + 1)][1:]  # the first compiles
+    seen = [_imported(python, program) for _ in range(REPEATS + 1)][1:]  # the first compiles
     ms, megabytes = (median(values) for values in zip(*seen, strict=True))
-    return {
-        "extra": extra.name,
-        "adds MB": f"{(wheel.size(programs) - plain) / 1e6:.0f}",
-        "import, ms of processor": f"{ms:.0f}",
-        "resident MB": f"{megabytes:.0f}",
-    }
+    return {"import, ms of processor": f"{ms:.0f}", "resident MB": f"{megabytes:.0f}"}
 
 
 def _imported(python: Path, program: str) -> tuple[float, float]:

@@ -40,7 +40,7 @@ def test_nothing_is_concluded_from_graphs_of_fewer_live_bytes_nor_from_those_tha
     graphs = {"forward": graph(3 * MB), "train.head": graph(3 * MB), "train.all": graph(8 * MB)}
     rows = dict.fromkeys(graphs, 8)
     seen = {"forward": 1 * MB, "train.head": 1 * MB}
-    assert held(seen, graphs, rows)["train.all"] == round(1.25 * shaped(graphs["train.all"], 8))
+    assert held(seen, graphs, rows)["train.all"] == round(1.4 * shaped(graphs["train.all"], 8))
 
 
 SQUEEZENET = {  # 1.0, 128 pixels: live MB of a run, its samples, kB of the file, MB grown by
