@@ -37,7 +37,7 @@ MEASURED: Mapping[str, Any] = {
     "sides": 1,
     "sizing": "relative",
     "num_z": 4,
-    "lr": 2e-2,
+    "lr": 3e-2,
     "generator": directions.RADEMACHER,
 }
 
