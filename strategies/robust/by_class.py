@@ -21,7 +21,7 @@ from models.tensors import Vector
 from strategies.kind import Contribution
 
 from . import value_clip
-from .norm_clip import bound_of, clipped
+from .norm_clip import bound_of, clipped, length_of
 from .settings import Robust
 from .spool import Row, Spool
 
@@ -79,13 +79,13 @@ def shortened(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
     """Every update with no mean longer than `factor` times the class's median length."""
     bounds = []
     for within, rows in _classes(spool):
-        lengths = [_length(spool.values(row, within.start, within.stop)) for row in rows]
+        lengths = [length_of(spool.values(row, within.start, within.stop)) for row in rows]
         bounds.append((within, bound_of(lengths, None, factor)))
     for row in spool.rows:
         values = spool.values(row)
         for within, bound in bounds:
             mean = values[within]
-            values[within] = clipped(mean, np.zeros_like(mean), _length(mean), bound)
+            values[within] = clipped(mean, np.zeros_like(mean), length_of(mean), bound)
         yield row, values
 
 
@@ -112,7 +112,3 @@ def _classes(spool: Spool) -> list[tuple[slice, list[Row]]]:
 def _counts(spool: Spool) -> NDArray[np.int32]:
     """What every device says that it has of each class, (devices, classes)."""
     return np.stack([spool.rest(row)["counts"] for row in spool.rows])
-
-
-def _length(values: Vector) -> float:
-    return float(np.linalg.norm(values.astype(np.float64)))

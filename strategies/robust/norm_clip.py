@@ -40,3 +40,8 @@ def clipped(values: Vector, start: Vector, length: float, bound: float) -> Vecto
     change *= bound / length
     change += start
     return change.astype(np.float32)
+
+
+def length_of(values: Vector) -> float:
+    """Euclidean."""
+    return float(np.linalg.norm(values.astype(np.float64)))

@@ -1,13 +1,17 @@
-"""Scalars along directions that too few share to be compared: late ones, and those of a small group.
+"""Scalars along directions that not all of a round share: late ones and those beside them, those of groups.
 
 Which way a scalar points says nothing along directions that nobody else measured, how long it is does: along
-random directions all are alike. Such scalars are held to the lengths of all scalars of the round. Rules that
-take one device's word against another's cannot, and leave them out: a liar could choose to be alone.
+random directions all are alike. With whom it is late, or in time, a device chooses itself: all that share
+directions may be liars. So such scalars are held to the lengths of all of the round, of which each device has
+one, that of its latest. Rules that take one device's word against another's leave out those of fewer than
+three devices: a liar could choose to be alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -15,33 +19,63 @@ from models.tensors import Vector
 from strategies.kind import AnyStrategy, Contribution
 from strategies.zeroth_order import ZerothOrder
 
-from .norm_clip import bound_of, clipped, norms
+from .norm_clip import bound_of, clipped, length_of
 from .settings import FEW, Robust
-from .spool import Row, Spool
+from .spool import Spool
 from .value_clip import NORMAL
 
 BY_LENGTH = frozenset({"norm-clip", "value-clip"})
 """Rules that need no other device along the same directions."""
 
 
-def is_apart(told: Contribution, strategy: AnyStrategy) -> bool:
-    """Whether there are other scalars of the kind in this round, along other directions."""
-    return isinstance(strategy, ZerothOrder) and (told.late is not None or strategy.groups > 1)
+@dataclass(frozen=True)
+class Usual:
+    """How far scalars of a round are to be from 0: each of them, or all of a device together (`by_value`).
+
+    `devices` are so many as it was found from.
+    """
+
+    bound: float
+    by_value: bool
+    devices: int
+
+    def held(self, update: Contribution, times: float) -> Contribution:
+        """No further than so many times that."""
+        g, bound = update.tensors["g"], times * self.bound
+        if self.by_value:
+            return replace(update, tensors={"g": np.clip(g, np.float32(-bound), np.float32(bound))})
+        return replace(update, tensors={"g": clipped(g, np.zeros_like(g), length_of(g), bound)})
+
+    def is_far(self, update: Contribution, times: float) -> bool:
+        """Whether it is further: of single values, half of them or more."""
+        g, bound = update.tensors["g"], times * self.bound
+        return bool(np.mean(np.abs(g) > bound) >= 0.5) if self.by_value else length_of(g) > bound
 
 
-def held(few: Spool, every: Sequence[Spool], robust: Robust) -> Iterator[tuple[Row, Vector]]:
-    """The updates of `few`, held by a rule of BY_LENGTH to what is usual in `every`, which has `few` too."""
-    if robust.rule == "norm-clip":
-        usual = bound_of(np.concatenate([norms(spool) for spool in every]), None, robust.clip_factor)
-        for row, length in zip(few.rows, norms(few), strict=True):
-            yield row, clipped(few.values(row), few.starts, float(length), usual)
-        return
-    bound = robust.clip
-    if bound is None:
-        values = np.concatenate([spool.values(row) for spool in every for row in spool.rows])
-        bound = robust.clip_factor * NORMAL * float(np.median(np.abs(values)))
-    for row in few.rows:
-        yield row, np.clip(few.values(row), np.float32(-bound), np.float32(bound))
+def is_apart(told: Contribution, strategy: AnyStrategy, sorts: int) -> bool:
+    """Whether a round of so many `sorts` of scalars may have others, along other directions."""
+    if not isinstance(strategy, ZerothOrder):
+        return False
+    return told.late is not None or strategy.groups > 1 or sorts > 1
+
+
+def usual(every: Iterable[Spool], robust: Robust) -> Usual:
+    """By `robust`, of all scalars of a round: the latest of each device."""
+    latest: dict[str, Vector] = {}
+    for spool in sorted(every, key=_round):
+        latest |= {row.device: spool.values(row) for row in spool.rows}
+    by_value, lengths = robust.rule == "value-clip", [length_of(values) for values in latest.values()]
+    if not by_value:
+        return Usual(bound_of(lengths, None, robust.clip_factor), by_value, len(latest))
+    spread = NORMAL * float(np.median(np.abs(np.concatenate(list(latest.values())))))
+    bound = robust.clip_factor * spread if robust.clip is None else robust.clip
+    return Usual(bound, by_value, len(latest))
+
+
+def _round(spool: Spool) -> float:
+    """That its scalars were made for: the open one is later than any."""
+    late = spool.rows[0].told.late
+    return inf if late is None else late.round
 
 
 def why_not(robust: Robust, strategy: AnyStrategy, contributions: int) -> str:

@@ -4,7 +4,8 @@ Updates of one kind, of one member of the family and with the same tensors are c
 a kind sends beside the model's own tensors (feature maps, prototypes) goes with its update as it came. The
 rules treat devices alike, whatever number of samples they say: within a group a weight above the median
 counts as the median, nobody weighs more than with as many samples as the round's median device has, also who
-is alone in its group, and of a device's several updates, of which some are late, only the latest counts.
+is alone in its group, and of a device's several updates of one sort, of which some are late, only the latest
+counts.
 Folding is given an update for each device still, so that every kind's own merging is what it was.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 
@@ -23,20 +24,21 @@ from strategies.class_means import ClassMeans
 from strategies.folding import Folding
 from strategies.kind import Contribution
 from strategies.merge import Merged
+from strategies.zeroth_order import ZerothOrder
 
 from . import by_class, krum
 from .median import median, weighted_median
+from .named import named, of
 from .norm_clip import bound_of, clipped, norms
-from .scalars import BY_LENGTH, held, is_apart
+from .scalars import BY_LENGTH, Usual, is_apart, usual
 from .settings import FEW, Robust
 from .sorts import FROM_ZERO, sorted_out
-from .spool import Row, Spool
+from .spool import Spool
 from .trimmed_mean import trimmed_mean
 from .value_clip import bounds_in
 
 FAR = 3.0
 """Times the bound: a change that is longer is told of when it is shortened."""
-MOST_NAMED = 4
 
 Screened = Iterator[tuple[Contribution, float]]
 
@@ -85,13 +87,19 @@ class Screen:
 
     def _screened(self, spool: Spool) -> Screened:
         told = spool.rows[0].told
-        rule, kind = self._robust.rule, told.kind
         if spool.earlier:
-            self._note(f"{spool.earlier} {kind} of devices that sent a later one too do not count")
-        if len(spool) < FEW and is_apart(told, self._folding.strategy(told)):
+            self._note(f"{spool.earlier} {told.kind} of devices that sent a later one too do not count")
+        if is_apart(told, self._folding.strategy(told), len(self._sorts(told.kind))):
             return self._apart(spool)
         if len(spool) < FEW:
-            self._note(f"{len(spool)} {kind} too few for {rule} to tell who lies")
+            self._note(f"{len(spool)} {told.kind} too few for {self._robust.rule} to tell who lies")
+        return self._ruled(spool)
+
+    def _sorts(self, kind: str) -> list[Spool]:
+        return [each for each in self._spools.values() if each.rows and each.rows[0].told.kind == kind]
+
+    def _ruled(self, spool: Spool) -> Screened:
+        rule, kind = self._robust.rule, spool.rows[0].told.kind
         if kind == ClassMeans.name:
             return self._class_means(spool)
         if rule == "norm-clip":
@@ -105,15 +113,31 @@ class Screen:
             return self._replaced(spool, _middle(spool, weighted))
         return self._replaced(spool, _middle(spool, self._value_rule()))
 
-    def _apart(self, few: Spool) -> Screened:
-        told, robust = few.rows[0].told, self._robust
-        if robust.rule not in BY_LENGTH:
+    def _apart(self, spool: Spool) -> Screened:
+        told, rule, few = spool.rows[0].told, self._robust.rule, len(spool) < FEW
+        if few and rule not in BY_LENGTH:
             of = f" of round {told.late.round}" if told.late else ""
-            self._note(f"{len(few)} {told.kind}{of} too few for {robust.rule} to tell who lies, and left out")
+            self._note(f"{len(spool)} {told.kind}{of} too few for {rule} to tell who lies, and left out")
             return
-        every = [each for each in self._spools.values() if each.rows and each.rows[0].told.kind == told.kind]
-        for (row, values), weight in zip(held(few, every, robust), self._weights(few), strict=True):
-            yield few.update(row, values), weight
+        by_length = few or rule == "norm-clip"
+        far = []
+        for update, weight in self._as_they_came(spool) if by_length else self._ruled(spool):
+            far += [update.device] if self._usual.is_far(update, FAR) else []
+            yield self._usual.held(update, 1.0 if by_length else FAR), weight
+        if far:
+            self._note(f"{rule} shortened {named(far, told.kind)}, longer than others of the round")
+
+    def _as_they_came(self, spool: Spool) -> Screened:
+        for row, weight in zip(spool.rows, self._weights(spool), strict=True):
+            yield spool.update(row, spool.values(row)), weight
+
+    @cached_property
+    def _usual(self) -> Usual:
+        """Of all scalars of the round, when all have come."""
+        found = usual(self._sorts(ZerothOrder.name), self._robust)
+        if found.devices < FEW:
+            self._note(f"{found.devices} {ZerothOrder.name} too few for {self._robust.rule} to tell who lies")
+        return found
 
     def _value_rule(self) -> Callable[[Vector], Vector]:
         """What stands for the values of all devices: also where Krum cannot."""
@@ -152,7 +176,7 @@ class Screen:
         far = [row for row, length in zip(spool.rows, lengths, strict=True) if length > FAR * bound]
         if far:
             most = float(lengths.max())
-            self._note(f"norm-clip shortened {_named(far)} from at most {most:.3g} to {bound:.3g}")
+            self._note(f"norm-clip shortened {of(far)} from at most {most:.3g} to {bound:.3g}")
         for row, weight, length in zip(spool.rows, self._weights(spool), lengths, strict=True):
             values = clipped(spool.values(row), spool.starts, float(length), bound)
             yield spool.update(row, values), weight
@@ -165,7 +189,7 @@ class Screen:
             far += [row] if bounds.is_far(values, FAR) else []
             yield spool.update(row, bounds.hold(values)), weight
         if far:
-            self._note(f"value-clip held {_named(far)}, far from where the others are")
+            self._note(f"value-clip held {of(far)}, far from where the others are")
 
     def _stands(self, spool: Spool) -> bool:
         """Whether there are enough updates for Krum; the median takes its place where there are not."""
@@ -189,9 +213,9 @@ class Screen:
         more = sum(weights) / sum(weights[place] for place in places)
         kept = [spool.rows[place] for place in places]
         if many == 1:
-            self._note(f"krum took {_named(kept)} of {count}")
+            self._note(f"krum took {of(kept)} of {count}")
         elif liars:
-            self._note(f"multi-krum left out {_named([row for row in spool.rows if row not in kept])}")
+            self._note(f"multi-krum left out {of([row for row in spool.rows if row not in kept])}")
         for place in places:
             row = spool.rows[place]
             yield spool.update(row, spool.values(row)), weights[place] * more
@@ -205,9 +229,3 @@ def _middle(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
     for where, values in spool.blocks():
         middle[where] = rule(values)
     return middle
-
-
-def _named(rows: list[Row]) -> str:
-    """A few devices, and their kind."""
-    more = f" and {len(rows) - MOST_NAMED} more" if len(rows) > MOST_NAMED else ""
-    return f"{', '.join(row.device for row in rows[:MOST_NAMED])}{more} ({rows[0].told.kind})"

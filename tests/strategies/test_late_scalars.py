@@ -12,6 +12,7 @@ from strategies.merge import brought_forward
 from strategies.replaying import replay
 from strategies.robust import RULES, Robust, Screen
 from strategies.robust.scalars import BY_LENGTH
+from strategies.robust.screen import FAR
 from strategies.zeroth_order import ZerothOrder
 
 KIND = ZerothOrder(lr=0.1)
@@ -94,11 +95,11 @@ def test_late_scalars_are_marked_and_no_earlier_base_is_made_for_them(round_mode
 HOLDING = [rule for rule in RULES if rule != "none"]
 
 
-def screened(round_model, rule, updates, tmp_path):
+def screened(round_model, rule, updates, tmp_path, device=lambda place: f"pi-{place}"):
     folding = Folding({KIND.name: KIND}, round_model)
     with Screen(folding, Robust(rule), tmp_path) as screen:
         for place, update in enumerate(updates):
-            screen.add(update, 10.0, f"pi-{place}")
+            screen.add(update, 10.0, device(place))
         return screen.merged()
 
 
@@ -108,8 +109,9 @@ def test_under_a_rule_late_scalars_are_compared_with_those_of_their_directions(r
     after, _ = screened(round_model, rule, [*[sent(1.0, 2.0, 10)] * 5, *late], tmp_path)
     theirs, ours = after.steps
     assert ours.scalars == pytest.approx((1.0, 2.0))
-    if rule == "norm-clip":  # a liar is as long as another, and points where it likes: a fifth of the mean
-        assert max(abs(np.array(theirs.scalars) - (-5.0, 5.0))) <= 2 * 50**0.5 / 5
+    if rule == "norm-clip":  # all five are held to the median of ten; the liar is one, and points elsewhere
+        side = (5**0.5 + 50**0.5) / 2 / 2**0.5
+        assert theirs.scalars == pytest.approx((side * (1 - 4) / 5, side))
     else:
         assert theirs.scalars == pytest.approx((-5.0, 5.0))
 
@@ -133,3 +135,39 @@ def test_where_a_rule_goes_by_length_who_is_late_alone_goes_no_further_than_othe
     assert now.scalars == (3.0, 4.0)
     far = 5 / 2**0.5 if rule == "norm-clip" else 4 * 1.4826
     assert late.scalars == pytest.approx((far, -far))
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_three_liars_who_are_late_together_do_not_vouch_for_each_other(round_model, tmp_path, rule):
+    """Of twenty devices: those in time have scalars of length 5, and the liars a step of their own."""
+    updates = [*[sent(3.0, 4.0, 10)] * 17, *[sent(1e9, -1e9, 10, LAST)] * 3]
+    after, note = screened(round_model, rule, updates, tmp_path)
+    late, now = after.steps
+    assert now.scalars == pytest.approx((3.0, 4.0))
+    assert np.linalg.norm(late.scalars) <= 1.01 * FAR * 1.4826 * 4 * 2**0.5
+    assert f"{rule} shortened pi-17" in note
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_three_liars_who_are_in_time_where_others_are_late_do_not_either(round_model, tmp_path, rule):
+    updates = [*[sent(3.0, 4.0, 10, LAST)] * 17, *[sent(1e9, -1e9, 10)] * 3]
+    after, _ = screened(round_model, rule, updates, tmp_path)
+    late, now = after.steps
+    assert late.scalars == pytest.approx((3.0, 4.0))
+    assert np.linalg.norm(now.scalars) <= 1.01 * FAR * 1.4826 * 4 * 2**0.5
+
+
+@pytest.mark.parametrize("rule", sorted(BY_LENGTH))
+def test_who_is_late_for_many_rounds_at_once_has_one_voice_in_what_is_usual(round_model, tmp_path, rule):
+    """Two liars of ten, with scalars of five rounds each: more than the honest eight have."""
+    lies = [sent(1e9, -1e9, 10, Late(number, number, 0.5)) for number in range(1, 6) for _ in range(2)]
+    updates = [*[sent(3.0, 4.0, 10)] * 8, *lies]
+    after, _ = screened(round_model, rule, updates, tmp_path, lambda n: f"pi-{n if n < 8 else 8 + n % 2}")
+    assert [step.round for step in after.steps] == [1, 2, 3, 4, 5, round_model.round]
+    assert all(np.linalg.norm(step.scalars) <= 1.4826 * 5 * 2**0.5 for step in after.steps)
+
+
+@pytest.mark.parametrize("rule", sorted(BY_LENGTH))
+def test_that_two_devices_do_not_tell_a_lie_is_noted(round_model, tmp_path, rule):
+    _, note = screened(round_model, rule, [sent(3.0, 4.0, 10), sent(9.0, 9.0, 10, LAST)], tmp_path)
+    assert f"2 zeroth-order too few for {rule} to tell who lies" in note
