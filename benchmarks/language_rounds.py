@@ -33,15 +33,16 @@ ANSWERS = {
     "word": ["--prompt", "{text} It was{mask} .", "--words", " terrible, great"],
     "new head": ["--new-head"],
 }
-LOCAL = {"epochs": 1, "batch": 16, "lr": 0.05}
+LOCAL = {"epochs": 1, "batch": 16, "lr": 0.05, "momentum": 0.0}
+ADAM = {"name": "fedadam", "lr": 0.003}
 METHODS: dict[str, dict[str, Any]] = {
-    "FedNCM": {"name": "class-means"},
-    "FedAvg, bias": {"name": "peft", "settings": {"tunable": "bias", **LOCAL}},
-    "FedAvg, LoRA": {"name": "peft", "settings": {"tunable": "lora", **LOCAL}},
-    "FedMeZO, bias": {"name": "zeroth-order", "settings": {"tunable": "bias"}},
+    "FedAdam, all": {"kinds": [{"name": "full", "settings": LOCAL}], "server": ADAM},
+    "FedAdam, LoRA": {"kinds": [{"name": "peft", "settings": {"tunable": "lora", **LOCAL}}], "server": ADAM},
+    "FedAdam, bias": {"kinds": [{"name": "peft", "settings": {"tunable": "bias", **LOCAL}}], "server": ADAM},
+    "FedAvg, bias": {"kinds": [{"name": "peft", "settings": {"tunable": "bias", **LOCAL}}]},
+    "FedMeZO, bias": {"kinds": [{"name": "zeroth-order", "settings": {"tunable": "bias"}}]},
 }
-ROUNDS = {"FedNCM": 1, "FedMeZO, bias": 4}
-"""Times the rounds asked for, but one for class means: scalars take four passes, an epoch three."""
+"""Plain SGD moves a transformer little: Adam on the mean of the updates (FedAdam) is what learns here."""
 
 
 @dataclass
@@ -71,7 +72,7 @@ def main() -> None:
     options.add_argument("--length", type=int, default=64)
     options.add_argument("--seed", type=int, default=0)
     asked = options.parse_args()
-    done = [run(asked, method, answer) for method in METHODS for answer in ANSWERS]
+    done = [run(asked, method, answer) for answer in ANSWERS for method in METHODS]
     print(tabulate(done, headers="keys", tablefmt="github"))
 
 
@@ -82,7 +83,7 @@ def run(asked: argparse.Namespace, method: str, answer: str) -> dict[str, Any]:
     file = asked.out / f"{method}-{answer}-{'-'.join(map(str, sizes))}.json".replace(" ", "_")
     if file.exists():
         return json.loads(file.read_text())
-    rounds = 1 if method == "FedNCM" else asked.rounds * ROUNDS.get(method, 1)
+    rounds = asked.rounds
     table = {
         "devices": 10,
         "eval_every": max(1, rounds // 4),
@@ -92,7 +93,7 @@ def run(asked: argparse.Namespace, method: str, answer: str) -> dict[str, Any]:
         },
         "task": {
             "bundle": str(bundle(asked, answer).resolve()), "rounds": rounds, "round_deadline_s": 1e6,
-            "kinds": [METHODS[method]],
+            **METHODS[method],
         },
     }  # fmt: skip
     course = Course(10)
@@ -117,7 +118,17 @@ def bundle(asked: argparse.Namespace, answer: str) -> Path:
     if not (folder / "manifest.json").exists():
         words = ["export", "roberta", "--weights", str(asked.model), "--tokenizer", str(asked.model)]
         words += ["--input", str(asked.length), "--labels", "negative,positive", "--seed", str(asked.seed)]
-        words += ["--tunable", "bias", "--tunable", "lora:rank=4", "--tunable", "head", *ANSWERS[answer]]
+        words += [
+            "--tunable",
+            "all",
+            "--tunable",
+            "bias",
+            "--tunable",
+            "lora:rank=4",
+            "--tunable",
+            "head",
+            *ANSWERS[answer],
+        ]
         if device_runtime([*words, "--out", str(folder)]):
             raise SystemExit(1)
     return folder
