@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker import small
 from broker.messages import Contribution
-from strategies import registry
+from strategies.names import EXACT
 
 MOST_BYTES = 2048
 """Of a body: beside more, what is left out does not matter."""
@@ -39,7 +39,7 @@ class Brief:
             like is None
             or len(message.body) > MOST_BYTES
             or message.boot != like.boot
-            or registry.coding(message.kind, "any")
+            or message.kind not in EXACT
         ):
             return None
         return small.short_of(message, like)

@@ -92,7 +92,8 @@ def _arguments(member: Member, broker_url: str, home: Path) -> list[str]:
         *("--name", member.name),
         *("--data", str(home / "samples.npz")),
         *("--state", str(home / "state")),
-        *("--held-out", "0"),  # the demo's evaluation is the aggregator's
+        *("--held-out", "0", "--no-keep-model"),  # the demo's evaluation is the aggregator's
+        "--in-process",  # eight on one machine at once, none of which is idle for long
         *("--as", member.profile, "--slow", str(SLOW), *narrow),
         "--until-done",
     ]

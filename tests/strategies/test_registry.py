@@ -5,6 +5,7 @@ from broker.messages import Kind, pack
 from strategies import registry
 from strategies.entropy_subset import EntropySubset
 from strategies.full import Full
+from strategies.names import EXACT
 from strategies.privacy import DpSgd
 from strategies.registry import KindError
 
@@ -87,3 +88,7 @@ def test_wrong_kinds_and_settings_are_refused_by_name(name, settings, message):
         registry.make(name, settings)
     with pytest.raises(KindError, match=message):
         registry.read(Kind(name, pack(settings)))
+
+
+def test_the_kinds_that_are_known_to_send_exactly_are_those_without_a_codec():
+    assert {name for name in registry.KINDS if not registry.coding(name, "any")} == EXACT
