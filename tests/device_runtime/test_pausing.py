@@ -7,7 +7,7 @@ import pytest
 
 from broker import topics
 from broker.link import Connected
-from broker.messages import Get, Hello, Plan, State, decode, encode
+from broker.messages import VERSION, Get, Hello, Plan, State, decode, encode
 from device_runtime.hours import Hours
 from device_runtime.policy import Rule, Verdict
 from models.onnx_engine import OnnxModel
@@ -271,4 +271,4 @@ def test_the_message_of_a_pause_is_read_by_those_who_do_not_know_of_it(stage):
 
     known = msgspec.msgpack.decode(encode(State(boot=7, online=True, paused=True)), type=Before)
     assert (known.boot, known.online, known.leaving) == (7, True, False)
-    assert decode(msgspec.msgpack.encode(Before(3, 7, True)), State).paused is False
+    assert decode(msgspec.msgpack.encode(Before(VERSION, 7, True)), State).paused is False
