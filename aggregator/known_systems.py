@@ -147,7 +147,7 @@ SYSTEMS: dict[str, System] = {
         "ours, on paper 001 and thesis 000",
         (
             Part("class-means", {"head": "normalised-means"}, until=_first),
-            Part("zeroth-order", usual=MEASURED, after=_first),
+            Part("zeroth-order", usual={**MEASURED, "tunable": "head"}, after=_first),
         ),
     ),
     "distmezo-naive": System(

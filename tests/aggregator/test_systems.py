@@ -123,3 +123,4 @@ def test_fedmezo_stays_that_of_the_thesis_and_ours_may_be_set():
     assert (thesis.strategy.sizing, thesis.strategy.groups, thesis.strategy.lr) == ("absolute", 1, 0.5)
     _, ours = systems.under("fedncm+mezo", task).kinds
     assert (ours.strategy.sides, ours.strategy.groups, ours.strategy.lr) == (1, 4, 0.5)
+    assert ours.strategy.tunable == "head"
