@@ -158,11 +158,13 @@ class Registry:
         raise RollbackError("no model that was served is kept and sound")
 
     def blobs(self, best: int) -> Iterable[Blob]:
-        """Of all versions that are to be kept: the latest, that of round `best`, and the served one."""
+        """Of all versions that are to be kept: the latest, that of round `best`, and the served one; with the
+        logs that devices get to them by.
+        """
         latest = self._store.latest_closed()
         first = max(1, latest - self._keep + 1) if self._keep else 1
         wanted = {*range(first, latest + 1), best, self.served()} - {0}
         for number in sorted(wanted):
             made = self.made(number)
             if number >= first or self._is_kept(made):
-                yield from made.blobs
+                yield from (*made.blobs, *made.base.log)

@@ -9,6 +9,7 @@ from aggregator import machine
 from aggregator.moves import Believed, Finish, Present, Update, Worked
 from aggregator.progress import Progress, score_of
 from aggregator.state import Rules, Saved, State
+from broker import steps
 
 
 def through(scores, gain=0.0, anew=()):
@@ -102,13 +103,13 @@ def test_after_a_restart_a_stuck_run_is_still_done():
 def graded(bench, make_task, bundle, monkeypatch):
     """A service whose models have the accuracies that the test says, round by round."""
 
-    def make(scores, **settings):
+    def make(scores, kind="few-shot", **settings):
         from aggregator.evaluation import Evaluator
         from aggregator.store import Figures
 
         told = iter(scores)
         monkeypatch.setattr(Evaluator, "figures", lambda *_: Figures(next(told), 1.0, 0.5))
-        b = bench(make_task("few-shot", **settings))
+        b = bench(make_task(kind, **settings))
         b.join("a")
         return b
 
@@ -129,6 +130,16 @@ def test_the_best_model_is_deployed_and_offered_at_the_end(graded, update_of):
     b.restart()
     assert b.service.state.phase == "done"
     assert (b.folder / "served.safetensors").read_bytes() == deployed
+
+
+def test_the_log_that_leads_to_the_best_model_is_there_for_who_fetches_that(graded, update_of, monkeypatch):
+    monkeypatch.setattr(steps, "TAIL_BYTES", 0)  # as after more steps than an offer holds
+    b = graded([0.5, 0.9, 0.8, 0.7], "zeroth-order", rounds=9, stop_after=2)
+    for number in range(1, 5):
+        b.contribute("a", b.contribution("zeroth-order", update_of("zeroth-order", number), number))
+    base = b.offer.base
+    assert (b.offer.done, base.at, base.tail) == (True, 2, ())
+    assert [b.store.models.has(blob) for blob in base.log] == [True]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
