@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-VERSION = 3
-"""Of the tables."""
+VERSION = 4
+"""Of the tables and what is kept in them."""
 
 Statement = tuple[str, list[Sequence[object]]]
 """SQL with `?` for each value, and the values that it is done with, one time after the other."""
