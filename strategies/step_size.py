@@ -40,7 +40,7 @@ class Moment:
     """The mean square of all scalars so far, the latest weighing most: one number for the whole model.
 
     `total` is beta * total + (1 - beta) * mean(g^2), `weight` the same of 1 (Adam's second moment, Kingma and
-    Ba 2015, as a scalar). A round cannot go further than 1 / sqrt(1 - beta) times the usual.
+    Ba 2015, as a scalar). A jump counts as MOST / GRID times the usual, which is how far it is gone.
     """
 
     total: float = 0.0
@@ -52,6 +52,9 @@ class Moment:
         return cls(*memory["moment"].tolist()) if "moment" in memory else cls()
 
     def after(self, square: float, beta: float) -> Moment:
+        """With the mean square of one more round; of a jump, no more than what the step goes by."""
+        if self.usual:
+            square = min(square, (self.usual * MOST / GRID) ** 2)
         return Moment(beta * self.total + (1 - beta) * square, beta * self.weight + (1 - beta))
 
     @property
@@ -67,4 +70,4 @@ def relative(scalars: NDArray[np.float64], usual: float) -> NDArray[np.float64]:
     """The scalars in parts of the usual one, rounded to GRIDths and held within MOST of them."""
     if not usual:
         return np.zeros_like(scalars)
-    return np.clip(np.rint(scalars / usual * GRID), -MOST, MOST)
+    return np.clip(np.rint(scalars / usual * GRID), -MOST, MOST) + 0.0  # no -0, which is no integer

@@ -28,7 +28,7 @@ WIRE_BYTES = 45
 
 
 MOST_DIRECTIONS = 1024
-"""Of a round, together: its scalars stand in the offers of the next rounds, which are control messages."""
+"""Of a round, together: its scalars stand in the log, 512 steps to a blob."""
 
 
 FEDMEZO: Mapping[str, Any] = {"sides": 2, "sizing": "absolute", "groups": 1}

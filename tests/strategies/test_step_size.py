@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 
+from broker import steps
+from broker.messages import Step
 from models.tensors import TensorSpec
-from strategies.step_size import MOST, SMALLEST, Moment, relative, unit
+from strategies.step_size import GRID, MOST, SMALLEST, Moment, relative, unit
 
 SPECS = (TensorSpec("a", (3,)), TensorSpec("b", (1,)))
 
@@ -30,6 +32,24 @@ def test_the_moment_is_a_mean_that_forgets_and_is_unbiased_from_the_first_on():
     assert moment.usual**2 == pytest.approx((0.9 * 0.1 * 9 + 0.1 * 4) / (0.9 * 0.1 + 0.1))
     assert Moment.of(moment.kept()) == moment
     assert Moment.of({}) == Moment()
+
+
+def test_a_jump_is_remembered_as_no_more_than_the_step_that_it_makes():
+    """A lie of a billion would else leave a thousand rounds without a step."""
+    moment = Moment()
+    for square in (1.0, 1.0, 1e18):
+        moment = moment.after(square, 0.99)
+    assert 1.0 < moment.usual < MOST / GRID
+    for _ in range(600):
+        moment = moment.after(10_000.0, 0.99)
+    assert moment.usual == pytest.approx(100.0, rel=0.05)  # what stays is followed
+    assert Moment().after(0.0, 0.99).after(1.0, 0.99).usual > 0.5
+
+
+def test_relative_scalars_are_bytes_in_the_log_and_what_is_rounded_to_nothing_is_too():
+    scalars = relative(np.array([-1e-9, 1e-9, -1.0]), 1.0)
+    step = Step(1, "philox/1", 7, "all", 0.1, 1.0, tuple(scalars.tolist()))
+    assert [stretch.form for stretch in steps.pack([step])] == ["i1"]
 
 
 def test_relative_scalars_are_bytes():
