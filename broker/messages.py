@@ -157,6 +157,11 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
         if not self.line:
             msgspec.structs.force_setattr(self, "line", self.sha[:LINE_BYTES])
 
+    @property
+    def whole(self) -> bool:
+        """Whether all that leads there is named; not where it was followed in few bytes (see `small`)."""
+        return len(self.sha) == 32
+
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """A smaller model of the task's family, which some kinds of update train: its name, bundle and base."""

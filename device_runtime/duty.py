@@ -26,9 +26,6 @@ from .workplace import Bundles, Ears, Look, Made, MakePlace, bundles_of, in_this
 
 log = logging.getLogger(__name__)
 
-SHA_BYTES = 32
-"""Of a base in a whole offer; one that was followed in few bytes is named by less."""
-
 FINAL_S = 60.0
 """Seconds in which the model of a task that is done is fetched, where the owner wants one."""
 
@@ -86,7 +83,7 @@ class Duty:
             except (BlobError, StaleBase, WorkDied) as error:
                 self._seen = None
                 self.warn(f"round {self.open.offer.round}: {error}")
-                if isinstance(error, StaleBase) and len(self.open.base.sha) < SHA_BYTES:
+                if isinstance(error, StaleBase) and not self.open.base.whole:
                     self.open = None
                     self.hello()  # for the whole offer, which names all that leads there
             except LeftOut as error:

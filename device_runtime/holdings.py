@@ -147,8 +147,6 @@ class Holdings:
         self._stand = self._stand or self._stands.get(base)
         found = way(base, self._stand, self.blobs.has)
         if found is None:
-            self._stand = None
-            self._stands.drop()
             raise StaleBase(f"base model after {base.at} steps: this device has lost the line")
         return found
 

@@ -37,7 +37,7 @@ class Way:
 
 def way(base: Base, stand: Stand | None, here: Callable[[Blob], bool]) -> Way | None:
     """The one that takes fewer bytes of those that are not `here`; what it replays is bounded, where there is
-    another. None where neither can be gone by what the base names.
+    another. None where neither can be gone by what the base names, or the whole of it may name fewer bytes.
     """
     segments = _segments(base, base.steps)
     anew = None if segments is None else Way(None, base.steps, (*base.checkpoint, *segments))
@@ -46,7 +46,7 @@ def way(base: Base, stand: Stand | None, here: Callable[[Blob], bool]) -> Way | 
     lacking = base.at - stand.at
     segments = _segments(base, lacking)
     if segments is None:
-        return anew
+        return anew if base.whole or (anew and not _lacking(anew, here)) else None
     on = Way(stand, lacking, segments)
     if anew is None:
         return on

@@ -179,6 +179,18 @@ def test_a_device_that_no_step_and_no_checkpoint_leads_on_has_lost_the_line(hold
         holdings.missing(cut)
 
 
+@pytest.mark.parametrize("since", [4, 8])
+def test_who_is_too_far_back_for_a_short_offer_asks_and_goes_on_by_the_log_of_the_whole_one(
+    holdings, aggregator, since
+):
+    """A checkpoint is more bytes, also where it is so near that the last steps lead on from there."""
+    take(holdings, aggregator, 1)
+    offer, _, _ = aggregator.offer(9, since=since)
+    with pytest.raises(StaleBase, match="after 9 steps: this device has lost the line"):
+        holdings.missing(msgspec.structs.replace(offer.base, log=(), sha=offer.base.sha[:4]))
+    assert take(holdings, aggregator, 9, since=since) == ["log 0", "log 1", "log 2"]
+
+
 def test_a_base_that_is_wrong_from_its_checkpoint_on_is_not_tried_for_ever(holdings, aggregator):
     offer, blobs, _ = aggregator.offer(2)
     holdings.blobs.put(blobs["checkpoint"])
