@@ -9,7 +9,8 @@
 3. The emulated Python's pip installs them without a network.
 4. The emulated device says what it can do (`profile`).
 5. It takes part in one round of every kind of update, alone, and so does the same version on this machine;
-   aggregator and broker run here. What was served after the round is compared, and the directions of
+   aggregator and broker run here. It works in the process that qemu runs: one that this starts would be of
+   no processor that the machine has. What was served after the round is compared, and the directions of
    zeroth-order updates.
 
 ONNX Runtime is pinned to 1.23.2: newer ones crash at import in the emulator 7.2 (not on boards, as far as we
@@ -150,7 +151,7 @@ def main() -> int:
     say("one round of every kind")
     data, passed, table = folder / "bundles" / "data.npz", True, []
     places = (
-        Place(emulated.command, data, emulated.environment),
+        Place(emulated.command, data, emulated.environment, ("--in-process",)),
         Place([str(native / "device-runtime")], data),
     )
     with tempfile.TemporaryDirectory() as runs:

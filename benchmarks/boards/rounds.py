@@ -26,11 +26,12 @@ Values = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a device runs: the words before `join`, its environment, and its data."""
+    """Where a device runs: the words before `join`, its environment, its data, and options of `join`."""
 
     command: Sequence[str]
     data: Path
     environment: Mapping[str, str] | None = None
+    options: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def one_round(trial: Trial, place: Place, folder: Path, bundles: Path) -> Done:
     serve = [COMMAND, "serve", str(folder / "task.toml"), "--broker", running.url]
     serve += ["--run-dir", str(folder / "run"), "--quiet"]
     join = [*place.command, "join", running.url, "--data", str(place.data), "--name", "board"]
-    join += ["--state", str(folder / "state"), "--until-done"]
+    join += ["--state", str(folder / "state"), "--until-done", *place.options]
     began = time.monotonic()
     service = _started(serve, folder / "serve.log")
     device = _started(join, folder / "device.log", place.environment)
