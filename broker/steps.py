@@ -21,8 +21,8 @@ MOST_SEGMENTS = 16
 """Blobs of the log that are kept: who lacks more steps than there are in them fetches the checkpoint."""
 TAIL, TAIL_BYTES = 32, 256
 """Steps in an offer itself, at most, and bytes of their numbers."""
-MOST_NUMBERS = 2**22
-"""Scalars in one log, at most; more is not one."""
+MOST_STEPS, MOST_NUMBERS = SEGMENT, 2**20
+"""In one log; more is not one. Its scalars are at most so many together."""
 
 _FORMS: dict[Form, tuple[str, int]] = {"i1": ("b", 1), "f2": ("e", 2), "f4": ("f", 4), "f8": ("d", 8)}
 
@@ -34,8 +34,9 @@ def round_seed(seed: int, number: int) -> int:
 
 
 def numbers_bytes(step: Step) -> int:
-    """Bytes that the numbers of a step take, at most where its scalars are float32."""
-    return 4 * len(step.scalars) + 8 * len(step.indices)
+    """Bytes that the numbers of a step take, if all in its stretch are like them."""
+    size = _FORMS[_form(step.scalars)][1]
+    return size * len(step.scalars) + _index_bytes(step.indices) * len(step.indices)
 
 
 def last(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -60,8 +61,13 @@ def pack(steps: Iterable[Step], seed: int | None = None) -> tuple[Stretch, ...]:
     return tuple(made)
 
 
-def unpack(stretches: Iterable[Stretch]) -> tuple[Step, ...]:
-    """Raises MessageError for what `pack` does not make."""
+def unpack(stretches: Sequence[Stretch]) -> tuple[Step, ...]:
+    """Raises MessageError for what `pack` does not make, and for more than a log is."""
+    steps, numbers = count(stretches), sum(_count(stretch) * stretch.width for stretch in stretches)
+    if steps > MOST_STEPS or numbers > MOST_NUMBERS:
+        raise MessageError(
+            f"a log of {steps} steps and {numbers} scalars: at most {MOST_STEPS} and {MOST_NUMBERS} are read"
+        )
     return tuple(step for stretch in stretches for step in _steps(stretch))
 
 
@@ -121,12 +127,12 @@ def _stretch(steps: Sequence[Step], seed: int | None) -> Stretch:
     indices = [index for step in steps for index in step.indices]
     if len(indices) not in (0, len(scalars)):
         raise ValueError(f"step of round {first.round}: {len(indices)} indices, {len(scalars)} scalars")
-    size = max((index.bit_length() + 7) // 8 for index in indices) if indices else 0
+    size = _index_bytes(indices)
     if size > 8:
         raise ValueError(f"step of round {first.round}: an index of {size} bytes, at most 8 are possible")
     shares = [step.share for step in steps]
     made = seed is not None and all(step.seed == round_seed(seed, step.round) for step in steps)
-    form = next(form for form in _FORMS if _holds(form, scalars))
+    form = _form(scalars)
     return Stretch(
         round=first.round,
         generator=first.generator,
@@ -137,8 +143,18 @@ def _stretch(steps: Sequence[Step], seed: int | None) -> Stretch:
         scalars=_written(_FORMS[form][0], scalars),
         seeds=seed if made and seed is not None else _written("Q", [step.seed for step in steps]),
         shares=b"" if set(shares) == {1.0} else _written("d", shares),
-        indices=b"".join(index.to_bytes(max(1, size), "little") for index in indices),
+        indices=b"".join(index.to_bytes(size, "little") for index in indices),
     )
+
+
+def _form(scalars: Sequence[float]) -> Form:
+    """The one of the fewest bytes that holds them."""
+    return next(form for form in _FORMS if _holds(form, scalars))
+
+
+def _index_bytes(indices: Sequence[int]) -> int:
+    """That each of these takes."""
+    return max((max(1, (index.bit_length() + 7) // 8) for index in indices), default=0)
 
 
 def _holds(form: Form, scalars: Sequence[float]) -> bool:
@@ -168,8 +184,6 @@ def _count(stretch: Stretch) -> int:
 
 def _steps(stretch: Stretch) -> Iterable[Step]:
     steps, width = _count(stretch), stretch.width
-    if steps * width > MOST_NUMBERS:
-        raise _wrong(stretch, f"{steps * width} scalars, at most {MOST_NUMBERS} are read")
     scalars = _read(_FORMS[stretch.form][0], stretch.scalars)
     shares = _each("d", stretch.shares, steps) if stretch.shares else (1.0,) * steps
     rounds = range(stretch.round, stretch.round + steps)

@@ -50,8 +50,9 @@ def way(base: Base, stand: Stand | None, here: Callable[[Blob], bool]) -> Way | 
     on = Way(stand, lacking, segments)
     if anew is None:
         return on
-    too_long = sum(blob.size for blob in segments) * sum(part.size for part in base.checkpoint) // 16
-    if too_long > MOST_REPLAYED and lacking > base.steps:
+    elements = sum(part.size for part in base.checkpoint) // 4
+    scalars = lacking * base.tail[-1].width if base.tail else sum(blob.size for blob in segments)
+    if scalars * elements > MOST_REPLAYED and lacking > base.steps:
         return anew
     return on if _lacking(on, here) <= _lacking(anew, here) else anew
 

@@ -54,7 +54,7 @@ class Version:
     is the bundle's). line: the round in which the main one's line of zeroth-order steps began (0: with the
     bundle's weights); at: how many were taken on it, and log: bytes of their numbers; steps: since its
     checkpoint; moved: which parts they changed. aside: the round since which this is sent beside the bases
-    (0: nothing is), and its bytes.
+    (0: nothing is), and its bytes. width: scalars of the last step.
     """
 
     parts: Mapping[str, tuple[int, ...]]
@@ -65,6 +65,7 @@ class Version:
     moved: Changed = ()
     aside: int = 0
     aside_bytes: int = 0
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,10 @@ class Bases:
         aside, size = version.aside, version.aside_bytes
         if not _equal(old.aside, new.aside):
             aside, size = (new.number, len(tensors.encode(new.aside))) if new.aside else (0, 0)
-        return Version({**version.parts, **parts, MAIN: main}, line, at, log, since, moved, aside, size)
+        width = len(steps[-1].scalars) if steps else version.width
+        return Version(
+            {**version.parts, **parts, MAIN: main}, line, at, log, since, moved, aside, size, width
+        )
 
     def replay(self, number: int, then: Version) -> None:
         """What round `number` made, without the weights."""
@@ -209,7 +213,8 @@ class Bases:
         by_steps = self._log(version, lacking)
         if by_steps is None:
             return anew
-        too_long = by_steps * sum(self._shipped[MAIN].sizes) // 16 > MOST_REPLAYED
+        elements = sum(self._shipped[MAIN].sizes) // 4
+        too_long = lacking * version.width * elements > MOST_REPLAYED
         return anew if too_long and lacking > version.steps else min(anew, by_steps)
 
     def _log(self, version: Version, lacking: int) -> int | None:

@@ -201,8 +201,8 @@ def replaying(count: int) -> None:
         Step(n, GENERATOR, log.round_seed(0, n), "all", 1e-2, 1.0, tuple(map(float, pair)))
         for n, pair in enumerate(scalars, 1)
     ]
-    data = log.encode(made, 0)
+    blobs = [log.encode(made[begin : begin + log.SEGMENT], 0) for begin in range(0, count, log.SEGMENT)]
     began = time.perf_counter()
-    replay(bundle.weights(), log.decode(data), bundle.manifest)
+    replay(bundle.weights(), [step for data in blobs for step in log.decode(data)], bundle.manifest)
     seconds = time.perf_counter() - began
-    print(f"{count} steps are {len(data) / 1e3:.1f} kB of log, replayed in {seconds:.1f} s")
+    print(f"{count} steps are {sum(map(len, blobs)) / 1e3:.1f} kB of log, replayed in {seconds:.1f} s")

@@ -84,9 +84,17 @@ def test_indices_take_as_many_bytes_as_the_largest_needs():
 def test_an_offer_holds_as_many_of_the_last_steps_as_there_is_room_for():
     many = numbered(100)
     assert steps.last(many) == tuple(many[-32:])
-    wide = [msgspec.structs.replace(step, scalars=(0.1,) * 16) for step in many]
-    assert steps.last(wide) == tuple(wide[-4:])
-    assert steps.last([msgspec.structs.replace(PLAIN, scalars=(0.1,) * 65)]) == ()
+
+    def of(scalars, indices=()):
+        return [msgspec.structs.replace(step, scalars=scalars, indices=indices) for step in many]
+
+    for wide, room in (
+        (of(many[0].scalars * 8), 4),
+        (of((127.0,) * 16), 16),
+        (of((1.0,) * 16, (300,) * 16), 5),
+    ):
+        assert steps.last(wide) == tuple(wide[-room:])
+    assert steps.last(of(many[0].scalars * 33)) == ()
 
 
 def test_a_number_that_has_no_place_is_not_written():
@@ -127,9 +135,18 @@ def test_a_stretch_whose_numbers_do_not_fit_each_other_is_refused(wrong):
 
 
 def test_a_log_with_more_numbers_than_any_is_refused_before_it_is_read():
-    bomb = Stretch(1, "philox/1", "all", 0.1, 1, "i1", bytes(steps.MOST_NUMBERS + 1), 5)
-    with pytest.raises(MessageError, match="at most 4194304 are read"):
-        steps.unpack([bomb])
+    bombs = {
+        "1 steps and 1048577 scalars": [(1, steps.MOST_NUMBERS + 1)],
+        "2 steps and 1048578 scalars": [(1, steps.MOST_NUMBERS // 2 + 1)] * 2,
+        "513 steps and 513 scalars": [(513, 1)],
+        "600 steps and 1200 scalars": [(300, 2)] * 2,
+    }
+    for what, stretches in bombs.items():
+        made = [
+            Stretch(1, "philox/1", "all", 0.1, width, "i1", bytes(n * width), 5) for n, width in stretches
+        ]
+        with pytest.raises(MessageError, match=f"a log of {what}: at most 512 and 1048576 are read"):
+            steps.unpack(made)
 
 
 def test_where_a_log_begins_follows_from_its_segments():

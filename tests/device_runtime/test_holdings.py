@@ -142,10 +142,14 @@ def test_a_joiner_takes_all_steps_from_the_bundle_s_weights_where_they_are_fewer
     assert encode(holdings.base(offer.base, aggregator.bundle.manifest)) == encode(weights)
 
 
-def test_what_would_take_too_long_to_replay_is_not(holdings, aggregator, monkeypatch):
+@pytest.mark.parametrize(
+    ("most", "fetched"), [(1.95e6, ["checkpoint"]), (2.1e6, ["log 0", "log 1", "log 2", "log 3"])]
+)
+def test_what_would_take_too_long_to_replay_is_not(holdings, aggregator, monkeypatch, most, fetched):
+    """13 steps of 2 scalars, along directions of 77,562 elements: 2.02 million products."""
     take(holdings, aggregator, 1)
-    monkeypatch.setattr(ways, "MOST_REPLAYED", 10**6)
-    assert take(holdings, aggregator, 14, since=12) == ["checkpoint"]
+    monkeypatch.setattr(ways, "MOST_REPLAYED", most)
+    assert take(holdings, aggregator, 14, since=12) == fetched
 
 
 def test_a_base_that_was_rolled_back_is_replayed_from_the_checkpoint(holdings, aggregator):

@@ -1,20 +1,22 @@
+import msgspec
 import numpy as np
 import pytest
 
+from broker import steps
 from broker.messages import Step
 from broker.steps import SEGMENT, TAIL
 from models import tensors
 from simulation.bases import NOTHING_HELD, SEGMENT_BYTES, Bases, Held, Shipped
-from strategies.kind import Carried
+from strategies.kind import NOTHING, Carried
 from strategies.merge import Merged
 
 BODY, HEAD, SMALL = 1000, 100, 10
 """Bytes of the main model's two parts, and of the one of the member "small"."""
 
 
-STEP = Step(1, "philox/1", 7, "all", 0.1, 1.0, (0.5, 1.0))
+STEP = Step(1, "philox/1", 7, "all", 0.1, 1.0, (0.5, 2.0**-30))
 STEP_BYTES = 8
-"""Of its two scalars."""
+"""Of its two scalars, which take all of a float32."""
 
 
 def weights(body: float, head: float = 0.0) -> dict[str, np.ndarray]:
@@ -96,6 +98,19 @@ def test_who_lacks_more_steps_than_an_offer_holds_fetches_the_log_of_all_of_them
     lacking = [kept.to_fetch(newest, "", Held({"": 1}, at)) for at in (0, 2, 3, TAIL + 3)]
     whole = SEGMENT_BYTES + (TAIL + 3) * STEP_BYTES
     assert lacking == [whole, whole, TAIL * STEP_BYTES, 0]
+
+
+def test_scalars_that_are_whole_numbers_are_bytes_as_in_the_service(kept):
+    whole = msgspec.structs.replace(STEP, scalars=(32.0, -127.0, 0.0, 5.0))
+    for number in range(1, TAIL + 2):
+        kept.advance(number, Merged(weights(1, head=number), NOTHING, (whole,), True, Carried(family(0))))
+    tail = TAIL * 4
+    assert kept.to_fetch(TAIL + 2, "", kept.fetched(2, "", NOTHING_HELD)) == tail
+    assert kept.to_fetch(TAIL + 2, "", NOTHING_HELD) == SEGMENT_BYTES + tail + 4
+    wire = steps.encode(
+        [msgspec.structs.replace(whole, round=n, seed=steps.round_seed(5, n)) for n in range(33)], 5
+    )
+    assert abs(len(wire) - (SEGMENT_BYTES + tail + 4)) < 10
 
 
 def test_who_trained_another_model_since_takes_all_steps_again(kept):
