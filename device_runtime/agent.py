@@ -135,6 +135,7 @@ class Agent:
 
     def close(self) -> None:
         """End what works for it. May be called again, and goes on from there."""
+        self._duty.place.put_down()
         self._duty.place.close()
 
     def _hear_next(self, timeout: float) -> bool:

@@ -33,7 +33,6 @@ from .dispatches import (
     Said,
     Settle,
     Terms,
-    Transferred,
     Work,
 )
 from .errors import DeviceError, RoundOver, WorkDied
@@ -51,7 +50,7 @@ STAYS_S, STAYS_TIMES = 10.0, 5.0
 where that is more: whoever starts slowly stays longer.
 """
 AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
-"""Seconds until it is started again after it died, doubled each time that it dies with nothing done."""
+"""Seconds until it is started again after it died, doubled each time until some work is done."""
 LOOK_S = 0.5
 """Seconds between looks at whether to stop, while it says nothing."""
 
@@ -80,6 +79,8 @@ class Apart:
         self._cpu_s: float | None = None
         self._child: Child | None = None
         self._known: Known | None = None
+        self._busy = False
+        self._unsettled: list[Settle] = []
         self._at, self._reported = "", False
         self._deaths: tuple[tuple[str, int], tuple[Death, ...]] = (("", 0), ())
         self._refused, self._killed = "", False
@@ -94,7 +95,10 @@ class Apart:
         return msgspec.structs.replace(self._known.hello, boot=boot) if self._known else bare_hello(boot)
 
     def warm_up(self) -> None:
-        self._running()
+        try:
+            self._running()
+        except WorkDied as error:
+            log.warning("%s", error)
 
     def look(self, current: Open) -> Look:
         look = self._ask(LookAt(current, self._link.seen)).look
@@ -133,27 +137,27 @@ class Apart:
         self._ask(Keep(over), lambda _: between())
 
     def settle(self, message: Contribution, counts: bool) -> None:
-        folder = self._settings.folder / LEFT
-        if folder.exists() and any(folder.iterdir()):
-            self._ask(Settle(message, counts))
-
-    def transferred(self, up: int = 0, down: int = 0) -> None:
-        """Only a pretended link takes its time."""
-        if self._settings.pretence is not None:
-            self._ask(Transferred(up, down))
+        """Where work stands still: before anything else that is asked for after it."""
+        folder, request = self._settings.folder / LEFT, Settle(message, counts)
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+        if self._busy:
+            self._unsettled.append(request)
+        else:
+            self._ask(request)
 
     def heed(self) -> None:
         """Nothing: what works heeds by itself."""
 
     def tidy(self) -> None:
         stays_s = max(self._stays_s, STAYS_TIMES * (self._cpu_s or 0.0))
-        if self._child is not None and self._hours.clock() - self._used_s >= stays_s:
+        if self._child is not None and not self._busy and self._hours.clock() - self._used_s >= stays_s:
             self.put_down()
             self.close()
 
     def put_down(self) -> None:
         try:
-            if self._child is not None and not self._child.ended:
+            if self._unsettled or (self._child is not None and not self._child.ended):
                 self._ask(PutDown())
         except WorkDied as error:
             log.warning("%s, when it was to end", error)
@@ -169,9 +173,15 @@ class Apart:
         progress: Callable[[float], None] = lambda _: None,
         tell: Callable[[Said], None] = lambda _: None,
     ) -> Ended:
-        """`progress` is called again and again until it is done; what that raises ends the process."""
+        """`progress` is called again and again until it is done; what that raises ends the process.
+
+        Whoever is called while it works must ask for nothing.
+        """
+        while self._unsettled:
+            self._settle(self._unsettled.pop())
         child = self._running()
         done, over = 0.0, ""
+        self._busy = True
         try:
             child.crossing.say(request)
             while not isinstance(said := child.crossing.hear(LOOK_S), Ended):
@@ -189,7 +199,21 @@ class Apart:
         except BaseException:
             self.close()
             raise
+        finally:
+            self._busy = False
+        if isinstance(request, (Work, After, Keep)):
+            self._wait_s = AGAIN_S
         return self._ended(said)
+
+    def _settle(self, request: Settle) -> None:
+        """Nobody asks for it again. Raises WorkDied."""
+        try:
+            self._ask(request)
+        except BlobError as error:
+            log.warning("round %d: %s", request.message.round, error)
+        except WorkDied:
+            self._unsettled.append(request)
+            raise
 
     def _tell(self, said: Said, offer: Offer, ears: Ears) -> None:
         if isinstance(said, Decided):
@@ -201,7 +225,7 @@ class Apart:
 
     def _ended(self, ended: Ended) -> Ended:
         """Raises the error that it tells of."""
-        self._used_s, self._wait_s = self._hours.clock(), AGAIN_S
+        self._used_s = self._hours.clock()
         if self._cpu_s is None:
             self._cpu_s = ended.cpu_s
         if ended.error is not None:
@@ -222,7 +246,8 @@ class Apart:
             try:
                 self._child = Child(terms)
             except OSError as error:
-                raise self._put_off(f"no process can be started to work in: {error}") from None
+                why = f"no process can be started to work in ({error}); --in-process works without"
+                raise self._put_off(why) from None
             self._used_s, self._cpu_s = self._hours.clock(), None
         return self._child
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
-import signal
 import socket
 import threading
 import time
@@ -31,7 +31,6 @@ from .dispatches import (
     Reported,
     Settle,
     Terms,
-    Transferred,
     Work,
 )
 from .errors import DeviceError, RoundOver
@@ -41,18 +40,16 @@ from .link_speed import LinkSpeed
 from .meters import Meter, resting
 from .workplace import Ears, Look, Made
 
+log = logging.getLogger(__name__)
+
 BEAT_S = 0.1
 """Seconds for which the work goes on before it asks again whether it may."""
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""A signal to all of a group is the device's to heed: it ends this process when it ends."""
 
 Inbox = queue.SimpleQueue[Asked]
 
 
 def main(number: int) -> None:
     """Work for whoever has the other end of the socket with this file number, until that is closed."""
-    for one in IGNORED:
-        signal.signal(one, signal.SIG_IGN)
     log_to_stderr()
     crossing: Crossing[Asked] = Crossing(socket.socket(fileno=number), Asked)
     inbox: Inbox = queue.SimpleQueue()
@@ -72,12 +69,19 @@ def main(number: int) -> None:
 
 
 def _listen(crossing: Crossing[Asked], inbox: Inbox) -> None:
-    """On a thread, so that the end is heard of in the middle of any work: nothing is lost by it."""
+    """On a thread, so that the end is heard of in the middle of any work: nothing is lost by it. Who cannot
+    listen any more, as for want of memory, ends too.
+    """
     try:
         while (asked := crossing.hear()) is not None:
             inbox.put(asked)
     except Gone:
         os._exit(0)
+    except Exception:
+        try:
+            log.exception("what is asked for cannot be heard")
+        finally:
+            os._exit(1)
 
 
 class Told(Hours):
@@ -109,6 +113,8 @@ class Worker:
                 look = self._do(asked)
         except (DeviceError, ModelError, BlobError) as raised:
             error = (type(raised).__name__, str(raised))
+        if self._unanswered:
+            self._heard(self._inbox.get())
         bundles = self._here.bundles
         known = Known(bundles, self._here.hello(0)) if bundles else None
         return Ended(known, look, over, error, time.process_time())
@@ -125,8 +131,6 @@ class Worker:
             self._here.keep(asked.over, self.between)
         elif isinstance(asked, Settle):
             self._here.settle(asked.message, asked.counts)
-        elif isinstance(asked, Transferred):
-            self._here.transferred(asked.up, asked.down)
         elif isinstance(asked, PutDown):
             self._here.put_down()
         return None
@@ -158,13 +162,11 @@ class Worker:
         if not self._unanswered:
             self._crossing.say(Beat(self._done))
         self._unanswered = True
-        answer = self._answered()
-        self._unanswered, self._asked_s = False, time.monotonic()
-        self._hours.lost_s = answer.lost_s
+        answer = self._heard(self._answered())
         if answer.over:
             raise RoundOver(answer.over)
 
-    def _answered(self) -> GoOn:
+    def _answered(self) -> Asked:
         answer = self._next()
         if answer is not None:
             return answer
@@ -173,14 +175,19 @@ class Worker:
                 self._here.heed()
         return answer
 
-    def _next(self) -> GoOn | None:
+    def _next(self) -> Asked | None:
         try:
-            asked = self._inbox.get(timeout=BEAT_S)
+            return self._inbox.get(timeout=BEAT_S)
         except queue.Empty:
             return None
-        if not isinstance(asked, GoOn):
-            raise TypeError(f"{type(asked).__name__} came in answer to a beat")
-        return asked
+
+    def _heard(self, answer: Asked) -> GoOn:
+        """It is the one to the last beat. Raises TypeError where it is none."""
+        if not isinstance(answer, GoOn):
+            raise TypeError(f"{type(answer).__name__} came in answer to a beat")
+        self._unanswered, self._asked_s = False, time.monotonic()
+        self._hours.lost_s = answer.lost_s
+        return answer
 
     def _decided(self, _offer: Offer, plan: Plan, room_bytes: float) -> None:
         self._crossing.say(Decided(plan, room_bytes))

@@ -13,8 +13,17 @@ from .dispatches import Said, Terms
 
 END_S = 2.0
 """Seconds that it may take to end."""
-PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[2:]; from device_runtime.at_work import main; main(int(sys.argv[1]))"
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""A signal to all of a group is the device's to heed: it ends this process when it ends."""
+PROGRAM = "; ".join(
+    (
+        "import sys",
+        "sys.path[:] = sys.argv[2:]",
+        "import signal",
+        f"[signal.signal(one, signal.SIG_IGN) for one in {tuple(map(int, IGNORED))}]",
+        "from device_runtime.at_work import main",
+        "main(int(sys.argv[1]))",
+    )
 )
 """Modules come from where this process has them, whatever lies in the folder that it runs in."""
 

@@ -94,11 +94,6 @@ class Settle(msgspec.Struct, frozen=True, tag=True):
     counts: bool
 
 
-class Transferred(msgspec.Struct, frozen=True, tag=True):
-    up: int
-    down: int
-
-
 class PutDown(msgspec.Struct, frozen=True, tag=True):
     pass
 
@@ -148,5 +143,5 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     cpu_s: float = 0.0
 
 
-Asked = Terms | LookAt | Prepare | Work | After | Keep | Settle | Transferred | PutDown | GoOn
+Asked = Terms | LookAt | Prepare | Work | After | Keep | Settle | PutDown | GoOn
 Said = Beat | Decided | Reported | Ended

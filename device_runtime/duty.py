@@ -53,7 +53,7 @@ class Duty:
         self._worked_on: Open | None = None
         self._final: tuple[Open, float] | None = None
         self._finished = ""
-        self._keeps = settings.personal.keep
+        self._keeps, self._pretence = settings.personal.keep, settings.pretence
         self._answered = ("", 0)
         self._warned = ""
 
@@ -236,7 +236,7 @@ class Duty:
         except (BlobError, OSError) as error:
             log.warning("round %d left out: its contribution cannot be kept: %s", made.round, error)
             return
-        self.place.transferred(up=made.bytes_up)
+        self._transferred(up=made.bytes_up)
         self.sending.due(self._clock())
 
     def _fetch_final(self, over: Open, until: float, now: float) -> None:
@@ -250,7 +250,9 @@ class Duty:
             else:
                 log.warning("the model of task %s has not come in time", over.offer.task)
         except (BlobError, StaleBase, LeftOut, WorkDied) as error:
-            log.warning("the model of task %s is not kept: %s", over.offer.task, error)
+            self.warn(f"the model of task {over.offer.task} is not kept: {error}")
+            if now < until and not isinstance(error, LeftOut):
+                return
         self._final = self._worked_on = None
 
     def _waiting(self, run: str) -> set[int]:
@@ -260,4 +262,9 @@ class Duty:
     def _arrived(self, blob: Blob, seconds: float) -> None:
         self._link_speed.saw_down(blob.size, seconds)
         self._seen = None
-        self.place.transferred(down=blob.size)
+        self._transferred(down=blob.size)
+
+    def _transferred(self, up: int = 0, down: int = 0) -> None:
+        """A pretended link takes its time, once there is something to do over it."""
+        if self._pretence is not None and self.ready:
+            self._pretence.transfer(up, down)

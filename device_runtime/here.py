@@ -103,10 +103,6 @@ class Here:
     def settle(self, message: Contribution, counts: bool) -> None:
         self._leftovers.settle(message.run, message.kind, message.round, counts)
 
-    def transferred(self, up: int = 0, down: int = 0) -> None:
-        if self.task is not None:
-            self.task.watcher.transfer(up, down)
-
     def heed(self) -> None:
         if self.task is not None:
             self.task.watcher.heed()

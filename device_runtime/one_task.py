@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class OneTask(Protocol):
-    """See DeviceTask. `watcher` is told of what is transferred."""
+    """See DeviceTask. `watcher` watches the work."""
 
     watcher: Watcher
 

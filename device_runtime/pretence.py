@@ -36,3 +36,9 @@ class Pretence:
         speed = replace(profile.speed, flops_per_s=profile.speed.flops_per_s / slow)
         bandwidth = profile.bandwidth if uplink is None else Bandwidth(uplink, profile.bandwidth.down, "set")
         return cls(replace(profile, speed=speed, bandwidth=bandwidth), slow)
+
+    def transfer(self, up: int = 0, down: int = 0) -> None:
+        """Sleep for as long as these bytes take on its link."""
+        if self.time is None:
+            link = self.profile.bandwidth
+            time.sleep(up / link.up + down / link.down)

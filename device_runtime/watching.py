@@ -132,15 +132,6 @@ class Watcher:
         self.peak_bytes = self.resident()
         self._began()
 
-    def transfer(self, up: int = 0, down: int = 0) -> float:
-        """Seconds that these bytes take on the pretended link, slept; 0 for a device that is itself."""
-        if self.pretence is None:
-            return 0.0
-        link = self.pretence.profile.bandwidth
-        seconds = up / link.up + down / link.down
-        self._time.sleep(seconds)
-        return seconds
-
     def clear(self, model: DeviceModel) -> None:
         """What was given up holds no memory that the next piece of work was promised."""
         model.unload()
@@ -178,10 +169,6 @@ class VirtualWatcher(Watcher):
 
     def ran(self, name: str, graph: Graph, samples: int, seconds: float) -> None:
         self._time.sleep(samples * self._profile.speed.of(name, graph.flops))
-
-    def transfer(self, up: int = 0, down: int = 0) -> float:
-        """Nothing: the simulated link takes the time."""
-        return 0.0
 
     def _needed(self, name: str, graph: Graph) -> int:
         needed = super()._needed(name, graph)

@@ -116,9 +116,6 @@ class Workplace(Protocol):
     def settle(self, message: Contribution, counts: bool) -> None:
         """A contribution has its receipt."""
 
-    def transferred(self, up: int = 0, down: int = 0) -> None:
-        """Bytes that went over the link."""
-
     def heed(self) -> None:
         """Raises OutOfMemory where memory has run out while work stands still."""
 

@@ -12,11 +12,13 @@ import psutil
 import pytest
 
 from broker import topics
-from broker.messages import Hello, Kind, Plan, encode, pack
+from broker.messages import Contribution, Hello, Kind, Metrics, Plan, encode, pack
 from device_runtime import child
 from device_runtime.apart import AGAIN_S, Apart
+from device_runtime.crossing import LENGTH
+from device_runtime.dispatches import Settle
 from device_runtime.errors import DataError, WorkDied
-from device_runtime.hours import Hours
+from device_runtime.hours import LOOK_S, Hours
 from device_runtime.link_speed import LinkSpeed
 from device_runtime.meters import MeterError
 from device_runtime.offers import Open
@@ -40,12 +42,21 @@ def measured():
     return {}
 
 
+class Ahead:
+    """The clock of this machine, and what a test skips."""
+
+    skipped = 0.0
+
+    def __call__(self):
+        return monotonic() + self.skipped
+
+
 @pytest.fixture
 def apart(stage, measured):
     """The stage with a device that works apart, in real time."""
     if "speed" in measured:
         (stage.folder / "speed.json").write_bytes(measured["speed"])
-    stage.clock, stage.place = monotonic, partial(Apart, stays_s=DAY_S)
+    stage.clock, stage.place = Ahead(), partial(Apart, stays_s=DAY_S)
     stage.start()
     yield stage
     stage.agent.close()
@@ -71,6 +82,12 @@ def when_tried(stage, act, kinds=("full",)):
         return done
 
     stage.link.publish = publish
+
+
+def contribution(number):
+    metrics = Metrics(train_loss=0.0, train_time_ms=0, energy_mj=0, peak_memory_kib=0)
+    given = {"task": "t", "run": "r", "seq": 7, "kind": "full", "num_examples": 1}
+    return Contribution(boot=1, round=number, metrics=metrics, **given)
 
 
 def kill(stage, number=signal.SIGKILL):
@@ -178,17 +195,46 @@ def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog)
     assert "when the round closed; paused: paused by hand" in caplog.text
 
 
-def run_until_it_is_over(stage):
-    """In real time: what comes is waited for."""
+def test_work_that_stands_still_is_not_taken_for_idle_and_receipts_come_after_it(apart):
+    place, looks, settled, worked = apart.agent._duty.place, [], [], set()
+    ask, place._stays_s = place._ask, 0.0
+    (apart.folder / "left" / "r").mkdir(parents=True)
+    earlier = contribution(number=0)
+
+    def judged(_held):
+        looks.append(bool(apart.link.of(Plan)))
+        if sum(looks) == 1:
+            place.settle(earlier, counts=True)
+        return PAUSED if 1 <= sum(looks) <= 3 else Verdict()
+
+    def asked(request, *more):
+        worked.add(process(apart) and process(apart).pid)
+        settled.append(isinstance(request, Settle))
+        return ask(request, *more)
+
+    when_tried(apart, lambda: (setattr(place, "_ask", asked), apart.agent.hours.look_again()))
+    apart.agent.hours.judged = judged
+    apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
+    run_until_it_is_over(apart, pause_s=1000.0)
+    place.put_down()
+    (sent,) = apart.contributions
+    assert (sent.kind, settled, len(worked)) == ("full", [False, True], 1)
+
+
+def run_until_it_is_over(stage, pause_s=LOOK_S):
+    """In real time: what comes is waited for. Only a pause is skipped, in looks of so many seconds."""
     stop = threading.Event()
-    duty, take = stage.agent._duty, stage.agent.inbox.next
+    agent, duty, take = stage.agent, stage.agent._duty, stage.agent.inbox.next
     begun = []
 
     def next_event(timeout):
         begun.append(duty.open is not None)
         if any(begun) and duty.open is None:
             stop.set()
-        return take(timeout)
+        if agent.hours.verdict.allows:
+            return take(timeout)
+        stage.clock.skipped += pause_s
+        return take(0.0)
 
     stage.agent.inbox.next = next_event
     stage.agent.run(stage.link, stop)
@@ -241,7 +287,13 @@ def test_a_meter_that_cannot_be_had_is_told_by_whoever_asks_first(stage):
         place.close()
 
 
-def test_what_dies_before_it_has_done_anything_is_started_again_later_and_later(stage, monkeypatch, clock):
+PREPARE = "import device_runtime.here as here; here.Here.prepare = lambda *_: sys.exit(3)"
+
+
+@pytest.mark.parametrize("program", ["sys.exit(3)", PREPARE])
+def test_what_dies_before_it_has_done_any_work_is_started_again_later_and_later(
+    stage, monkeypatch, clock, program
+):
     started = []
     start = subprocess.Popen.__init__
 
@@ -249,15 +301,32 @@ def test_what_dies_before_it_has_done_anything_is_started_again_later_and_later(
         started.append(clock.now)
         start(*arguments, **options)
 
-    monkeypatch.setattr(child, "PROGRAM", "raise SystemExit(3)")
+    monkeypatch.setattr(child, "PROGRAM", child.PROGRAM.replace("from", f"{program}; from", 1))
     monkeypatch.setattr(subprocess.Popen, "__init__", counted)
     place = Apart(Settings("a", stage.folder / "a.npz", stage.folder), Hours(clock), LinkSpeed())
     current = Open(stage.offer(), 1e9)
-    for _ in range(100):
+    for _ in range(40):
         with pytest.raises(WorkDied, match="ended with code 3"):
             place.look(current)
+            place.prepare(current)
         clock.now += AGAIN_S / 10
-    assert started == pytest.approx([0, 1, 3, 7], abs=0.25)
+    assert started == pytest.approx([0, 1, 3], abs=0.25)
+
+
+def test_what_cannot_hear_any_more_ends_instead_of_being_waited_for(stage):
+    place = Apart(Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed())
+    place.warm_up()
+    with place._child.process as working:
+        place._child.crossing._end.sendall(LENGTH.pack(1) + b"\xc1")
+        assert working.wait() == 1
+    place.close()
+
+
+def test_a_device_that_cannot_start_its_work_goes_on(stage, monkeypatch, caplog):
+    place = Apart(Settings("a", stage.folder / "a.npz", stage.folder), Hours(monotonic), LinkSpeed())
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    place.warm_up()
+    assert "no process can be started to work in" in caplog.text
 
 
 ALONE = """
@@ -334,3 +403,13 @@ def test_the_command_of_a_device_imports_neither_numpy_nor_an_engine():
         "print([name for name in ('numpy', 'onnxruntime', 'safetensors') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+
+
+def test_a_device_that_ends_has_put_down_first_what_is_in_memory_alone(apart):
+    place, done = apart.agent._duty.place, []
+    ask, close = place._ask, place.close
+    place._ask = lambda request, *more: (done.append(type(request).__name__), ask(request, *more))[1]
+    place.close = lambda: (done.append("close"), close())
+    apart.agent.warm_up()
+    apart.agent.close()
+    assert done == ["PutDown", "close"]

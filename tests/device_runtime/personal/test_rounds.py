@@ -9,6 +9,7 @@ from broker.messages import Base, Get
 from device_runtime.agent import Agent
 from device_runtime.data import Place
 from device_runtime.duty import FINAL_S
+from device_runtime.errors import WorkDied
 from device_runtime.personal.judging import judged
 from device_runtime.personal.kept import Keeper
 from device_runtime.personal.wish import Wish
@@ -166,6 +167,26 @@ def test_the_model_of_a_task_that_is_done_is_fetched_kept_and_judged(device):
     asked = len(stage.link.of(Get))
     stage.link.announce(offer, unasked=False)
     assert len(stage.go().link.of(Get)) == asked
+
+
+def test_a_final_model_is_tried_for_again_where_the_process_dies_at_it(device, caplog):
+    stage = device(Wish(keep=True))
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    place, deaths = stage.agent._duty.place, [WorkDied("it was ended by SIGKILL")]
+    keep = place.keep
+
+    def dies(*given):
+        if deaths:
+            raise deaths.pop()
+        keep(*given)
+
+    place.keep = dies
+    offer, data = over(stage)
+    stage.link.announce(offer, unasked=False)
+    assert stage.go().agent.finished
+    assert "the model of task t is not kept: it was ended by SIGKILL" in caplog.text
+    assert tensors.encode(Keeper(stage.folder).read().weights) == data
 
 
 def test_a_final_model_that_does_not_come_in_time_is_not_waited_for(device, caplog):
