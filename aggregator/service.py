@@ -188,7 +188,9 @@ class Service:
                 self._on_plan(device, wire.decode(payload, wire.Plan))
             case "contribution":
                 refusal = event.refusal if isinstance(event, Checked) else None
-                self._on_contribution(device, wire.decode(payload, wire.Contribution), refusal)
+                message = wire.decode(payload, wire.Contribution)
+                self._remember(device, message, len(payload))
+                self._on_contribution(device, message, refusal)
             case "c":
                 self._on_short(device, payload)
             case "get":
@@ -282,14 +284,18 @@ class Service:
         )
         self._run.feed(moves.Planned(self._ports.clock(), device, plan.round, plan.kind))
 
+    def _remember(self, device: str, message: wire.Contribution, size: int) -> None:
+        """What the next ones may be like: short ones have no number themselves."""
+        self._whole.pop(device, None)
+        if message.seq and message.body and size <= small.MOST_BYTES:
+            self._whole[device] = small.without_numbers(message)
+
     def _on_short(self, device: str, payload: bytes) -> None:
         """Like the last whole one, which a device knows that we have; else it sends it whole, in a while."""
         if like := self._whole.get(device):
             self._on_contribution(device, small.long_of(payload, like), None)
 
     def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
-        if message.seq and message.body:
-            self._whole[device] = small.without_numbers(message)
         update = moves.Update(device, message.round, message.kind, message.boot, message.seq)
         try:
             self._run.reception.check_address(message)

@@ -18,6 +18,8 @@ _VERSION = VERSION & 0x0F
 SIGNED, _OVER, _STRETCHES = 0x10, 0x20, 0x40
 SIGNATURE_BYTES = 64
 MOST_ROUNDS = 2**35
+MOST_BYTES = 2048
+"""Of a whole contribution that others are like: beside more, what is left out does not matter."""
 FOLLOWED = 128
 """Steps that who follows has at hand, for when it comes to work again."""
 _METRICS = struct.Struct("<3H")

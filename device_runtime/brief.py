@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from broker import small
-from broker.messages import Contribution
+from broker.messages import Contribution, encode
 from strategies.names import EXACT
-
-MOST_BYTES = 2048
-"""Of a body: beside more, what is left out does not matter."""
 
 
 class Brief:
@@ -23,7 +20,7 @@ class Brief:
 
     def received(self, message: Contribution) -> None:
         """It has been counted."""
-        if message == self._last:
+        if message == self._last and len(encode(message)) <= small.MOST_BYTES:
             self._like = message
 
     def forget(self) -> None:
@@ -35,11 +32,6 @@ class Brief:
         became of the one before: where there is one, every update has its receipt.
         """
         like = self._like
-        if (
-            like is None
-            or len(message.body) > MOST_BYTES
-            or message.boot != like.boot
-            or message.kind not in EXACT
-        ):
+        if like is None or message.boot != like.boot or message.kind not in EXACT:
             return None
         return small.short_of(message, like)

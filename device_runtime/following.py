@@ -28,6 +28,8 @@ class Following:
         for.
         """
         self.over = False
+        if retained and not topics.is_offer(topic):
+            raise MessageError(f"offer on {topic} is marked as kept, which none there is")
         if small.is_next(payload):
             return self._next(topic, payload)
         offer = self._trust.offer(topic, payload, retained)

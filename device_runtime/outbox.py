@@ -92,7 +92,8 @@ class Outbox:
             self._settled = message
 
     def _seq_of(self, number: int) -> int:
-        return next((seq for seq, (_, message) in self._waiting.items() if message.round == number), 0)
+        """Of the latest: an older one may be of another task."""
+        return max((seq for seq, (_, message) in self._waiting.items() if message.round == number), default=0)
 
     def drop(self, seq: int) -> None:
         """Forget a contribution that nobody waits for any more."""

@@ -157,3 +157,13 @@ def test_where_devices_are_enrolled_the_next_round_is_signed_for_its_run(two):
     for wrong in ((topic, "another run"), (topics.offer("another"), b.service.run_id)):
         with pytest.raises(NotTrusted, match="is not signed for run"):
             Verifier(signer.public).open_next(*wrong, payload)
+
+
+def test_of_what_is_too_long_nothing_is_remembered_to_be_like(two):
+    """Every device could else have a message's worth of memory here."""
+    b, like = two
+    for long in ({"kind": "k" * 2000}, {"body": like.body[:8] + bytes(2100)}):
+        b.contribute("a", b.contribution(KIND, scalars(2), 2, seq=8, **long))
+        assert not b.service._whole.get("a")
+        assert short(b, 2, like) == []
+    assert b.service.state.contributions == 0

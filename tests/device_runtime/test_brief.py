@@ -129,6 +129,13 @@ def test_a_receipt_of_a_short_one_names_its_round(sending):
     assert sending.outbox.answered("r", 2)
 
 
+def test_a_receipt_of_a_short_one_is_not_that_of_an_older_task_s_round_of_this_number(sending):
+    receive(sending, give(sending, 1))
+    older = give(sending, 2, task="another", run="another")
+    receive(sending, give(sending, 2), seq=0)
+    assert list(sending.outbox) == [older]
+
+
 def test_that_the_next_round_is_open_ends_the_wait_for_short_ones_alone(sending, tmp_path):
     first = give(sending, 1)
     sending.over("r", 2)

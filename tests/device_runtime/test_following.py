@@ -95,3 +95,13 @@ def test_what_the_broker_kept_from_before_is_no_alarm_but_leads_nowhere():
     for payload, retained in ((old, False), (ended, True)):
         with pytest.raises(MessageError, match="round 2 refused"):
             trust.offer(TOPIC, payload, retained)
+
+
+@pytest.mark.parametrize("key", [b"", SIGNER.public], ids=["any", "enrolled"])
+def test_what_is_kept_on_a_topic_of_one_device_is_dropped(key):
+    """Else whoever has the broker could offer a device an earlier round again."""
+    topic = "fl/v1/d/a/dn/task"
+    following = Following(Trust(key))
+    following.offer(topic, SIGNER.seal(topic, offer(5), 7))
+    with pytest.raises(MessageError, match="dn/task is marked as kept"):
+        following.offer(topic, SIGNER.seal(topic, offer(2), 7), retained=True)
