@@ -3,8 +3,8 @@
 Which way a scalar points says nothing along directions that nobody else measured, how long it is does: along
 random directions all are alike. With whom it is late, or in time, a device chooses itself: all that share
 directions may be liars. So such scalars are held to the lengths of all of the round, of which each device has
-one, that of its latest. Rules that take one device's word against another's leave out those of fewer than
-three devices: a liar could choose to be alone.
+one, that of its latest. Rules that take one device's word against another's leave out late ones, and those of
+a group, of fewer than three devices: a liar could choose to be alone.
 """
 
 from __future__ import annotations
@@ -52,11 +52,9 @@ class Usual:
         return bool(np.mean(np.abs(g) > bound) >= 0.5) if self.by_value else length_of(g) > bound
 
 
-def is_apart(told: Contribution, strategy: AnyStrategy, sorts: int) -> bool:
-    """Whether a round of so many `sorts` of scalars may have others, along other directions."""
-    if not isinstance(strategy, ZerothOrder):
-        return False
-    return told.late is not None or strategy.groups > 1 or sorts > 1
+def is_apart(told: Contribution, strategy: AnyStrategy) -> bool:
+    """Whether scalars are along directions that are not those of all who are in time."""
+    return isinstance(strategy, ZerothOrder) and (told.late is not None or strategy.groups > 1)
 
 
 def usual(every: Iterable[Spool], robust: Robust) -> Usual:

@@ -86,14 +86,19 @@ class Screen:
         return merged, "; ".join([*self._notes, odd] if odd else self._notes)
 
     def _screened(self, spool: Spool) -> Screened:
-        told = spool.rows[0].told
+        told, rule = spool.rows[0].told, self._robust.rule
         if spool.earlier:
             self._note(f"{spool.earlier} {told.kind} of devices that sent a later one too do not count")
-        if is_apart(told, self._folding.strategy(told), len(self._sorts(told.kind))):
-            return self._apart(spool)
-        if len(spool) < FEW:
-            self._note(f"{len(spool)} {told.kind} too few for {self._robust.rule} to tell who lies")
-        return self._ruled(spool)
+        apart = is_apart(told, self._folding.strategy(told))
+        left_out = apart and rule not in BY_LENGTH
+        if len(spool) < FEW and (left_out or not apart):
+            of = f" of round {told.late.round}" if told.late else ""
+            text = f"{len(spool)} {told.kind}{of} too few for {rule} to tell who lies"
+            self._note(f"{text}, and left out" if left_out else text)
+            if left_out:
+                return iter(())
+        beside = told.kind == ZerothOrder.name and len(self._sorts(told.kind)) > 1
+        return self._as_usual(spool) if apart or beside else self._ruled(spool)
 
     def _sorts(self, kind: str) -> list[Spool]:
         return [each for each in self._spools.values() if each.rows and each.rows[0].told.kind == kind]
@@ -113,19 +118,16 @@ class Screen:
             return self._replaced(spool, _middle(spool, weighted))
         return self._replaced(spool, _middle(spool, self._value_rule()))
 
-    def _apart(self, spool: Spool) -> Screened:
-        told, rule, few = spool.rows[0].told, self._robust.rule, len(spool) < FEW
-        if few and rule not in BY_LENGTH:
-            of = f" of round {told.late.round}" if told.late else ""
-            self._note(f"{len(spool)} {told.kind}{of} too few for {rule} to tell who lies, and left out")
-            return
-        by_length = few or rule == "norm-clip"
+    def _as_usual(self, spool: Spool) -> Screened:
+        """Scalars of a round that has others, along other directions."""
+        rule, kind = self._robust.rule, spool.rows[0].told.kind
+        by_length = rule == "norm-clip" or (rule == "value-clip" and len(spool) < FEW)
         far = []
         for update, weight in self._as_they_came(spool) if by_length else self._ruled(spool):
             far += [update.device] if self._usual.is_far(update, FAR) else []
             yield self._usual.held(update, 1.0 if by_length else FAR), weight
         if far:
-            self._note(f"{rule} shortened {named(far, told.kind)}, longer than others of the round")
+            self._note(f"{rule} shortened {named(far, kind)}, longer than others of the round")
 
     def _as_they_came(self, spool: Spool) -> Screened:
         for row, weight in zip(spool.rows, self._weights(spool), strict=True):
