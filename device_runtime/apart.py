@@ -7,7 +7,6 @@ from collections.abc import Callable
 from math import inf
 
 import msgspec
-import psutil
 
 from broker.errors import BlobError
 from broker.messages import Contribution, Hello, Offer
@@ -242,9 +241,8 @@ class Apart:
         if self._child is None:
             if self._hours.clock() < self._not_before_s:
                 raise WorkDied(self._refused)
-            terms = Terms.of(self._settings, self._meter, psutil.Process().memory_info().rss)
             try:
-                self._child = Child(terms)
+                self._child = Child(Terms.of(self._settings, self._meter, _held_bytes(self._settings)))
             except OSError as error:
                 why = f"no process can be started to work in ({error}); --in-process works without"
                 raise self._put_off(why) from None
@@ -256,6 +254,15 @@ class Apart:
         self._refused, self._not_before_s = why, self._hours.clock() + self._wait_s
         self._wait_s = min(2 * self._wait_s, AGAIN_MOST_S)
         return WorkDied(why)
+
+
+def _held_bytes(settings: Settings) -> int:
+    """By this process, where that counts."""
+    if settings.memory_bytes is None:
+        return 0
+    import psutil  # 2 MB
+
+    return int(psutil.Process().memory_info().rss)
 
 
 def _over(progress: Callable[[float], None], done: float) -> str:

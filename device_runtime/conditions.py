@@ -13,8 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from profiles.machine_memory import text_of
 
 from . import programs, readouts
@@ -50,6 +48,8 @@ def said(command: Sequence[str]) -> str:
 
 def own_cpu_s() -> float:
     """Processor time of this process and of all that it started, in seconds."""
+    import psutil  # 2 MB: not for a device whose owner has no rule that needs it
+
     ended, running = os.times(), psutil.Process().children(recursive=True)
     seconds = time.process_time() + ended.children_user + ended.children_system
     for process in running:
@@ -121,6 +121,8 @@ class Look:
         )
 
     def _charge(self) -> Seen[Charge]:
+        import psutil
+
         if text := self._asked(("termux-battery-status",)):
             return Seen(readouts.charge_by_termux(text), "termux-battery-status")
         try:
@@ -144,6 +146,8 @@ class Look:
         return Seen(charge, "it has no battery" if charge.percent is None else "the system")
 
     def _celsius(self) -> Seen[float]:
+        import psutil
+
         if text := self._asked(("termux-battery-status",)):
             return Seen(readouts.celsius_by_termux(text), "the battery, termux-battery-status")
         try:

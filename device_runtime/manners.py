@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 log = logging.getLogger(__name__)
 
 FIRST_TO_GO = 500
@@ -57,11 +55,16 @@ def _keep_to(cores: list[int]) -> None:
 
 
 def _idle_io() -> None:
-    psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    import psutil  # 2 MB: not for who does without
+
+    try:
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+    except psutil.Error as error:
+        raise OSError(str(error)) from None
 
 
 def _try(what: str, act: Callable[[], None]) -> None:
     try:
         act()
-    except (OSError, AttributeError, psutil.Error) as error:
+    except (OSError, AttributeError) as error:
         log.warning("%s is not possible here: %s", what, error)

@@ -1,6 +1,5 @@
 """Memory that was freed goes back to the system, where the C library would keep it."""
 
-import ctypes
 import os
 
 
@@ -9,6 +8,8 @@ def give_back() -> bool:
 
     After a bundle was read and a session made, tens of MB. Takes about a millisecond.
     """
+    import ctypes  # which takes some itself
+
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is None:
         return False

@@ -3,15 +3,15 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .cost import Cost, GraphWork, Pass, Work, Workload, predict
 from .device import Bandwidth, Battery, DeviceProfile, Memory, Power, Speed
-from .measure import host_profile, measure_speed
 from .shipped import ProfileError, shipped, shipped_names
-from .straggler import Verdict, classify
 
 if TYPE_CHECKING:
     from .chances import Chances
+    from .cost import Cost, GraphWork, Pass, Work, Workload, predict
     from .fleets import BatterySpec, Fleet, FleetSpec
+    from .measure import host_profile, measure_speed
+    from .straggler import Verdict, classify
 
 __all__ = [
     "Bandwidth",
@@ -39,11 +39,18 @@ __all__ = [
     "shipped_names",
 ]
 
-_LATER = {"Chances": ".chances", "BatterySpec": ".fleets", "Fleet": ".fleets", "FleetSpec": ".fleets"}
+_WHERE = {
+    ".chances": ("Chances",),
+    ".cost": ("Cost", "GraphWork", "Pass", "Work", "Workload", "predict"),
+    ".fleets": ("BatterySpec", "Fleet", "FleetSpec"),
+    ".measure": ("host_profile", "measure_speed"),
+    ".straggler": ("Verdict", "classify"),
+}
+_LATER = {name: module for module, names in _WHERE.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """What draws at random needs numpy, and is imported when it is first asked for."""
+    """A device that waits needs none of these: they are imported when they are first asked for."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LATER[name], __name__), name)

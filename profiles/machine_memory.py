@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-import psutil
-
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 NO_LIMIT = 2**60
@@ -53,6 +51,8 @@ _V2 = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
 
 def room(root: Path = ROOT, own: Path = OWN) -> Room:
     """Of the machine, or of the tightest control group around this process."""
+    import psutil  # not needed by a device that waits
+
     memory = psutil.virtual_memory()
     rooms = [Room(int(memory.total), int(memory.available)), *_groups(root, own)]
     return Room(min(one.total for one in rooms), min(one.free for one in rooms))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from types import MappingProxyType
 
 import msgspec
@@ -74,6 +73,8 @@ class Board(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 @cache
 def boards() -> Mapping[str, Board]:
     """All of the file, by name, in its order."""
+    from importlib import resources  # of no use to a device that is itself
+
     text = resources.files(__package__).joinpath("boards.toml").read_text("utf-8")
     return MappingProxyType(msgspec.convert(tomllib.loads(text), dict[str, Board]))
 

@@ -40,7 +40,6 @@ from .options import (
     positive,
     pretence,
 )
-from .service import install
 
 HELP = "Join a task as a device: measure, choose, train, send."
 EXAMPLE = "device-runtime join mqtt://127.0.0.1:1883 --data samples/ --name kitchen-pi"
@@ -92,6 +91,8 @@ def run(options: argparse.Namespace) -> int:
         logging.warning("--insecure: passwords and updates cross the network in the clear")
     settings = _settings(options, connection)
     if options.service:
+        from .service import install
+
         return install(options, add_arguments, connection)
     agent = Agent(settings, secrets.randbits(32), time.monotonic, _place(options))
     wishes = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())

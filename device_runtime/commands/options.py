@@ -10,7 +10,6 @@ from device_runtime.meters import AUTO as AUTO_METER
 from device_runtime.meters import MODELLED, WISHES, Found, find
 from device_runtime.pretence import Pretence
 from models.names import AUTO, ENGINES, PRECISIONS, EngineWish
-from profiles import shipped_names
 
 
 def add_connection(parser: argparse.ArgumentParser, broker: str) -> None:
@@ -32,7 +31,10 @@ def add_connection(parser: argparse.ArgumentParser, broker: str) -> None:
 def add_pretence(parser: argparse.ArgumentParser) -> None:
     """`--as`, `--slow`, `--memory`, `--uplink`."""
     parser.add_argument(
-        "--as", dest="pretend", metavar="DEVICE", help=f"pretend to be one of {', '.join(shipped_names())}"
+        "--as",
+        dest="pretend",
+        metavar="DEVICE",
+        help="pretend to be another, as pi-4 (a wrong name tells all)",
     )
     parser.add_argument(
         "--slow", type=positive, default=1.0, metavar="N", help="with --as: N times slower still"
