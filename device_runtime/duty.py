@@ -101,10 +101,16 @@ class Duty:
         return self._final is not None
 
     def finish(self, over: Open) -> None:
-        """The task is done: what came of it is fetched, if the owner wants a model and the task is known."""
-        offer = over.offer
+        """The task is done: what came of it is fetched, if the owner wants a model and the task is known.
+
+        At once, where it is known what: the aggregator does not stay for long, and whoever works may have to
+        be started.
+        """
+        offer, now = over.offer, self._clock()
         if self._keeps and self._finished != offer.run and self.place.bundles == bundles_of(offer):
-            self._final = replace(over, member=""), self._clock() + FINAL_S
+            self._final = replace(over, member=""), now + FINAL_S
+            if not offer.base.at:
+                self._downloads.advance([x for x in offer.base.checkpoint if not self.blobs.has(x)], now)
         self._finished = offer.run
 
     def stand_by(self) -> None:

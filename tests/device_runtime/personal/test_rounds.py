@@ -169,6 +169,26 @@ def test_the_model_of_a_task_that_is_done_is_fetched_kept_and_judged(device):
     assert len(stage.go().link.of(Get)) == asked
 
 
+def test_a_final_model_is_asked_for_before_whoever_works_is_there(device, monkeypatch):
+    stage = device(Wish(keep=True))
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    asked = len(stage.link.of(Get))
+
+    def starting(_current):
+        assert len(stage.link.of(Get)) == asked + 1
+        raise WorkDied("it is not there yet")
+
+    offer, data = over(stage)
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.agent._duty.place, "look", starting)
+        stage.link.announce(offer, unasked=False)
+        stage.agent.step()
+    assert stage.go().agent.finished
+    assert tensors.encode(Keeper(stage.folder).read().weights) == data
+    assert len(stage.link.of(Get)) == asked + 1
+
+
 def test_a_final_model_is_tried_for_again_where_the_process_dies_at_it(device, caplog):
     stage = device(Wish(keep=True))
     stage.link.announce(stage.offer(1))
