@@ -155,8 +155,9 @@ class Apart:
             self.close()
 
     def put_down(self) -> None:
+        """What has not done anything yet has nothing in memory, and is not waited for."""
         try:
-            if self._unsettled or (self._child is not None and not self._child.ended):
+            if self._unsettled or (self._child and self._cpu_s is not None and not self._child.ended):
                 self._ask(PutDown())
         except WorkDied as error:
             log.warning("%s, when it was to end", error)

@@ -413,4 +413,7 @@ def test_a_device_that_ends_has_put_down_first_what_is_in_memory_alone(apart):
     place.close = lambda: (done.append("close"), close())
     apart.agent.warm_up()
     apart.agent.close()
-    assert done == ["PutDown", "close"]
+    assert done == ["close"]
+    place.look(Open(apart.offer(), monotonic() + 60))
+    apart.agent.close()
+    assert done == ["close", "LookAt", "PutDown", "close"]
