@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, sqrt
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -58,6 +58,8 @@ class ZerothOrder(Usual):
     times: a usual round moves a weight by lr times the weights' size, in root mean square, whatever the
     network, the loss and n. `groups` (ours): so many sets of num_z directions, a device's is by its name;
     devices of different groups add directions, those of one group take noise off the same ones.
+    `sampled` (ours): the part of its samples that a device measures a round's losses on, drawn anew for each
+    round by its own randomness.
     Defaults are the thesis's; `MEASURED` learns more of as many passes (docs/zeroth-order.md).
     """
 
@@ -71,24 +73,27 @@ class ZerothOrder(Usual):
     sizing: Sizing = "absolute"
     beta: float = 0.99
     groups: int = 1
+    sampled: float = 1.0
 
     def __post_init__(self) -> None:
         ranges.counts(MOST_DIRECTIONS, num_z=self.num_z)
         ranges.counts(MOST_DIRECTIONS // self.num_z, groups=self.groups)
-        ranges.positive(eps=self.eps, lr=self.lr)
+        ranges.positive(eps=self.eps, lr=self.lr, sampled=self.sampled)
+        if self.sampled > 1:
+            raise ValueError(f"sampled is {self.sampled:g}, expected at most 1: a part of a device's samples")
         ranges.below_one(beta=self.beta)
         ranges.tunable_set(self.tunable)
         directions.check_generator(self.generator)
 
     @property
     def losses(self) -> int:
-        """How often a device goes through its data."""
+        """How often a device goes through its data, or through what is `sampled` of it."""
         return 2 * self.num_z if self.sides == 2 else self.num_z + 1
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        """So many forward passes over all samples; the memory of inference and a copy of the set."""
+        """So many forward passes over a round's samples; the memory of inference and a copy of the set."""
         graph = f"loss.{self.tunable}"
-        samples = float(self.losses * workload.samples)
+        samples = float(self.losses * self._count(workload.samples))
         held = 2 * workload.weights_bytes + 4 * workload.values(self.tunable)
         work = Work(
             passes=passes(workload, **{f"loss_{self.tunable}": samples}),
@@ -100,7 +105,7 @@ class ZerothOrder(Usual):
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         losses, began = [], run.clock()
-        for loss in self._measured(model, data, run):
+        for loss in self._measured(model, self._drawn(data, run), run):
             losses.append(loss)
             run.pace(began, len(losses) / self.losses)
         ups, downs = losses[:: self.sides], losses[1 :: self.sides]
@@ -108,6 +113,16 @@ class ZerothOrder(Usual):
             ups, downs = losses[1:], losses[:1] * self.num_z
         apart = [(up - down) / (self.sides * self.eps) for up, down in zip(ups, downs, strict=True)]
         return Contribution(self.name, {"g": np.array(apart, np.float32)}, len(data), float(np.mean(losses)))
+
+    def _drawn(self, data: LocalData, run: Run) -> LocalData:
+        """What of the data this round is measured on."""
+        if self.sampled == 1:
+            return data
+        rows = np.sort(run.rng().permutation(len(data))[: self._count(len(data))])
+        return LocalData(data.x[rows], data.y[rows])
+
+    def _count(self, samples: int) -> int:
+        return ceil(self.sampled * samples)
 
     def _measured(self, model: DeviceModel, data: LocalData, run: Run) -> Iterator[float]:
         """The losses, in order: there and back along each direction, or at the base and along each."""

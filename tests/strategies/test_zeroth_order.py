@@ -10,11 +10,13 @@ from broker.messages import Metrics, Step
 from broker.messages import encode as encode_message
 from models.errors import TensorError
 from models.tensors import encode
+from profiles import shipped
 from strategies import directions
 from strategies.kind import Contribution, Run
 from strategies.mean_scalars import group_of
 from strategies.merge import merge
 from strategies.replaying import along_step, replay
+from strategies.workload import workload
 from strategies.zeroth_order import FEDMEZO, ZerothOrder
 
 ROUNDS = 4
@@ -212,6 +214,32 @@ def test_one_side_takes_one_loss_a_direction_and_one_more(model, digits, run):
     assert done == [6, 10]
 
 
+def test_a_part_of_the_samples_is_drawn_anew_each_round_and_weighs_as_all(model, digits, run):
+    strategy, seen = ZerothOrder(sides=1, tunable="head", sampled=0.1), []
+    whole = model.probe
+
+    def watched(tunable):
+        probe = whole(tunable)
+        loss = probe.loss
+        probe.loss = lambda x, y: seen.append((x, y)) or loss(x, y)
+        return probe
+
+    model.probe = watched
+    told = [strategy.train(model, digits, replace(run(), seed=seed)) for seed in (5, 6)]
+    assert [sent.num_examples for sent in told] == [len(digits)] * 2
+    first, second = seen[: strategy.losses], seen[strategy.losses :]
+    assert all(len(y) == -(-len(digits) // 10) and x is first[0][0] for x, y in first)
+    assert first[0][0].tobytes() != second[0][0].tobytes()
+    at = [int(np.flatnonzero((digits.x == one).all((1, 2, 3)))[0]) for one in first[0][0]]
+    assert digits.y[at].tolist() == first[0][1].tolist()
+
+
+def test_a_part_of_the_samples_costs_as_much_of_the_passes(bundle):
+    load, board = workload(bundle.manifest, (40,) * 10), shipped("pi-4")
+    few, every = (ZerothOrder(sampled=part).cost(load, board).flops for part in (0.25, 1.0))
+    assert 0 < 4 * few == every
+
+
 def test_a_relative_step_is_the_same_for_weights_of_any_scale(round_model):
     strategy = ZerothOrder(sizing="relative", lr=0.05, tunable="head")
     large = replace(round_model, weights={n: 8 * value for n, value in round_model.weights.items()})
@@ -270,6 +298,8 @@ def test_scalars_of_nobody_change_nothing_and_of_zero_neither(round_model):
     [
         ({"groups": 0}, "groups is 0, expected 1 to 512"),
         ({"num_z": 64, "groups": 17}, "groups is 17, expected 1 to 16"),
+        ({"sampled": 0.0}, "sampled is 0.0, expected more than 0"),
+        ({"sampled": 1.5}, "sampled is 1.5, expected at most 1"),
         ({"beta": 1.0}, "beta is 1.0, expected at least 0 and less than 1"),
     ],
 )
