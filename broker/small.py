@@ -22,7 +22,7 @@ MOST_BYTES = 2048
 """Of a whole contribution that others are like: beside more, what is left out does not matter."""
 FOLLOWED = 128
 """Steps that who follows has at hand, for when it comes to work again."""
-_METRICS = struct.Struct("<3H")
+_METRICS = struct.Struct("<f2H")
 
 
 class LostTrack(MessageError):
@@ -146,8 +146,12 @@ def short_of(message: Contribution, like: Contribution) -> bytes | None:
     """A contribution in few bytes for who has received `like`; None where that is not possible."""
     head = _head(like.body)
     metrics = message.metrics
-    numbers = (metrics.train_loss, metrics.train_time_ms, metrics.energy_mj)
-    written = _METRICS.pack(*map(_rounded, numbers))
+    try:
+        written = _METRICS.pack(
+            metrics.train_loss, _rounded(metrics.train_time_ms), _rounded(metrics.energy_mj)
+        )
+    except OverflowError:
+        return None
     short = bytes([_VERSION]) + _number(message.round) + bytes([like.seq & 0xFF]) + written
     short += message.body[len(head) :]
     if not head or not message.body.startswith(head) or message.round >= MOST_ROUNDS:
@@ -165,10 +169,11 @@ def long_of(payload: bytes, like: Contribution) -> Contribution:
     number, rest = _headed(payload, "short contribution")
     if len(rest) < 1 + _METRICS.size or rest[0] != like.seq & 0xFF:
         raise MessageError("a short contribution that is not like the one that is known")
-    loss, time_ms, energy_mj = map(_number_of, _METRICS.unpack_from(rest, 1))
+    loss, *halves = _METRICS.unpack_from(rest, 1)
     try:
+        time_ms, energy_mj = (round(_number_of(half)) for half in halves)
         metrics = msgspec.structs.replace(
-            like.metrics, train_loss=loss, train_time_ms=round(time_ms), energy_mj=round(energy_mj)
+            like.metrics, train_loss=loss, train_time_ms=time_ms, energy_mj=energy_mj
         )
     except (ValueError, OverflowError) as error:
         raise MessageError(f"not a short contribution: {error}") from None
