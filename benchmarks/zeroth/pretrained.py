@@ -64,12 +64,12 @@ def subject(data: str, subset: str, folder: Path, size: int = 32) -> Subject:
     return Subject(path, {"source": "npz", "path": str(kept)})
 
 
-def _loaded(data: str, size: int = 32) -> DataSet:
+def loaded(data: str, size: int = 32) -> DataSet:
     source, name = FILES[data]
     return data_sets.load(DataSpec(source=source, path=str(DATA / name), size=size), 0)
 
 
-def _backbone(classes: int) -> Any:
+def backbone(classes: int) -> Any:
     from models.torch_networks import build
     from models.torch_weights import load_weights
 
@@ -82,26 +82,26 @@ def _keep_features(data: str, path: Path) -> None:
     """x_train, x_test float32 (n, 512), y_train, y_test int64 (n,), labels."""
     import torch
 
-    module, loaded = _backbone(2), _loaded(data)
+    module, whole = backbone(2), loaded(data)
     arrays = {}
     with torch.no_grad():
-        for part, x in (("train", loaded.train_x[:MOST]), ("test", loaded.test_x)):
-            pictures = (torch.from_numpy(_prepared(each)) for each in _pictures(x))
-            arrays[f"x_{part}"] = np.concatenate([module.features(p).mean((2, 3)).numpy() for p in pictures])
-    labels = np.array(loaded.labels)
-    np.savez(path, **arrays, y_train=loaded.train_y[:MOST], y_test=loaded.test_y, labels=labels)
+        for part, x in (("train", whole.train_x[:MOST]), ("test", whole.test_x)):
+            shown = (torch.from_numpy(prepared(each)) for each in pictures(x))
+            arrays[f"x_{part}"] = np.concatenate([module.features(p).mean((2, 3)).numpy() for p in shown])
+    labels = np.array(whole.labels)
+    np.savez(path, **arrays, y_train=whole.train_y[:MOST], y_test=whole.test_y, labels=labels)
 
 
-def _pictures(x: NDArray[Any]) -> Iterator[NDArray[np.uint8]]:
-    """Of uint8 (n, 1 or 3, height, width), enlarged: uint8 (up to PART, 3, SIZE, SIZE)."""
+def pictures(x: NDArray[Any], size: int = SIZE) -> Iterator[NDArray[np.uint8]]:
+    """Of uint8 (n, 1 or 3, height, width), resized: uint8 (up to PART, 3, size, size)."""
     for start in range(0, len(x), PART):
         part = x[start : start + PART].transpose(0, 2, 3, 1)
         made = [Image.fromarray(each[..., 0] if each.shape[-1] == 1 else each) for each in part]
-        sized = [one.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR) for one in made]
+        sized = [one.convert("RGB").resize((size, size), Image.Resampling.BILINEAR) for one in made]
         yield np.stack([np.asarray(one) for one in sized]).transpose(0, 3, 1, 2)
 
 
-def _prepared(x: NDArray[np.uint8]) -> NDArray[np.float32]:
+def prepared(x: NDArray[np.uint8]) -> NDArray[np.float32]:
     return InputSpec(x.shape[1:], 1 / 255, MEAN, STD).prepare(x)
 
 
@@ -122,15 +122,15 @@ def _whole(folder: Path, size: int) -> Bundle:
     from models.torch_export import ExportSpec, export
 
     torch.manual_seed(0)
-    loaded = _loaded("cifar10", size)
+    images = loaded("cifar10", size)
     taken = InputSpec((3, size, size), 1 / 255, MEAN, STD)
-    module = _backbone(len(loaded.labels))
-    _balance(module, torch.from_numpy(taken.prepare(loaded.train_x[:CALIBRATION])))
+    module = backbone(len(images.labels))
+    balance(module, torch.from_numpy(taken.prepare(images.train_x[:CALIBRATION])))
     sets = {"bias": {}, "head": {}}
-    return export(module, ExportSpec("squeezenet", taken, tuple(loaded.labels), sets=sets), folder)
+    return export(module, ExportSpec("squeezenet", taken, tuple(images.labels), sets=sets), folder)
 
 
-def _balance(module: Any, x: Any) -> None:
+def balance(module: Any, x: Any) -> None:
     """Scale each layer so that what it gives has a root mean square of 1, rectified: ReLU lets factors by."""
     import torch
 
