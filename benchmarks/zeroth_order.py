@@ -28,12 +28,7 @@ MODULES = {
 def main() -> None:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    there = [
-        name
-        for name, module in MODULES.items()
-        if (Path(__file__).parent / "zeroth" / f"{module}.py").exists()
-    ]
-    parser.add_argument("what", choices=there)
+    parser.add_argument("what", choices=MODULES)
     what = parser.parse_args(sys.argv[1:2]).what
     module = import_module(f"benchmarks.zeroth.{MODULES[what]}")
     chosen = argparse.ArgumentParser(

@@ -60,7 +60,7 @@ def room(root: Path = ROOT, own: Path = OWN) -> Room:
 
 def _groups(root: Path, own: Path) -> Iterator[Room]:
     """Of each group around this process that has a limit."""
-    paths = _own_paths(text_of(own))
+    paths = own_groups(text_of(own))
     for mount, controller, files in ((root / "memory", "memory", _V1), (root, "", _V2)):
         group = PurePosixPath(paths.get(controller, "/"))
         inside = [str(one).lstrip("/") for one in (group, *group.parents)]
@@ -69,7 +69,7 @@ def _groups(root: Path, own: Path) -> Iterator[Room]:
                 yield found
 
 
-def _own_paths(text: str) -> dict[str, str]:
+def own_groups(text: str) -> dict[str, str]:
     """Of /proc/self/cgroup: by controller, "" for version 2. In a container they may lead nowhere: then only
     the root is there, which is the container's own group.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from broker.messages import Step
 from models.errors import TensorError
 from models.manifest import Manifest
 from models.tensors import Flat, Tensors, Vector
+from profiles.cores import usable_cores
 
 from . import directions
 
@@ -74,7 +74,7 @@ def replay(
         moves = [along_step(step) for step in together]
         flat = Flat(manifest.specs(tunable))
         flat.load(current)
-        take(flat.vector, moves, threads or _cores())
+        take(flat.vector, moves, threads)
         current.update(flat.views)
     return current
 
@@ -94,14 +94,16 @@ def along_step(step: Step) -> tuple[Along, ...]:
     )
 
 
-def take(vector: Vector, moves: Sequence[Sequence[Along]], threads: int) -> None:
+def take(vector: Vector, moves: Sequence[Sequence[Along]], threads: int | None) -> None:
     """Every move in turn, each rounded once: a block through all of them, then the next block.
 
-    Raises UnknownGenerator.
+    `threads`: None for one a core, where there is enough to share out. Raises UnknownGenerator.
     """
     begins = range(0, len(vector), directions.BLOCK)
-    threads = min(threads, len(begins))
-    if threads < 2 or len(vector) * sum(map(len, moves)) < WORTH_THREADS:
+    if len(vector) * sum(map(len, moves)) < WORTH_THREADS:
+        threads = 1
+    threads = min(threads or usable_cores(), len(begins))
+    if threads < 2:
         for begin in begins:
             _take_block(vector, begin, moves)
         return
@@ -120,8 +122,3 @@ def _take_block(vector: Vector, begin: int, moves: Sequence[Sequence[Along]]) ->
             np.multiply(z, each.scale, out=far, dtype=np.float64)
             moved += far
         np.copyto(part, moved, casting="same_kind")
-
-
-def _cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

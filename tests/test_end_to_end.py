@@ -62,7 +62,7 @@ def test_the_demo_runs_every_kind_on_every_device_and_keeps_its_figures(lines, p
     assert {contribution["kind"] for contribution in sent} == set(registry.USUAL)
     settled = [c for c in sent if c["round"] > 2 and c["kind"] == "zeroth-order"]
     assert settled
-    assert all(contribution["bytes_up"] < 500 for contribution in settled)  # with a plan told anew
+    assert all(contribution["bytes_up"] < 200 for contribution in settled)
     dropped = lines(folder / "dropped-0" / "contributions.jsonl")
     assert {contribution["kind"] for contribution in dropped} == {"full"}
     assert len({contribution["device"] for contribution in dropped}) == 5

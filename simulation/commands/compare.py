@@ -13,6 +13,7 @@ from pathlib import Path
 
 from aggregator.errors import AggregatorError
 from device_runtime.commands.options import count
+from profiles.cores import usable_cores
 from simulation.compare.ahead import check
 from simulation.compare.occupied import interruptible, occupied
 from simulation.compare.performing import of_policy
@@ -21,7 +22,6 @@ from simulation.compare.run_folder import Name
 from simulation.compare.running import Children, Job, run_jobs
 from simulation.errors import ScenarioError, SimulationError
 from simulation.executors.choice import ExecutorWish
-from simulation.executors.cores import usable_cores
 from simulation.papers import catalogue, page, rendering, resolving
 from simulation.papers.listing import listing
 from simulation.papers.outcome import Outcome, read

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from aggregator.errors import AggregatorError
 from device_runtime.commands.options import count, positive
 from models.engines import AUTO, ENGINES
+from profiles.cores import usable_cores
 from simulation import policies
 from simulation.compare.ahead import check
 from simulation.compare.occupied import end_with_parent, interruptible, occupied
@@ -24,7 +25,6 @@ from simulation.compare.running import Children, run_all
 from simulation.errors import ScenarioError, SimulationError
 from simulation.executors import choice
 from simulation.executors.choice import ExecutorWish
-from simulation.executors.cores import usable_cores
 from strategies.robust.settings import RULES
 
 from .asked import PRESET, again, plan_of, presets, said

@@ -9,13 +9,13 @@ from models.engines import engine_choice
 from models.errors import EngineError
 from models.manifest import Manifest
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from profiles.cores import usable_cores
 from profiles.cost import MissingGraph
 from simulation.errors import ExecutorError
 from strategies.head_training import TakesFeatures, TrainsHead
 from strategies.kind import AnyStrategy
 from strategies.workload import workload
 
-from .cores import usable_cores
 from .job import Executor, World
 from .plain import Plain
 from .processes import Processes

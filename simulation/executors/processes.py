@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from models.freed_memory import give_back
 from models.tensors import Tensors
+from profiles.cores import usable_cores
 from simulation.errors import ExecutorError
 
 from . import packing, replies
-from .cores import usable_cores
 from .job import Job, Result, World
 from .processes_bases import BasesInMemory
 from .processes_crew import Crew

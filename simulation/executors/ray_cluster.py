@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 
 from models.errors import one_line
+from profiles.cores import usable_cores
 from simulation.errors import ExecutorError
 
-from .cores import usable_cores
 from .job import World
 from .ray_actor import NOTHING, Bytes, Errand, Opening, RayWorker
 from .replies import Reply, read_reply

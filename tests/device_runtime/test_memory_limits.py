@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profiles.machine_memory import OWN, _own_paths
+from profiles.machine_memory import OWN, own_groups
 
 TRAIN = """
 import json, os, sys, time
@@ -49,7 +49,7 @@ print(json.dumps([total, chosen and chosen.kind, outcome.peak_memory_bytes, list
 
 def limits():
     """Where a control group can be made in which memory is limited, and the name of its limit."""
-    paths = _own_paths(OWN.read_text()) if OWN.exists() else {}
+    paths = own_groups(OWN.read_text()) if OWN.exists() else {}
     for base, limit in (
         (Path("/sys/fs/cgroup/memory" + paths.get("memory", "")), "memory.limit_in_bytes"),
         (Path("/sys/fs/cgroup" + paths.get("", "")), "memory.max"),

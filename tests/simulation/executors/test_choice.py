@@ -7,11 +7,11 @@ import pytest
 
 from models.engines import EngineWish
 from models.errors import EngineError
+from profiles.cores import cpu_quota
 from simulation.clients import Clients
 from simulation.errors import ExecutorError
 from simulation.executors import choice
 from simulation.executors.choice import ExecutorWish, choose, job_flops, make, names
-from simulation.executors.cores import cpu_quota
 from strategies import registry
 
 from .conftest import jobs_of, same

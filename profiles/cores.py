@@ -6,13 +6,13 @@ import os
 from math import ceil
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
+from .machine_memory import OWN, ROOT, own_groups, text_of
 
 
 def usable_cores() -> int:
     """At least one. A quota of one and a half cores counts as two."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota(CGROUPS, _own_groups())
+    quota = cpu_quota(ROOT, own_groups(text_of(OWN)))
     return max(1, allowed if quota is None else min(allowed, ceil(quota)))
 
 
@@ -27,33 +27,16 @@ def cpu_quota(root: Path, groups: dict[str, str]) -> float | None:
     return min((quota for quota in found if quota is not None), default=None)
 
 
-def _own_groups() -> dict[str, str]:
-    """Of Linux' /proc/self/cgroup, lines of `number:controllers:path`."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return {}
-    parted = [line.split(":", 2) for line in lines if line.count(":") >= 2]
-    return {name: path for _, names, path in parted for name in names.split(",")}
-
-
 def _upwards(path: str) -> list[str]:
     parts = [part for part in path.split("/") if part not in ("", "..")]
     return ["/".join(parts[:depth]) for depth in range(len(parts), -1, -1)]
 
 
 def _quota_v2(folder: Path) -> float | None:
-    words = _words(folder / "cpu.max")
+    words = text_of(folder / "cpu.max").split()
     return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else None
 
 
 def _quota_v1(folder: Path) -> float | None:
-    quota, period = (_words(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    quota, period = (text_of(folder / f"cpu.cfs_{name}_us").split() for name in ("quota", "period"))
     return int(quota[0]) / int(period[0]) if quota and period and int(quota[0]) > 0 else None
-
-
-def _words(file: Path) -> list[str]:
-    try:
-        return file.read_text().split()
-    except OSError:
-        return []
