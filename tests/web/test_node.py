@@ -1,0 +1,31 @@
+"""The tests of the browser's side, run by Node's own test runner."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+WEB = Path(__file__).parents[2] / "web"
+LONGEST_S = 600
+
+
+def test_the_modules_of_the_browser_pass_their_own_tests() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("node is not installed")
+    if not (WEB / "vendor" / "msgpack" / "index.mjs").exists():
+        pytest.skip("web/vendor is missing: npm ci && npm run vendor in web/")
+    ran = subprocess.run(
+        [node, "--test", *sorted(str(path) for path in (WEB / "tests").glob("*.test.js"))],
+        cwd=WEB,
+        env=os.environ | {"PYTHONPATH": str(WEB.parent)},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+    )
+    assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
+    passed = re.search(r"^# pass (\d+)$", ran.stdout, re.MULTILINE)
+    assert passed and int(passed[1]) > 0, ran.stdout[-2000:]

@@ -1,0 +1,64 @@
+/**
+ * What a browser loads of the libraries, copied from node_modules to vendor/: `npm run vendor`.
+ *
+ * onnxruntime-web: `ort.wasm` computes on the CPU, on one thread or several (14 MB of WASM). `ort.webgpu` is
+ * another 27 MB, and is loaded only where WebGPU is tried.
+ */
+import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
+import { basename, dirname, join } from "node:path";
+import { fileURLToPath, pathToFileURL } from "node:url";
+
+const HERE = dirname(fileURLToPath(import.meta.url));
+const ORT = "onnxruntime-web/dist";
+const MSGPACK = "@msgpack/msgpack/dist.esm";
+
+/** Path in node_modules -> path in vendor/. */
+const FILES = {
+  [`${ORT}/ort.wasm.min.mjs`]: "ort/ort.wasm.min.mjs",
+  [`${ORT}/ort-wasm-simd-threaded.mjs`]: "ort/ort-wasm-simd-threaded.mjs",
+  [`${ORT}/ort-wasm-simd-threaded.wasm`]: "ort/ort-wasm-simd-threaded.wasm",
+  [`${ORT}/ort.webgpu.min.mjs`]: "ort/ort.webgpu.min.mjs",
+  [`${ORT}/ort-wasm-simd-threaded.asyncify.mjs`]: "ort/ort-wasm-simd-threaded.asyncify.mjs",
+  [`${ORT}/ort-wasm-simd-threaded.asyncify.wasm`]: "ort/ort-wasm-simd-threaded.asyncify.wasm",
+  "mqtt/dist/mqtt.esm.js": "mqtt.js",
+  "mqtt/LICENSE.md": "licenses/mqtt.md",
+  "@msgpack/msgpack/LICENSE": "licenses/msgpack.txt",
+};
+
+/** Which of them Node can import too; MQTT.js has a build of its own for Node. */
+const IN_NODE = ["ort/ort.wasm.min.mjs", "ort/ort.webgpu.min.mjs", "msgpack/index.mjs"];
+
+/** The files of a folder of modules, its folders included. @returns {Record<string, string>} */
+function modules(from, to) {
+  const files = {};
+  for (const entry of readdirSync(join(HERE, "node_modules", from), { withFileTypes: true })) {
+    if (entry.isDirectory()) Object.assign(files, modules(`${from}/${entry.name}`, `${to}/${entry.name}`));
+    else if (entry.name.endsWith(".mjs")) files[`${from}/${entry.name}`] = `${to}/${entry.name}`;
+  }
+  return files;
+}
+
+/** Every relative import of a module must lead to a file that was copied, and no other may be there. */
+function checkImports(path, known) {
+  for (const [, target] of readFileSync(path, "utf8").matchAll(/^(?:import|export) .* from "([^"]+)";/gm)) {
+    const found = target.startsWith(".") && known.has(join(dirname(path), target));
+    if (!found) throw new Error(`${path} imports ${target}, which is not in vendor/`);
+  }
+}
+
+const files = { ...FILES, ...modules(MSGPACK, "msgpack") };
+const vendor = join(HERE, "vendor");
+rmSync(vendor, { recursive: true, force: true });
+for (const [from, to] of Object.entries(files)) {
+  const target = join(vendor, to);
+  mkdirSync(dirname(target), { recursive: true });
+  copyFileSync(join(HERE, "node_modules", from), target);
+}
+const known = new Set(Object.values(files).map((path) => join(vendor, path)));
+for (const path of known) {
+  if (statSync(path).size === 0) throw new Error(`${path} is empty`);
+  if (basename(path).endsWith(".mjs")) checkImports(path, known);
+}
+for (const path of IN_NODE) await import(pathToFileURL(join(vendor, path)).href);
+const bytes = [...known].reduce((sum, path) => sum + statSync(path).size, 0);
+console.log(`vendor/: ${known.size} files, ${(bytes / 1e6).toFixed(1)} MB`);
