@@ -1,0 +1,41 @@
+/** Numbers rounded and written as Python does: ties go to the even digit. */
+
+/** The nearest whole number. @param {number} value @returns {number} */
+export function whole(value) {
+  const below = Math.floor(value);
+  const rest = value - below;
+  if (rest !== 0.5) return rest < 0.5 ? below : below + 1;
+  return below % 2 === 0 ? below : below + 1;
+}
+
+/**
+ * As f"{value:.{digits}f}". @param {number} value @param {number} digits at most 3 @returns {string}
+ *
+ * toFixed looks at the exact value, but takes the larger of two that are as near: only where 10 to the
+ * `digits` times the value ends in exactly one half, which that product then says without an error.
+ */
+export function fixed(value, digits) {
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
+  if (value < 0) return `-${fixed(-value, digits)}`;
+  const scale = 10 ** digits;
+  const isTie = (2 ** (digits + 1) * value) % 1 === 0 && (scale * value) % 1 === 0.5;
+  return (isTie ? whole(scale * value) / scale : value).toFixed(digits);
+}
+
+/** As f"{share:.0%}". @param {number} share @returns {string} */
+export function percent(share) {
+  return `${fixed(100 * share, 0)}%`;
+}
+
+/** As f"{value:g}": six digits that say something. @param {number} value @returns {string} */
+export function general(value) {
+  if (value === 0 || !Number.isFinite(value)) return value === 0 ? "0" : fixed(value, 0);
+  const [digits, exponent] = value.toExponential(5).split("e");
+  const power = Number(exponent);
+  const bare = (/** @type {string} */ text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
+  if (power < -4 || power >= 6) {
+    const sign = power < 0 ? "-" : "+";
+    return `${bare(digits)}e${sign}${String(Math.abs(power)).padStart(2, "0")}`;
+  }
+  return bare(Number(value.toPrecision(6)).toFixed(Math.max(0, 5 - power)));
+}
