@@ -11,7 +11,6 @@ from models.manifest import Manifest
 from profiles import shipped
 from profiles.cost import MissingGraph
 from strategies.kind import AnyStrategy, NeedsModels
-from strategies.robust.scalars import why_not
 from strategies.width_slice import WidthSlice
 from strategies.workload import workload
 
@@ -29,7 +28,7 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
     """Logs each kind of update that no device can do with this bundle and family, by name.
 
     Raises TaskError where round 1 offers no other, for one that needs a generic set, narrower models or
-    graphs on the aggregator that there are not, and where the task's rule of merging makes no sense for one.
+    graphs on the aggregator that there are not.
     """
     for kind in task.kinds:
         if kind.strategy.generic and task.generic is None:
@@ -37,9 +36,6 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
                 f"{kind.name} needs samples that are nobody's own: "
                 "give the task generic = FILE.npz (serve --generic)"
             )
-    for kind in task.kinds:
-        if why := why_not(task.screening, kind.strategy, task.min_contributions):
-            raise TaskError(f"robust: {why}")
     manifests = {"": manifest, **family}
     for kind in task.kinds:
         if isinstance(kind.strategy, WidthSlice) and not kind.strategy.members:

@@ -1,6 +1,6 @@
 """Which kinds of update a site can merge into one: those of which nothing but the base is left afterwards.
 
-Where nothing but scalars along shared directions is asked for, it merges those into scalars.
+Where scalars are asked for and full updates are not, it merges scalars into scalars.
 """
 
 from __future__ import annotations
@@ -67,16 +67,12 @@ def site_kinds(offer: Offer, manifest: Manifest, base: Tensors) -> SiteKinds:
 def _of_scalars(
     offer: Offer, kinds: Sequence[AnyStrategy], here: Callable[[ZerothOrder], ZerothOrder]
 ) -> SiteKinds:
-    """For a round without full updates. With `groups` a device's directions are by its name, and those of the
-    site's devices are not those that the one above takes the site's scalars to be along.
-    """
-    shared = (kind for kind in kinds if isinstance(kind, ZerothOrder) and kind.groups == 1)
-    scalars = next(shared, None)
+    """For a round without full updates."""
+    scalars = next((kind for kind in kinds if isinstance(kind, ZerothOrder)), None)
     if scalars is None:
         names = ", ".join(kind.name for kind in kinds)
         raise NothingToForward(
-            f"round {offer.round} asks for {names}, and a site forwards full updates, or scalars along "
-            "directions that all share"
+            f"round {offer.round} asks for {names}, and a site forwards full updates or scalars"
         )
     others = (kind for kind in kinds if kind is not scalars)
     why = "without full updates a site forwards scalars only"

@@ -48,14 +48,6 @@ class Folding:
         """As how many samples an update counts, by its kind."""
         return self._kinds[contribution.kind].counted(contribution)
 
-    def strategy(self, contribution: Contribution) -> AnyStrategy:
-        """Of its kind, as this round has it."""
-        return self._kinds[contribution.kind]
-
-    def apart(self, contribution: Contribution) -> int:
-        """Updates of a kind of which this differs are not compared."""
-        return self._kinds[contribution.kind].apart(contribution)
-
     def merged(self) -> tuple[Merged, str]:
         """What all of them make, and what was odd about it; all stays as it was where that is not finite, or
         a kind cannot go on with what it got.

@@ -258,9 +258,6 @@ class Strategy(Protocol[S]):
     def counted(self, contribution: Contribution) -> float:
         """As how many samples an update counts in a mean."""
 
-    def apart(self, contribution: Contribution) -> int:
-        """Updates of which this differs say different things, and are not compared with each other."""
-
     def start(self, model: RoundModel) -> S:
         """On the aggregator: an empty state of one round."""
 
@@ -320,9 +317,6 @@ class Usual:
 
     def counted(self, contribution: Contribution) -> float:
         return contribution.num_examples
-
-    def apart(self, contribution: Contribution) -> int:
-        return 0
 
 
 def formed(strategy: AnyStrategy, form: str) -> AnyStrategy:

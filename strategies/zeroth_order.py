@@ -18,7 +18,7 @@ from profiles.cost import activation_bytes
 
 from . import directions, ranges
 from .kind import MOST_LOSS, Contribution, Effect, Late, LocalData, RoundModel, Run, Usual
-from .mean_scalars import Mean, MeanScalars, Scalars, group_of
+from .mean_scalars import Mean, MeanScalars, Scalars
 from .replaying import Along, perturb
 from .step_size import GRID, Moment, Sizing, relative, unit
 from .workload import passes
@@ -28,10 +28,10 @@ WIRE_BYTES = 190
 
 
 MOST_DIRECTIONS = 1024
-"""Of a round, together: its scalars stand in the log, 512 steps to a blob."""
+"""Of a round: its scalars stand in the log, 512 steps to a blob."""
 
 
-FEDMEZO: Mapping[str, Any] = {"sides": 2, "sizing": "absolute", "groups": 1}
+FEDMEZO: Mapping[str, Any] = {"sides": 2, "sizing": "absolute"}
 """What makes it the thesis's: num_z = 2 is of its section 4.2.1, eps = 1e-3 of MeZO (it names no figure)."""
 MEASURED: Mapping[str, Any] = {
     "sides": 1,
@@ -56,8 +56,7 @@ class ZerothOrder(Usual):
     `sizing` = "absolute": u = 1, as in the thesis. "relative" (ours): u is the root mean square of the tuned
     weights, g_p counts in parts of the usual one so far (`step_size`), and the mean of n of them sqrt(n)
     times: a usual round moves a weight by lr times the weights' size, in root mean square, whatever the
-    network, the loss and n. `groups` (ours): so many sets of num_z directions, a device's is by its name;
-    devices of different groups add directions, those of one group take noise off the same ones.
+    network, the loss and n.
     `sampled` (ours): the part of its samples that a device measures a round's losses on, drawn anew for each
     round by its own randomness.
     Defaults are the thesis's; `MEASURED` learns more of as many passes (docs/zeroth-order.md).
@@ -72,12 +71,10 @@ class ZerothOrder(Usual):
     sides: Literal[1, 2] = 2
     sizing: Sizing = "absolute"
     beta: float = 0.99
-    groups: int = 1
     sampled: float = 1.0
 
     def __post_init__(self) -> None:
         ranges.counts(MOST_DIRECTIONS, num_z=self.num_z)
-        ranges.counts(MOST_DIRECTIONS // self.num_z, groups=self.groups)
         ranges.positive(eps=self.eps, lr=self.lr, sampled=self.sampled)
         if self.sampled > 1:
             raise ValueError(f"sampled is {self.sampled:g}, expected at most 1: a part of a device's samples")
@@ -126,11 +123,11 @@ class ZerothOrder(Usual):
 
     def _measured(self, model: DeviceModel, data: LocalData, run: Run) -> Iterator[float]:
         """The losses, in order: there and back along each direction, or at the base and along each."""
-        probe, first = model.probe(self.tunable), self.num_z * group_of(run.device, self.groups)
+        probe = model.probe(self.tunable)
         length = self.eps * unit(model.weights, model.manifest.specs(self.tunable), self.sizing)
         if self.sides == 1:
             yield probe.loss(data.x, data.y)
-        for p in range(first, first + self.num_z):
+        for p in range(self.num_z):
             for sign in (1, -1)[: self.sides]:
                 perturb(probe.params, model.weights, Along(run.seed, p, sign * length, self.generator))
                 yield probe.loss(data.x, data.y)
@@ -145,15 +142,12 @@ class ZerothOrder(Usual):
             return ""
         return f"a scalar is {furthest:.4g} away from 0, at most {most:.4g} is believed with eps {self.eps:g}"
 
-    def apart(self, contribution: Contribution) -> int:
-        return group_of(contribution.device, self.groups)
-
     def start(self, model: RoundModel) -> MeanScalars:
-        return MeanScalars(self.num_z)
+        return MeanScalars.empty(self.num_z)
 
     def fold(self, state: MeanScalars, contribution: Contribution, weight: float) -> MeanScalars:
         projected = contribution.tensors["g"].astype(np.float64)
-        return state.add(projected, weight, contribution.late, self.apart(contribution))
+        return state.add(projected, weight, contribution.late)
 
     def finish(self, state: MeanScalars, model: RoundModel) -> Effect:
         means = list(state.means(Late(model.round, model.seed, 1.0)))
@@ -179,5 +173,4 @@ class ZerothOrder(Usual):
             lr=lr,
             share=mean.share * mean.of.share,
             scalars=tuple(scalars.astype(np.float32).tolist()),
-            indices=mean.indices if self.groups > 1 else (),
         )

@@ -58,7 +58,7 @@ def test_no_weights_travel_and_a_device_that_missed_rounds_replays_them(
     assert all(c["bytes_down"] < 1500 and c["bytes_up"] < 200 for c in later), "weights travelled"
 
 
-@pytest.mark.parametrize("settings", [{}, {"sides": 1}, {"groups": 3, "num_z": 4}, {"sizing": "relative"}])
+@pytest.mark.parametrize("settings", [{}, {"sides": 1}, {"sampled": 0.4, "num_z": 4}, {"sizing": "relative"}])
 def test_heads_on_kept_features_measure_what_devices_do(monkeypatch, settings):
     """What benchmarks of liars and of late scalars rest on."""
     monkeypatch.syspath_prepend(str(ROOT))

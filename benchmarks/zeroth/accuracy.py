@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/zeroth_order.py accuracy --out DIR                       # heads of CIFAR-10
     .venv/bin/python benchmarks/zeroth_order.py accuracy --out DIR --data speech
     .venv/bin/python benchmarks/zeroth_order.py accuracy --out DIR --subset bias --rounds 100
-    .venv/bin/python benchmarks/zeroth_order.py accuracy --out DIR --methods ours:lr=0.1,groups=16 fedmezo
+    .venv/bin/python benchmarks/zeroth_order.py accuracy --out DIR --methods ours:lr=0.1,sampled=0.1 fedmezo
     .venv/bin/python benchmarks/zeroth_order.py accuracy --out DIR --show            # what is there already
 
 A cell is one run: data, subset, partition, clients, participation, method, seed. Each is a file in DIR, and

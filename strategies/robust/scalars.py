@@ -1,10 +1,10 @@
-"""Scalars along directions that not all of a round share: late ones and those beside them, those of groups.
+"""Scalars along directions that not all of a round share: late ones and those beside them.
 
 Which way a scalar points says nothing along directions that nobody else measured, how long it is does: along
 random directions all are alike. With whom it is late, or in time, a device chooses itself: all that share
 directions may be liars. So such scalars are held to the lengths of all of the round, of which each device has
-one, that of its latest. Rules that take one device's word against another's leave out late ones, and those of
-a group, of fewer than three devices: a liar could choose to be alone.
+one, that of its latest. Rules that take one device's word against another's leave out late ones of
+fewer than three devices: a liar could choose to be alone.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from math import inf
 import numpy as np
 
 from models.tensors import Vector
-from strategies.kind import AnyStrategy, Contribution
-from strategies.zeroth_order import ZerothOrder
+from strategies.kind import Contribution
 
 from .norm_clip import bound_of, clipped, length_of
-from .settings import FEW, Robust
+from .settings import Robust
 from .spool import Spool
 from .value_clip import NORMAL
 
@@ -52,11 +51,6 @@ class Usual:
         return bool(np.mean(np.abs(g) > bound) >= 0.5) if self.by_value else length_of(g) > bound
 
 
-def is_apart(told: Contribution, strategy: AnyStrategy) -> bool:
-    """Whether scalars are along directions that are not those of all who are in time."""
-    return isinstance(strategy, ZerothOrder) and (told.late is not None or strategy.groups > 1)
-
-
 def usual(every: Iterable[Spool], robust: Robust) -> Usual:
     """By `robust`, of all scalars of a round: the latest of each device."""
     latest: dict[str, Vector] = {}
@@ -74,15 +68,3 @@ def _round(spool: Spool) -> float:
     """That its scalars were made for: the open one is later than any."""
     late = spool.rows[0].told.late
     return inf if late is None else late.round
-
-
-def why_not(robust: Robust, strategy: AnyStrategy, contributions: int) -> str:
-    """Why a rule makes no sense for a kind with at least so many contributions a round; empty if it does."""
-    groups = strategy.groups if isinstance(strategy, ZerothOrder) else 1
-    if robust.rule == "none" or robust.rule in BY_LENGTH or groups == 1 or contributions >= FEW * groups:
-        return ""
-    return (
-        f"{robust.rule} compares devices along the same directions, and {strategy.name} has {groups} groups: "
-        f"it needs min_contributions of {FEW * groups} or more, which is {contributions}; "
-        f"{' and '.join(sorted(BY_LENGTH))} need none"
-    )

@@ -30,7 +30,7 @@ from . import by_class, krum
 from .median import median, weighted_median
 from .named import named, of
 from .norm_clip import bound_of, clipped, norms
-from .scalars import BY_LENGTH, Usual, is_apart, usual
+from .scalars import BY_LENGTH, Usual, usual
 from .settings import FEW, Robust
 from .sorts import FROM_ZERO, sorted_out
 from .spool import Spool
@@ -69,10 +69,9 @@ class Screen:
             self._folding.add(contribution, weight)
             return
         one = sorted_out(contribution, *self._folding.trained(contribution))
-        sort = one.sort, self._folding.apart(contribution)
-        if sort not in self._spools:
-            self._spools[sort] = Spool(one.update.tensors, one.start, self._scratch)
-        if not self._spools[sort].add(one.update, weight, device):
+        if one.sort not in self._spools:
+            self._spools[one.sort] = Spool(one.update.tensors, one.start, self._scratch)
+        if not self._spools[one.sort].add(one.update, weight, device):
             self._note(f"{device} ({contribution.kind}) is not finite and is left out")
             return
         self._samples[device] = max(self._samples.get(device, 0.0), self._folding.counted(contribution))
@@ -89,16 +88,16 @@ class Screen:
         told, rule = spool.rows[0].told, self._robust.rule
         if spool.earlier:
             self._note(f"{spool.earlier} {told.kind} of devices that sent a later one too do not count")
-        apart = is_apart(told, self._folding.strategy(told))
-        left_out = apart and rule not in BY_LENGTH
-        if len(spool) < FEW and (left_out or not apart):
+        late = told.kind == ZerothOrder.name and told.late is not None
+        left_out = late and rule not in BY_LENGTH
+        if len(spool) < FEW and (left_out or not late):
             of = f" of round {told.late.round}" if told.late else ""
             text = f"{len(spool)} {told.kind}{of} too few for {rule} to tell who lies"
             self._note(f"{text}, and left out" if left_out else text)
             if left_out:
                 return iter(())
         beside = told.kind == ZerothOrder.name and len(self._sorts(told.kind)) > 1
-        return self._as_usual(spool) if apart or beside else self._ruled(spool)
+        return self._as_usual(spool) if late or beside else self._ruled(spool)
 
     def _sorts(self, kind: str) -> list[Spool]:
         return [each for each in self._spools.values() if each.rows and each.rows[0].told.kind == kind]

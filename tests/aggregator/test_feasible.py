@@ -49,13 +49,3 @@ def test_an_objective_that_the_bundle_lacks_is_named_with_the_options_that_expor
 def test_a_width_slice_of_no_family_would_be_a_full_update_by_another_name(make_task, manifest):
     with pytest.raises(TaskError, match="width-slice needs narrower models: give the task a family"):
         check_kinds(make_task("full", "width-slice"), manifest)
-
-
-def test_a_rule_that_compares_too_few_devices_is_refused_when_it_is_served(make_task, manifest):
-    grouped = KindSettings(name="zeroth-order", settings={"groups": 8})
-    with pytest.raises(
-        TaskError, match="^robust: median compares devices .* min_contributions of 24 or more"
-    ):
-        check_kinds(make_task(grouped, robust="median"), manifest)
-    check_kinds(make_task(grouped, robust="median", min_contributions=24), manifest)
-    check_kinds(make_task(grouped, robust="value-clip"), manifest)

@@ -117,10 +117,10 @@ def test_a_name_that_is_none_is_refused_with_those_there_are(name, why):
 
 
 def test_fedmezo_stays_that_of_the_thesis_and_ours_may_be_set():
-    given = KindSettings(name="zeroth-order", settings={"sizing": "relative", "groups": 4, "lr": 0.5})
+    given = KindSettings(name="zeroth-order", settings={"sizing": "relative", "num_z": 3, "lr": 0.5})
     task = msgspec.structs.replace(TASK, kinds=(given,))
     [thesis] = systems.under("fedmezo", task).kinds
-    assert (thesis.strategy.sizing, thesis.strategy.groups, thesis.strategy.lr) == ("absolute", 1, 0.5)
+    assert (thesis.strategy.sizing, thesis.strategy.num_z, thesis.strategy.lr) == ("absolute", 3, 0.5)
     _, ours = systems.under("fedncm+mezo", task).kinds
-    assert (ours.strategy.sides, ours.strategy.groups, ours.strategy.lr) == (1, 4, 0.5)
+    assert (ours.strategy.sides, ours.strategy.num_z, ours.strategy.lr) == (1, 3, 0.5)
     assert ours.strategy.tunable == "head"

@@ -1,38 +1,27 @@
 import numpy as np
 
 from strategies.kind import Late
-from strategies.mean_scalars import MeanScalars, group_of
+from strategies.mean_scalars import MeanScalars
 
 NOW = Late(7, 70, 1.0)
 
 
-def test_a_group_weighs_by_its_samples_in_the_plain_mean():
-    state = MeanScalars(2).add(np.array([1.0, 2.0]), 30, None, 4)
-    state = state.add(np.array([3.0, 0.0]), 10, None, 1).add(np.array([5.0, 2.0]), 20, None, 4)
+def test_scalars_are_averaged_by_weight():
+    state = MeanScalars.empty(2).add(np.array([1.0, 2.0]), 30, None).add(np.array([5.0, 2.0]), 10, None)
     [mean] = state.means(NOW)
-    assert mean.indices == (2, 3, 8, 9)
-    ones, fours = np.array([3.0, 0.0]), np.array([2.6, 2.0])  # (30 * 1 + 20 * 5) / 50
-    np.testing.assert_allclose(mean.scalars, [*(2 * 10 / 60 * ones), *(2 * 50 / 60 * fours)])
-    assert mean.share == 1.0
+    assert (mean.of, mean.scalars.tolist(), mean.share) == (NOW, [2.0, 2.0], 1.0)  # (30 * 1 + 10 * 5) / 40
 
 
 def test_what_comes_late_is_along_directions_of_its_own_round():
-    late = Late(5, 50, 0.5)
-    state = MeanScalars(1).add(np.array([4.0]), 10, late, 2).add(np.array([1.0]), 30, None, 0)
-    first, second = state.means(NOW)
-    assert (first.of, first.indices, first.scalars.tolist(), first.share) == (late, (2,), [4.0], 0.25)
-    assert (second.of, second.indices, second.share) == (NOW, (0,), 0.75)
+    late, later = Late(5, 50, 0.5), Late(6, 60, 0.7)
+    state = MeanScalars.empty(1).add(np.array([4.0]), 10, later).add(np.array([1.0]), 20, None)
+    state = state.add(np.array([2.0]), 5, late).add(np.array([6.0]), 5, late)
+    means = list(state.means(NOW))
+    assert [(mean.of, mean.scalars.tolist(), mean.share) for mean in means] == [
+        (late, [4.0], 0.25), (later, [4.0], 0.25), (NOW, [1.0], 0.5)
+    ]  # fmt: skip
     assert state.whole == 40
 
 
-def test_groups_are_by_name_and_all_of_them_are_used():
-    groups = [group_of(f"device-{n}", 16) for n in range(400)]
-    assert set(groups) == set(range(16))
-    assert groups[:3] == [group_of(f"device-{n}", 16) for n in range(3)]
-    assert {group_of(f"device-{n}", 1) for n in range(9)} == {0}
-
-
-def test_the_group_of_a_name_is_for_ever():
-    """Sha-256 of the name, its first eight bytes, the least first: devices and aggregator must agree."""
-    assert group_of("pi-1", 256) == group_of("pi-1", 2**20) % 256
-    assert group_of("", 2**16) == 0xB0E3  # of no bytes it is e3b0c442...
+def test_of_nobody_there_is_no_mean():
+    assert list(MeanScalars.empty(3).means(NOW)) == []
