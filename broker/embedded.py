@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from amqtt.broker import Broker
+from websockets.asyncio.server import ServerConnection  # comes with amqtt
 
 from .errors import BrokerStartError
-from .running import BrokerOptions, find_port, url_of
+from .running import BrokerOptions, find_ports, url_of, web_url_of
 from .url import is_loopback
 
 START_S = 10.0
@@ -35,7 +37,7 @@ class Embedded:
         self.why = why
         self.name = f"amqtt {version('amqtt')}"
         _check(self.options)
-        self.port = find_port(self.options)
+        self.port, self._web_port = find_ports(self.options)
         self._failure = ""
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
@@ -51,6 +53,10 @@ class Embedded:
     @property
     def url(self) -> str:
         return url_of(self.options, self.port)
+
+    @property
+    def web_url(self) -> str:
+        return web_url_of(self.options, self._web_port)
 
     @property
     def alive(self) -> bool:
@@ -79,7 +85,8 @@ class Embedded:
 
     async def _serve(self) -> None:
         with tempfile.TemporaryDirectory(prefix="amqtt-") as folder:
-            broker = Broker(_configure(self.options, self.port, Path(folder)), loop=self._loop)
+            ports = self.port, self._web_port
+            broker = _Broker(_configure(self.options, ports, Path(folder)), loop=self._loop)
         broker._subscriptions = _Settled(broker._subscriptions)
         broker._retained_messages = _Settled(broker._retained_messages)
         await broker.start()
@@ -89,6 +96,17 @@ class Embedded:
             await asyncio.wait_for(broker.shutdown(), STOP_S)
         except asyncio.TimeoutError:
             logging.getLogger(__name__).debug("%s did not end in %s s", self.name, STOP_S)
+
+
+class _Broker(Broker):  # type: ignore[misc] - amqtt has no types here
+    """Of pages, only those of this machine get in: those of any site, in a browser here, could reach it."""
+
+    async def ws_connected(self, websocket: ServerConnection, listener_name: str) -> None:
+        origin = websocket.request.headers.get("Origin") if websocket.request else None
+        if origin is not None and not is_loopback(urlsplit(origin).hostname or ""):
+            await websocket.close(1008, "this broker is open to pages of this machine only")
+            return
+        await super().ws_connected(websocket, listener_name)
 
 
 class _Settled(dict[str, Any]):
@@ -115,7 +133,7 @@ def _check(options: BrokerOptions) -> None:
         raise BrokerStartError("amqtt runs here without TLS and persistence, for one machine: use mosquitto")
 
 
-def _configure(options: BrokerOptions, port: int, folder: Path) -> dict[str, Any]:
+def _configure(options: BrokerOptions, ports: tuple[int, int], folder: Path) -> dict[str, Any]:
     plugins: dict[str, Any] = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
     if options.users:
         from pwdlib import PasswordHash  # comes with amqtt
@@ -125,7 +143,7 @@ def _configure(options: BrokerOptions, port: int, folder: Path) -> dict[str, Any
         passwords = folder / "passwords"
         passwords.write_text("".join(f"{user}:{hasher.hash(word)}\n" for user, word in options.users.items()))
         plugins = {"amqtt.plugins.authentication.FileAuthPlugin": {"password_file": str(passwords)}}
-    return {
-        "listeners": {"default": {"type": "tcp", "bind": f"{options.host}:{port}"}},
-        "plugins": plugins,
-    }
+    listeners = {"default": {"type": "tcp", "bind": f"{options.host}:{ports[0]}"}}
+    if options.web:
+        listeners["web"] = {"type": "ws", "bind": f"{options.host}:{ports[1]}"}
+    return {"listeners": listeners, "plugins": plugins}

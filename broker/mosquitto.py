@@ -12,11 +12,12 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from .errors import BrokerStartError
-from .running import BrokerOptions, accepts, find_port, url_of
+from .running import WEB_USER, BrokerOptions, accepts, find_ports, url_of, web_url_of
 
 START_S = 10.0
 """Seconds in which it must accept connections."""
@@ -69,7 +70,7 @@ class Mosquitto:
         self._folder = Path(self._temporary.name) if self._temporary else Path(self.options.folder or ".")
         self._log = self._folder / "mosquitto.log"
         for attempts_left in reversed(range(1 if self.options.port else 3)):
-            self.port = find_port(self.options)
+            self.port, self._web_port = find_ports(self.options)
             self.pid, self._shell = self._launch(program)
             if self._is_ready():
                 break
@@ -82,6 +83,10 @@ class Mosquitto:
     @property
     def url(self) -> str:
         return url_of(self.options, self.port)
+
+    @property
+    def web_url(self) -> str:
+        return web_url_of(self.options, self._web_port)
 
     @property
     def alive(self) -> bool:
@@ -105,7 +110,8 @@ class Mosquitto:
         configuration = self._folder / "mosquitto.conf"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _write_private(configuration, configure(self.options, self.port, self._folder.resolve()))
+            ports = self.port, self._web_port
+            _write_private(configuration, configure(self.options, ports, self._folder.resolve()))
             _write_private(self._folder / "passwords", hash_passwords(self.options))
             _write_private(self._folder / "access", access_list(self.options))
             with self._log.open("wb") as log:
@@ -159,36 +165,48 @@ class Mosquitto:
         return errors[0].split(": ", 1)[-1] if errors else "it says nothing"
 
 
-def configure(options: BrokerOptions, port: int, folder: Path) -> str:
-    """The text of mosquitto.conf for a child; for a broker of your own see `production`.
+def configure(options: BrokerOptions, ports: tuple[int, int], folder: Path) -> str:
+    """The text of mosquitto.conf for a child; for a broker of your own see `production`. `ports`: of MQTT
+    and of WebSockets. What is said of who gets in is of the listener above it, or of both.
 
     As root it would drop to a user who cannot read our files.
     """
+    closed_page = options.web is not None and not options.closed
     lines = [
-        "per_listener_settings false",
-        f"listener {port} {options.host}",
-        *LIMITS,
-        "log_dest stderr",
-        "log_type error",
-        "log_type warning",
-        "log_type information",
+        f"per_listener_settings {'true' if closed_page else 'false'}",
+        f"listener {ports[0]} {options.host}",
+        *_tls(options),
         f"allow_anonymous {'false' if options.closed else 'true'}",
-        f"persistence {'true' if options.persistence else 'false'}",
     ]
     if options.closed:
         lines.append(f"acl_file {folder / 'access'}")
     if options.users:
         lines.append(f"password_file {folder / 'passwords'}")
+    if options.web:
+        lines += [f"listener {ports[1]} {options.host}", *_tls(options), "protocol websockets"]
+    if closed_page:
+        lines += ["allow_anonymous false", f"password_file {folder / 'passwords'}"]
+    lines += [
+        *LIMITS,
+        "log_dest stderr",
+        *(f"log_type {kind}" for kind in ("error", "warning", "information")),
+    ]
+    lines.append(f"persistence {'true' if options.persistence else 'false'}")
     if options.persistence:
         lines += [f"persistence_location {folder}/", "autosave_on_changes true", "autosave_interval 1"]
-    if options.tls and options.tls.cert and options.tls.key:
-        lines += [f"certfile {options.tls.cert.resolve()}", f"keyfile {options.tls.key.resolve()}"]
-        if options.tls.ca and not options.users:
-            lines += [f"cafile {options.tls.ca.resolve()}", "require_certificate true"]
-            lines.append("use_identity_as_username true")
     if os.geteuid() == 0:
         lines.append("user root")
     return "\n".join(lines) + "\n"
+
+
+def _tls(options: BrokerOptions) -> Iterator[str]:
+    if options.tls and options.tls.cert and options.tls.key:
+        yield f"certfile {options.tls.cert.resolve()}"
+        yield f"keyfile {options.tls.key.resolve()}"
+        if options.tls.ca and not options.users:
+            yield f"cafile {options.tls.ca.resolve()}"
+            yield "require_certificate true"
+            yield "use_identity_as_username true"
 
 
 def access_list(options: BrokerOptions) -> str:
@@ -205,7 +223,8 @@ pattern read fl/v1/all/#
 def hash_passwords(options: BrokerOptions) -> str:
     """The text of a password file (PBKDF2-SHA512, as mosquitto_passwd writes it)."""
     lines = []
-    for user, password in options.users.items():
+    page = {WEB_USER: options.web.password} if options.web and not options.closed else {}
+    for user, password in {**options.users, **page}.items():
         salt = secrets.token_bytes(12)
         key = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 101)
         lines.append(f"{user}:$7$101${base64.b64encode(salt).decode()}${base64.b64encode(key).decode()}")

@@ -13,9 +13,25 @@ from types import MappingProxyType
 from typing import Protocol
 
 from .errors import BrokerStartError
-from .url import TLS, is_loopback
+from .url import PATH, TLS, is_loopback
 
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+WEB_USER = "browser"
+"""Who a page is at the WebSockets of a broker that is open to this machine."""
+
+
+@dataclass(frozen=True)
+class WebSockets:
+    """A second listener, for browsers, at `port` (0: a free one).
+
+    At a broker that is open to this machine a page of any site could connect from a browser here. There only
+    who has `password` gets in, as WEB_USER, or (amqtt) only pages that come from this machine themselves.
+    """
+
+    port: int = 0
+    password: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -25,8 +41,8 @@ class BrokerOptions:
     With `users` (name to password) nobody else gets in, and each may speak only on its own branch of the
     topic tree, except `aggregator`, the name of the one that may speak on all of it (amqtt checks passwords
     only). With `tls.ca` and no users a client proves its name by a certificate of that authority instead.
-    `folder` is where it
-    keeps its files (None: a temporary one). `tls` needs `cert` and `key`. Raises BrokerStartError.
+    `folder` is where it keeps its files (None: a temporary one). `tls` needs `cert` and `key`. `web` adds
+    WebSockets, which are encrypted where `tls` is given. Raises BrokerStartError.
     """
 
     port: int = 0
@@ -36,10 +52,14 @@ class BrokerOptions:
     aggregator: str = "aggregator"
     tls: TLS | None = None
     persistence: bool = False
+    web: WebSockets | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise BrokerStartError(f"port {self.port} is impossible: use 0 (any) to 65535")
+        for port in (self.port, self.web.port if self.web else 0):
+            if not 0 <= port < 65536:
+                raise BrokerStartError(f"port {port} is impossible: use 0 (any) to 65535")
+        if self.web and self.port and self.web.port == self.port:
+            raise BrokerStartError(f"port {self.port} is asked for twice: give WebSockets another")
         for user, password in self.users.items():
             if not _USER.fullmatch(user) or not password:
                 raise BrokerStartError(
@@ -66,6 +86,10 @@ class RunningBroker(Protocol):
         """For `BrokerUrl.parse`; without user or password."""
 
     @property
+    def web_url(self) -> str:
+        """Of its WebSockets, in the same way; empty where there are none."""
+
+    @property
     def name(self) -> str:
         """The program and its version: "Mosquitto 2.0.11"."""
 
@@ -87,17 +111,36 @@ def url_of(options: BrokerOptions, port: int) -> str:
     return f"{'mqtts' if options.tls else 'mqtt'}://{host}:{port}"
 
 
+def web_url_of(options: BrokerOptions, port: int) -> str:
+    """`port`: of the WebSockets, if there are any."""
+    return url_of(options, port).replace("mqtt", "ws", 1) + PATH if options.web else ""
+
+
 def find_port(options: BrokerOptions) -> int:
     """The port asked for, or one that is free at this instant. Raises BrokerStartError when it is taken."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    return _free(options.host, options.port)
+
+
+def find_ports(options: BrokerOptions) -> tuple[int, int]:
+    """The same, and that of WebSockets: another one; 0 where there are none."""
+    port = find_port(options)
+    if not options.web:
+        return port, 0
+    while (web := _free(options.host, options.web.port)) == port:
+        pass
+    return port, web
+
+
+def _free(host: str, port: int) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((options.host, options.port))
+            probe.bind((host, port))
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             raise BrokerStartError(
-                f"cannot listen on {options.host} port {options.port} ({why}): choose another with --port"
+                f"cannot listen on {host} port {port} ({why}): choose another with --port"
             ) from None
         return int(probe.getsockname()[1])
 

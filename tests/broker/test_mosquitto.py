@@ -149,7 +149,9 @@ def test_a_start_that_fails_says_what_mosquitto_says(tmp_path: Path) -> None:
 
 def test_passwords_are_neither_in_files_nor_in_texts(tmp_path: Path) -> None:
     options = BrokerOptions(users=USERS)
-    written = configure(options, 1, tmp_path) + access_list(options) + hash_passwords(options) + repr(options)
+    written = (
+        configure(options, (1, 0), tmp_path) + access_list(options) + hash_passwords(options) + repr(options)
+    )
     assert "secret" not in written
 
 

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 from amqtt.broker import Broker
+from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Origin
 
-from broker import mosquitto
+from broker import brokers, mosquitto
 from broker.embedded import _Settled
-from broker.errors import BrokerUnreachable
+from broker.errors import BrokerRefused, BrokerUnreachable
 from broker.link import Connected, LinkOptions, Received
-from broker.running import BrokerOptions, find_port
+from broker.running import BrokerOptions, WebSockets, find_port
 from broker.url import TLS
 
 FAST_S = (0.05, 0.5)
@@ -199,3 +202,72 @@ def test_the_web_sockets_of_amqtt_will_do(mosquitto_house: Any) -> None:
         loop.call_soon_threadsafe(over.set)
         thread.join(10)
         loop.close()
+
+
+def test_a_broker_of_ours_has_web_sockets_when_they_are_asked_for(house: Any) -> None:
+    assert house.broker().web_url == ""
+    broker = house.broker(BrokerOptions(web=WebSockets(password="told to the page")))
+    assert broker.web_url.startswith("ws://127.0.0.1:")
+    assert broker.web_url.endswith("/mqtt")
+    page = house.peer(broker.web_url.replace("//", "//browser:told%20to%20the%20page@"), "page", READS)
+    device = house.peer(broker.url, "pi", READS)
+    device.link.publish("fl/v1/x", bytes(100_000))
+    assert page.expect(Received).payload == bytes(100_000)
+    page.link.publish("fl/v1/y", b"back")
+    assert {device.expect(Received).topic, device.expect(Received).topic} == {"fl/v1/x", "fl/v1/y"}
+
+
+@needs_mosquitto
+def test_web_sockets_of_an_open_mosquitto_take_only_who_has_the_password(mosquitto_house: Any) -> None:
+    options = BrokerOptions(web=WebSockets(password="told to the page"))
+    broker = mosquitto_house.broker(options)
+    for stranger in ("", "browser:guessed@", "aggregator:told%20to%20the%20page@"):
+        with pytest.raises(BrokerRefused):
+            mosquitto_house.peer(broker.web_url.replace("//", f"//{stranger}"), "stranger")
+    mosquitto_house.peer(broker.url, "pi")
+    assert "told to the page" not in repr(options)
+
+
+@needs_mosquitto
+@needs_openssl
+def test_web_sockets_of_a_closed_mosquitto_have_its_certificate_users_and_access_list(
+    mosquitto_house: Any, certificate: TLS
+) -> None:
+    tls = TLS(cert=certificate.cert, key=certificate.key)
+    broker = mosquitto_house.broker(BrokerOptions(users={"pi": "secret"}, tls=tls, web=WebSockets()))
+    assert broker.web_url.startswith("wss://")
+    trusting = TLS(ca=certificate.cert)
+    url = broker.web_url.replace("//", "//pi:secret@")
+    options = LinkOptions(subscriptions=("fl/v1/d/pi/dn/#",), reconnect_s=FAST_S)
+    peer = mosquitto_house.peer(url, "pi", options, trusting)
+    peer.expect(Connected)
+    peer.link.publish("fl/v1/d/pi/dn/x", b"what only an aggregator may say")
+    assert peer.is_quiet()
+    with pytest.raises(BrokerRefused):
+        mosquitto_house.peer(broker.web_url.replace("//", "//browser:@"), "stranger", tls=trusting)
+
+
+def opened_by(url: str, origin: str) -> bool:
+    """Whether a page of this origin gets an answer to its MQTT CONNECT there."""
+
+    async def opening() -> bool:
+        protocols: Any = ["mqtt"]
+        try:
+            async with connect(url, origin=Origin(origin), subprotocols=protocols) as socket:
+                await socket.send(b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c\x00\x04page")
+                return bool((await socket.recv())[:1] == b"\x20")
+        except ConnectionClosed:
+            return False
+
+    return asyncio.run(opening())
+
+
+def test_amqtt_takes_pages_of_this_machine_and_none_of_another_site() -> None:
+    broker = brokers.start("amqtt", BrokerOptions(web=WebSockets()))
+    try:
+        assert opened_by(broker.web_url, "http://127.0.0.1:8080")
+        assert opened_by(broker.web_url, "http://localhost:8080")
+        for other in ("https://evil.example", "null", "http://127.0.0.1.evil.example"):
+            assert not opened_by(broker.web_url, other), other
+    finally:
+        broker.stop()
