@@ -1,0 +1,120 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { npz, readArrays } from "../device/arrays.js";
+import { fromHex, hex } from "../device/bytes.js";
+import { DataError } from "../device/errors.js";
+import { isLightOnDark, pictureRaw, prepare, whatOf, white } from "../device/preparing.js";
+import { readWav, resampled, soundRaw } from "../device/sounds.js";
+import { vectors } from "./vectors.js";
+
+const known = vectors("preparing");
+const DIGITS = known.prepare[0].input;
+const SPEECH = known.sounds[0].input;
+const DEFLATED =
+  "504b03042d00000008000000210062ac2b0fffffffffffffffff05001400782e6e707901001000800100000000000060000000000000009bec17ea" +
+  "1b10c9c850c650ad9e925a9c5ca46ea5a06e9366a2aea3a09e965f54529498179f5f94920a12774bcc294e058a17672416a402f91a463a0ac6469a" +
+  "3a0ab50ae4022e0682a0c11e3f6670c08f1d08e006027801017c80007e80170300504b01022d032d00000008000000210062ac2b0f600000008001" +
+  "0000050000000000000000000000800100000000782e6e7079504b0506000000000100010033000000970000000000";
+
+/** x <- (75 x + 74) mod 65537, as the writer of the vectors. */
+function noise(seed, count) {
+  let x = seed;
+  return Array.from({ length: count }, () => (x = (75 * x + 74) % 65537));
+}
+
+const bytesOf = (floats) => hex(new Uint8Array(floats.buffer, floats.byteOffset, floats.byteLength));
+
+test("raw values become the same float32 values as in Python", () => {
+  for (const one of known.prepare) {
+    const count = one.input.shape.reduce((a, b) => a * b, 1);
+    const x = prepare(one.input, noise(one.seed, count).map((value) => value % 256));
+    assert.equal(bytesOf(x), one.x);
+  }
+});
+
+test("values that are no whole samples are refused", () => {
+  assert.throws(() => prepare(DIGITS, new Uint8Array(65)), DataError);
+});
+
+test("pictures are cut and resized as in Python", () => {
+  for (const one of known.pictures) {
+    const count = one.height * one.width * one.channels;
+    const raw = pictureRaw(one.input, { ...one, pixels: Uint8Array.from(noise(7, count), (value) => value % 256) });
+    assert.equal(raw.length, one.raw.length);
+    const near = white(one.input) === 255 ? 0 : 1e-5;
+    raw.forEach((value, i) => assert.ok(Math.abs(value - one.raw[i]) <= near, `${i}: ${value}, expected ${one.raw[i]}`));
+  }
+});
+
+test("what an input is made of follows from its shape", () => {
+  const made = (shape, vocabulary = null) => whatOf({ ...DIGITS, shape, vocabulary });
+  assert.deepEqual([made([1, 8, 8]), made([3, 32, 32]), made([1, 61, 40]), made([61, 40])], ["picture", "picture", "sound", "sound"]);
+  assert.deepEqual([made([12]), made([5, 8, 8]), made([64], 1000)], ["numbers", "numbers", "text"]);
+});
+
+test("digits of 16 greys are light on a dark ground", () => {
+  assert.equal(white(DIGITS), 16);
+  assert.ok(isLightOnDark(DIGITS));
+  assert.ok(!isLightOnDark({ ...DIGITS, mean: [0.8] }));
+  assert.ok(!isLightOnDark({ ...DIGITS, scale: 1, mean: [200] }));
+});
+
+test("log-mel features of sounds at any rate are those of Python", () => {
+  for (const { input, rate, count, raw } of known.sounds) {
+    const samples = noise(rate, count).map((value, i) => Math.floor(((value - 32768) * ((i * 7) % 997)) / 1024));
+    assert.equal(hex(soundRaw(input, Float32Array.from(samples), rate)), raw, `at ${rate} Hz`);
+  }
+});
+
+test("a short sound is filled up with silence, at the lowest level", () => {
+  const raw = soundRaw(SPEECH, new Float32Array(10), 16_000);
+  assert.equal(raw.length, 61 * 40);
+  assert.ok(raw.every((value) => value === 0));
+});
+
+test("a tone keeps its loudness at another rate", () => {
+  const tone = Float32Array.from({ length: 4800 }, (_, i) => 1000 * Math.sin((2 * Math.PI * 440 * i) / 48_000));
+  const made = resampled(tone, 48_000, 16_000, 1600);
+  for (let i = 100; i < 1500; i++) assert.ok(Math.abs(made[i] - 1000 * Math.sin((2 * Math.PI * 440 * i) / 16_000)) < 5);
+});
+
+test("WAVE files of every width are read as in Python", () => {
+  for (const one of known.wav) {
+    const sound = readWav(fromHex(one.file));
+    assert.equal(sound.rate, one.rate);
+    assert.equal(bytesOf(sound.samples), one.samples);
+  }
+});
+
+test("what is no sound is refused, wherever it ends", () => {
+  const whole = fromHex(known.wav[1].file);
+  for (let size = 0; size < 55; size++) assert.throws(() => readWav(whole.slice(0, size)), DataError, `${size} bytes`);
+});
+
+test("samples in .npz files are read, stored and deflated", async () => {
+  const batch = await readArrays("some.NPZ", fromHex(known.npz.file), [1, 2, 2]);
+  assert.deepEqual([...batch.raw], known.npz.x);
+  assert.deepEqual(batch.labels, known.npz.labels);
+  assert.equal(batch.count, 4);
+  const { x } = Object.fromEntries(await npz(fromHex(DEFLATED), ["x"]));
+  assert.deepEqual(x.shape, [2, 32]);
+  assert.deepEqual([...x.data], Array.from({ length: 64 }, (_, i) => Math.floor(i / 8)));
+});
+
+test("arrays of another shape, and files without labels' array, say what was expected", async () => {
+  await assert.rejects(readArrays("a.npz", fromHex(known.npz.file), [1, 3, 3]), /samples are \(4,2,2\), the task's input is \(1,3,3\)/);
+  await assert.rejects(readArrays("a.npz", fromHex(DEFLATED), [32]), /no array 'y'/);
+  await assert.rejects(readArrays("a.npz", new Uint8Array(40), [32]), DataError);
+  await assert.rejects(readArrays("a.doc", new Uint8Array(40), [32]), /\.npz, \.npy or \.csv/);
+});
+
+test("a table has a label in the column that is named so, or in the last", async () => {
+  const read = (text) => readArrays("a.csv", new TextEncoder().encode(text), [2]);
+  const named = await read("label,a,b\nx,1,2\ny,3,4\n");
+  assert.deepEqual([[...named.raw], named.labels], [[1, 2, 3, 4], ["x", "y"]]);
+  const bare = await read("1;2;x\r\n3;4;y");
+  assert.deepEqual([[...bare.raw], bare.labels], [[1, 2, 3, 4], ["x", "y"]]);
+  await assert.rejects(read("1,2,x\n3,y"), /row 2 has 2 cells, expected 3/);
+  await assert.rejects(read("1,zwei,x"), DataError);
+});
