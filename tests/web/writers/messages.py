@@ -1,0 +1,167 @@
+"""Messages as Python writes them, what it reads in them, and what it refuses."""
+
+from typing import Any
+
+import msgspec
+
+from broker import messages as wire
+from broker import steps
+from broker.messages import Base, Blob, Kind, Member, Message, Metrics, Step, pack
+
+BLOB = Blob(bytes(range(32)), 310_000)
+SMALL = Blob(bytes(reversed(range(32))), 17)
+BOOT = 2**62 + 12345
+STEPS = [
+    Step(3, "philox-1", steps.round_seed(7, 3), "all", 1e-3, 1.0, (0.5, -1.25)),
+    Step(4, "philox-1", steps.round_seed(7, 4), "all", 1e-3, 0.25, (0.1, 2.0), (3, 2**40)),
+]
+BASE = Base((BLOB, SMALL), bytes(range(32, 64)), bytes(8), 1, 9, steps.pack(STEPS, 7), (SMALL,))
+METRICS = Metrics(0.625, 1234, 5678, 90_000, 1500, "rapl", 12)
+EXAMPLES: tuple[Message, ...] = (
+    wire.State(boot=BOOT, online=True),
+    wire.State(boot=0, online=False, leaving=True, paused=True),
+    wire.Offer(
+        task="digits",
+        run="r1",
+        round=3,
+        seed=2**53 - 1,
+        deadline_s=60.5,
+        remaining_s=41.25,
+        bundle=BLOB,
+        base=BASE,
+        kinds=(Kind("full", pack({"epochs": 2, "rate": 0.05})), Kind("class-means", pack({}))),
+        family=(Member("small", SMALL, Base((SMALL,), bytes(range(32)))),),
+        aside=SMALL,
+    ),
+    wire.Offer(
+        task="digits",
+        run="r1",
+        round=0,
+        seed=2**64 - 1,
+        deadline_s=0.5,
+        remaining_s=0.5,
+        bundle=SMALL,
+        base=Base((), bytes(range(4))),
+        kinds=(),
+        done=True,
+    ),
+    wire.Signed(issued=1_800_000_000, signature=bytes(range(64)), offer=b"an offer"),
+    wire.Plan(
+        task="digits",
+        round=300,
+        kind="full",
+        seconds=1.5,
+        memory_bytes=2**31,
+        energy_j=0.1,
+        reasons=("fits", ""),
+    ),
+    wire.Contribution(
+        task="digits",
+        run="r1",
+        round=70_000,
+        boot=BOOT,
+        seq=7,
+        kind="full",
+        num_examples=120,
+        metrics=METRICS,
+        body=b"tensors",
+    ),
+    wire.Contribution(
+        task="digits",
+        run="r1",
+        round=1,
+        boot=BOOT,
+        seq=8,
+        kind="entropy-subset",
+        num_examples=1,
+        metrics=Metrics(-1.5, 0, 0, 0),
+        blob=BLOB,
+        form="all@0.5",
+    ),
+    wire.Receipt(boot=BOOT, seq=7, round=3, status="accepted"),
+    wire.Receipt(boot=-5, seq=7, round=3, status="refused", reason="full", retry_after_s=30),
+    wire.Get(blob=BLOB, blocks=(0, 1, 127, 128, -1)),
+)
+
+NAMED = [bytes(32), 1]
+"""A blob."""
+STRETCHES = [[1, "g", "t", 1, 1, "f3", b"", 1]]
+REFUSED: tuple[tuple[str, str, Any], ...] = (
+    ("State", "expected at least 3", [4, 1]),
+    ("State", "State.boot", [4, 1.5, True]),
+    ("State", "State.boot", [4, True, True]),
+    ("State", "State.boot", [4, -1, True]),
+    ("State", "State.boot", [4, 2**63, True]),
+    ("State", "State.online", [4, 1, 1]),
+    ("State", "version 3", [3, 1, True]),
+    ("State", "expected array", {"v": 4}),
+    ("State", "State.v", ["4", 1, True]),
+    ("Get", "Get.blob: a sha256 has 32 bytes, not 31", [4, [bytes(31), 2], [1]]),
+    ("Get", "Get.blob.sha", [4, ["x" * 32, 2], [1]]),
+    ("Get", "Get.blob: a blob of", [4, [bytes(32), 2**41], [1]]),
+    ("Get", "Get.blob: a blob of", [4, [bytes(32), -1], [1]]),
+    ("Get", "Get.blocks[1]", [4, [bytes(32), 1], [1, "2"]]),
+    ("Receipt", "Receipt.status", [4, 1, 1, 1, "maybe"]),
+    ("Receipt", "Receipt.retry_after_s", [4, 1, 1, 1, "late", "", 90_000]),
+    ("Plan", "Plan.reasons", [4, "t", 1, "k", 3, 4, 5, "a"]),
+    ("Plan", "Plan.reasons[0]", [4, "t", 1, "k", 3, 4, 5, [1]]),
+    ("Plan", "Plan.seconds", [4, "t", 1, "k", "3", 4, 5, []]),
+    ("Signed", "Signed.issued", [4, 2**40, b"", b""]),
+    ("Contribution", "metrics.energy_source", [4, "", "", 1, 1, 1, "", 1, [1, 1, 1, 1, 0, "x" * 33]]),
+    ("Contribution", "metrics.energy_off_percent", [4, "", "", 1, 1, 1, "", 1, [1, 1, 1, 1, 0, "", 101]]),
+    ("Offer", "Offer.bundle", [4, "t", "r", 1, 1, 1, 1, None, [], []]),
+    ("Offer", "base.tail[0].form", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b"", b"", 1, 1, STRETCHES], []]),
+    ("Offer", "Offer.kinds[0].name", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [[1, {}]]]),
+)  # fmt: skip
+BROKEN = (b"", b"\xc1", b"\x93\x04\x01", b"\x93\x04\x01\xc3x", b"\x91" * 5000, bytes(wire.MESSAGE_LIMIT + 1))
+
+
+def tagged(value: Any) -> Any:
+    """As JSON can hold it: {"hex": ...} for bytes, {"big": ...} for a whole number beyond 2**53."""
+    if isinstance(value, msgspec.Raw):
+        return msgspec.msgpack.decode(value)
+    if isinstance(value, msgspec.Struct):
+        names = [name for name in value.__struct_fields__ if name != "v"]
+        return {name: tagged(getattr(value, name)) for name in names}
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, tuple):
+        return [tagged(item) for item in value]
+    return {"big": str(value)} if isinstance(value, int) and abs(value) > 2**53 else value
+
+
+def refused(kind: str, payload: bytes) -> str:
+    try:
+        wire.decode(payload, getattr(wire, kind))
+    except wire.MessageError as error:
+        return str(error)
+    raise AssertionError(f"{kind} of {payload[:40]!r} is read")
+
+
+def vectors() -> dict[str, Any]:
+    whole_seconds = msgspec.msgpack.encode([4, "t", 1, "k", 3, 4, 5, []])
+    assert wire.decode(whole_seconds, wire.Plan).seconds == 3.0  # a whole number is read as a float, too
+    return {
+        "version": wire.VERSION,
+        "inline_limit": wire.INLINE_LIMIT,
+        "message_limit": wire.MESSAGE_LIMIT,
+        "examples": [
+            {"kind": type(one).__name__, "payload": wire.encode(one), "object": tagged(one)}
+            for one in EXAMPLES
+        ],
+        "whole_seconds": whole_seconds,
+        "longer": {"payload": msgspec.msgpack.encode([4, 1, True, False, False, "later", 9])},
+        "refused": [
+            {
+                "kind": kind,
+                "where": where,
+                "payload": msgspec.msgpack.encode(values),
+                "python": refused(kind, msgspec.msgpack.encode(values)),
+            }
+            for kind, where, values in REFUSED
+        ],
+        "broken": [
+            {"length": len(payload), "start": payload[:6000], "python": refused("State", payload)}
+            for payload in BROKEN
+        ],
+    }

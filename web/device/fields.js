@@ -1,0 +1,149 @@
+/**
+ * Types of what stands in a message. Each has `read(value, where)`, which takes what MessagePack gave, and
+ * `write(value, where)`, which gives what MessagePack takes; both throw MessageError for anything else.
+ *
+ * Whole numbers that may be beyond 2**53 are bigint (`big`), all others are numbers. A float that has no
+ * fraction is written as the whole number, which the other side reads as the same float.
+ */
+import { MessageError } from "./errors.js";
+
+/** @typedef {{ read(value: any, where: string): any, write(value: any, where: string): any }} Type */
+
+const named = (value) => {
+  if (value === null || value === undefined) return "null";
+  if (value instanceof Uint8Array) return "bytes";
+  if (Array.isArray(value)) return "array";
+  if (typeof value === "string") return "str";
+  if (typeof value === "boolean") return "bool";
+  if (typeof value === "bigint" || Number.isInteger(value)) return "int";
+  return typeof value === "number" ? "float" : "object";
+};
+
+const wrong = (value, where, expected) => new MessageError(`${where} is ${named(value)}, expected ${expected}`);
+
+/** What is of this type or not, and stands as it is. @returns {Type} */
+function plain(expected, is) {
+  const check = (value, where) => {
+    if (!is(value)) throw wrong(value, where, expected);
+    return value;
+  };
+  return { read: check, write: check };
+}
+
+/** From `from` to `to`, both included; at most 2**53. @returns {Type} */
+export function int(from = -(2 ** 53), to = 2 ** 53) {
+  const whole = big(BigInt(from), BigInt(to));
+  return { read: (value, where) => Number(whole.read(value, where)), write: whole.write };
+}
+
+/** A bigint of 64 bits; a number is taken, too, where it is written. @returns {Type} */
+export function big(from = -(2n ** 63n), to = 2n ** 64n - 1n) {
+  const read = (value, where) => {
+    if (typeof value !== "bigint" && !Number.isInteger(value)) throw wrong(value, where, "int");
+    const whole = BigInt(value);
+    if (whole < from || whole > to) throw new MessageError(`${where} is ${whole}, expected ${from} to ${to}`);
+    return whole;
+  };
+  const write = (value, where) => {
+    const whole = read(value, where);
+    return whole >= -(2n ** 31n) && whole < 2n ** 32n ? Number(whole) : whole; // MessagePack's shortest
+  };
+  return { read, write };
+}
+
+/** @type {Type} */
+export const float = {
+  read: (value, where) => {
+    if (typeof value !== "bigint" && typeof value !== "number") throw wrong(value, where, "float");
+    return Number(value);
+  },
+  write: (value, where) => float.read(value, where),
+};
+
+export const bool = plain("bool", (value) => typeof value === "boolean");
+/** Settings of a kind: whatever they are, the kind says. */
+export const anything = plain("a value", (value) => value !== undefined);
+
+/** Of at most `longest` characters. @returns {Type} */
+export function str(longest = Infinity) {
+  const check = (value, where) => {
+    if (typeof value !== "string") throw wrong(value, where, "str");
+    const length = [...value].length;
+    if (length > longest) throw new MessageError(`${where} has ${length} characters, at most ${longest}`);
+    return value;
+  };
+  return { read: check, write: check };
+}
+
+/** At most so many. @returns {Type} */
+export function bytes(longest = Infinity) {
+  const check = (value, where) => {
+    if (!(value instanceof Uint8Array)) throw wrong(value, where, "bytes");
+    if (value.length > longest) throw new MessageError(`${where} has ${value.length} bytes, at most ${longest}`);
+    return value;
+  };
+  return { read: check, write: check };
+}
+
+/** One of these words. @param {string[]} words @returns {Type} */
+export function oneOf(...words) {
+  const check = (value, where) => {
+    if (!words.includes(value)) {
+      const said = typeof value === "string" ? JSON.stringify(value) : named(value);
+      throw new MessageError(`${where} is ${said}, expected ${words.join(", ")}`);
+    }
+    return value;
+  };
+  return { read: check, write: check };
+}
+
+/** @param {Type} type @returns {Type} */
+export function listOf(type) {
+  const each = (how) => (value, where) => {
+    if (!Array.isArray(value)) throw wrong(value, where, "array");
+    return Object.freeze(value.map((item, at) => type[how](item, `${where}[${at}]`)));
+  };
+  return { read: each("read"), write: each("write") };
+}
+
+/** Or null. @param {Type} type @returns {Type} */
+export const orNull = (type) => ({
+  read: (value, where) => (value === null ? null : type.read(value, where)),
+  write: (value, where) => (value === null ? null : type.write(value, where)),
+});
+
+/** Bytes as they are, else the other type. @param {Type} type @returns {Type} */
+export const orBytes = (type) => ({
+  read: (value, where) => (value instanceof Uint8Array ? value : type.read(value, where)),
+  write: (value, where) => (value instanceof Uint8Array ? value : type.write(value, where)),
+});
+
+/**
+ * An object of these fields, in this order: [name, type], or [name, type, what it is where it is not given].
+ * A shorter array lacks the last ones, of a longer one the rest is left aside. `whole` may complete what was
+ * read, and throws MessageError for what does not fit together.
+ * @param {[string, Type, any?][]} fields @returns {Type}
+ */
+export function struct(fields, whole = (object, _where) => object) {
+  const least = fields.filter((field) => field.length === 2).length;
+  const read = (value, where) => {
+    if (!Array.isArray(value)) throw wrong(value, where, "array");
+    if (value.length < least) {
+      throw new MessageError(`${where} has ${value.length} fields, expected at least ${least}`);
+    }
+    const object = {};
+    fields.forEach(([name, type, otherwise], at) => {
+      object[name] = at < value.length ? type.read(value[at], `${where}.${name}`) : otherwise;
+    });
+    return Object.freeze(whole(object, where));
+  };
+  const write = (value, where) => {
+    const unknown = Object.keys(value).find((name) => !fields.some((field) => field[0] === name));
+    if (unknown) throw new MessageError(`${where} has no ${unknown}`);
+    const given = fields.map(([name, _, otherwise]) => (value[name] === undefined ? otherwise : value[name]));
+    const object = whole(Object.fromEntries(fields.map(([name], at) => [name, given[at]])), where);
+    return fields.map(([name, type]) => type.write(object[name], `${where}.${name}`));
+  };
+  return { read, write };
+}
+

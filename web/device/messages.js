@@ -1,0 +1,199 @@
+/**
+ * What crosses the wire: MessagePack arrays, as broker/messages.py has them. Fields keep their names there.
+ *
+ * Every message begins with the protocol version, which is not among the fields of the object here. Tensors
+ * never stand in a message's own encoding: `body` is safetensors, and more than INLINE_LIMIT is named by its
+ * Blob and pulled in blocks.
+ */
+import { decode as unpack, encode as pack } from "../vendor/msgpack/index.mjs";
+import { hex } from "./bytes.js";
+import { MessageError, oneLine } from "./errors.js";
+import { anything, big, bool, bytes, float, int, listOf, oneOf, orBytes, orNull, str, struct } from "./fields.js";
+
+export const VERSION = 4;
+/** Bytes. A larger body is not sent inside a message but pulled in blocks. */
+export const INLINE_LIMIT = 64 * 1024;
+/** Bytes. No control message is larger; a larger payload is refused before it is parsed. */
+export const MESSAGE_LIMIT = 256 * 1024;
+/** Of a sha256: what a base is checked by at least, and what a line of steps is named by. */
+export const CHECK_BYTES = 4;
+export const LINE_BYTES = 8;
+
+const NOTHING = new Uint8Array();
+const BOOT = big(0n, 2n ** 63n - 1n);
+
+/** Content by its hash: `sha` is the sha256 in 32 bytes, `size` is in bytes. */
+export const Blob = struct([["sha", bytes()], ["size", int()]], (blob, where) => {
+  if (blob.sha?.length !== 32) throw new MessageError(`${where}: a sha256 has 32 bytes, not ${blob.sha?.length}`);
+  if (!(blob.size >= 0 && blob.size < 2 ** 40)) {
+    throw new MessageError(`${where}: a blob of ${blob.size} bytes is not possible`);
+  }
+  return blob;
+});
+
+/** A kind of update that the round accepts. `settings`: what MessagePack reads them as. */
+export const Kind = struct([["name", str()], ["settings", anything]]);
+
+/** Steps of rounds that follow on each other, see steps.js. `seeds`: a bigint, or 8 bytes for each step. */
+export const Stretch = struct([
+  ["round", int()],
+  ["generator", str()],
+  ["tunable", str()],
+  ["lr", float],
+  ["width", int()],
+  ["form", oneOf("i1", "f2", "f4", "f8")],
+  ["scalars", bytes()],
+  ["seeds", orBytes(big())],
+  ["shares", bytes(), NOTHING],
+  ["indices", bytes(), NOTHING],
+]);
+
+/** The base model of a round. Where `line` is left empty, it begins here. */
+export const Base = struct(
+  [
+    ["checkpoint", listOf(Blob)],
+    ["sha", bytes()],
+    ["line", bytes(), NOTHING],
+    ["steps", int(), 0],
+    ["at", int(), 0],
+    ["tail", listOf(Stretch), Object.freeze([])],
+    ["log", listOf(Blob), Object.freeze([])],
+  ],
+  (base) => (base.line?.length ? base : { ...base, line: base.sha?.slice(0, LINE_BYTES) }),
+);
+
+/** A smaller model of the task's family, which some kinds of update train. */
+export const Member = struct([["name", str()], ["bundle", Blob], ["base", Base]]);
+
+/** Whole numbers, but `train_loss`: what one update cost and gave. */
+export const Metrics = struct([
+  ["train_loss", float],
+  ["train_time_ms", int()],
+  ["energy_mj", int()],
+  ["peak_memory_kib", int()],
+  ["epsilon_milli", int(), 0],
+  ["energy_source", str(32), ""],
+  ["energy_off_percent", int(0, 100), 0],
+]);
+
+/** One that begins with the version, and its name for people. */
+const message = (name, fields, whole) => ({ name, ...struct([["v", int()], ...fields], whole) });
+
+export const State = message("State", [
+  ["boot", BOOT],
+  ["online", bool],
+  ["leaving", bool, false],
+  ["paused", bool, false],
+]);
+export const Hello = message("Hello", [
+  ["boot", BOOT],
+  ["num_examples", int()],
+  ["profile", str()],
+  ["memory_bytes", int()],
+  ["engine", str()],
+  ["battery_percent", int(), -1],
+  ["task", str(), ""],
+  ["key", bytes(32), NOTHING],
+]);
+export const Offer = message("Offer", [
+  ["task", str()],
+  ["run", str()],
+  ["round", int()],
+  ["seed", big()],
+  ["deadline_s", float],
+  ["remaining_s", float],
+  ["bundle", Blob],
+  ["base", Base],
+  ["kinds", listOf(Kind)],
+  ["done", bool, false],
+  ["family", listOf(Member), Object.freeze([])],
+  ["aside", orNull(Blob), null],
+]);
+/** `issued` is in seconds since 1970; `offer` are the bytes of an Offer. */
+export const Signed = message("Signed", [["issued", int(0, 2 ** 40 - 1)], ["signature", bytes()], ["offer", bytes()]]);
+export const Plan = message("Plan", [
+  ["task", str()],
+  ["round", int()],
+  ["kind", str()],
+  ["seconds", float],
+  ["memory_bytes", int()],
+  ["energy_j", float],
+  ["reasons", listOf(str())],
+]);
+export const Contribution = message("Contribution", [
+  ["task", str()],
+  ["run", str()],
+  ["round", int()],
+  ["boot", BOOT],
+  ["seq", int()],
+  ["kind", str()],
+  ["num_examples", int()],
+  ["metrics", Metrics],
+  ["body", bytes(), NOTHING],
+  ["blob", orNull(Blob), null],
+  ["form", str(), ""],
+]);
+export const Receipt = message("Receipt", [
+  ["boot", big()],
+  ["seq", int()],
+  ["round", int()],
+  ["status", oneOf("accepted", "duplicate", "late", "refused")],
+  ["reason", str(), ""],
+  ["retry_after_s", int(0, 86_400), 0],
+]);
+export const Get = message("Get", [["blob", Blob], ["blocks", listOf(int())]]);
+
+/** The payload of a message. Throws MessageError for an object that is none. @returns {Uint8Array} */
+export function encode(kind, object) {
+  return packed(kind, { v: VERSION, ...object }, kind.name);
+}
+
+/** Reads a payload as a message of this kind. Throws MessageError with what is wrong and where. */
+export function decode(kind, payload) {
+  if (payload.length > MESSAGE_LIMIT) {
+    throw new MessageError(`${kind.name} of ${payload.length} bytes; at most ${MESSAGE_LIMIT} are read`);
+  }
+  const { v, ...object } = unpacked(kind, payload, kind.name);
+  if (v !== VERSION) {
+    throw new MessageError(`${kind.name} of protocol version ${v}; this side speaks ${VERSION}`);
+  }
+  return Object.freeze(object);
+}
+
+/** The bytes of any type of these; `name` is for errors. */
+export function packed(type, value, name) {
+  return pack(type.write(value, name), { useBigInt64: true });
+}
+
+/** What the bytes are, as a type of these. Throws MessageError. */
+export function unpacked(type, data, name) {
+  let value;
+  try {
+    value = unpack(data, { useBigInt64: true });
+  } catch (error) {
+    throw new MessageError(`not a ${name}: ${oneLine(error)}`);
+  }
+  try {
+    return type.read(value, name);
+  } catch (error) {
+    throw error instanceof MessageError ? new MessageError(`not a ${name}: ${error.message}`) : error;
+  }
+}
+
+/** The offer in a payload, whoever signed it, if anybody. Throws MessageError. */
+export function offerIn(payload) {
+  let inside = payload;
+  try {
+    inside = decode(Signed, payload).offer;
+  } catch (error) {
+    if (!(error instanceof MessageError)) throw error; // a bare one, or rubbish: that is said below
+  }
+  return decode(Offer, inside);
+}
+
+/** The name of a blob, 64 hex digits. */
+export const hexOf = (blob) => hex(blob.sha);
+/** Whether two blobs are the same. */
+export const same = (one, other) => one.size === other.size && hexOf(one) === hexOf(other);
+/** Whether all that leads to a base is named; not where it was followed in few bytes (see small.js). */
+export const isWhole = (base) => base.sha.length === 32;
