@@ -1,0 +1,56 @@
+"""Topics as Python makes and reads them."""
+
+from typing import Any
+
+from broker import topics
+from broker.packets import packet_bytes
+
+SHA = bytes(range(32))
+ADDRESSES = (
+    topics.up("pi-07", "hello"),
+    topics.down("a.b_c-d", "task"),
+    topics.up("1", topics.block(SHA, 0)),
+    topics.down("x" * 64, topics.block(SHA, -1)),
+    topics.down("d", topics.block(SHA, 12_345_678)),
+)
+OTHERS = (
+    "",
+    "fl/v1/d/x/up",
+    "fl/v2/d/x/up/hello",
+    "fl/v1/d/x/sideways/hello",
+    "fl/v1/d/-x/up/hello",
+    "fl/v1/d/ü/up/hello",
+    f"fl/v1/d/{'x' * 65}/up/hello",
+    "fl/v1/d/x/up/block/00/1",
+    f"fl/v1/d/x/up/block/{SHA.hex().upper()}/1",
+    f"fl/v1/d/x/up/block/{SHA.hex()}/-2",
+    f"fl/v1/d/x/up/block/{SHA.hex()}/123456789",
+    f"fl/v1/d/x/up/block/{SHA.hex()}/1\n",
+    "fl/v1/all/round/digits",
+)
+
+
+def refused(topic: str) -> str:
+    try:
+        topics.parse(topic)
+    except topics.TopicError as error:
+        return str(error)
+    raise AssertionError(f"{topic} is read")
+
+
+def vectors() -> dict[str, Any]:
+    parsed = {topic: topics.parse(topic) for topic in ADDRESSES}
+    return {
+        "offers": topics.OFFERS,
+        "offer": topics.offer("digits"),
+        "addresses": [
+            {"topic": topic, "device": one.device, "leaf": one.leaf, "sha": one.sha, "index": one.index}
+            for topic, one in parsed.items()
+        ],
+        "others": [{"topic": topic, "python": refused(topic)} for topic in OTHERS],
+        "packets": [
+            {"topic": topic, "payload": size, "bytes": packet_bytes(topic, bytes(size))}
+            for topic in ("fl/v1/d/x/up/hello", "fl/v1/d/ü/up/plan")
+            for size in (0, 1, 100, 120, 16_000, 16_400, 65_536, 3_000_000)
+        ],
+    }

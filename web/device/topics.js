@@ -1,0 +1,64 @@
+/** The topic tree, as broker/topics.py: each device has its own branch. */
+import { fromHex, hex } from "./bytes.js";
+import { TopicError } from "./errors.js";
+
+export const ROOT = "fl/v1";
+/** Of every task. */
+export const OFFERS = `${ROOT}/all/round/+`;
+
+const NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
+const SHA = /^[0-9a-f]{64}$/;
+const INDEX = /^(-1|[0-9]{1,8})$/;
+
+/** The name itself. Throws TopicError unless it is 1 to 64 letters, digits, dots, dashes, underscores. */
+export const checkDevice = (name) => checked("device", name);
+/** The same for a task. */
+export const checkTask = (name) => checked("task", name);
+
+function checked(of, name) {
+  if (!NAME.test(name)) {
+    throw new TopicError(
+      `${of} name '${name}': use 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit`,
+    );
+  }
+  return name;
+}
+
+/** Where the retained offer of a task is. @param {string} task */
+export const offer = (task) => `${ROOT}/all/round/${task}`;
+/** @param {string} topic */
+export const isOffer = (topic) => topic.startsWith(offer(""));
+/** @param {string} device @param {string} leaf */
+export const up = (device, leaf) => `${ROOT}/d/${device}/up/${leaf}`;
+/** @param {string} device @param {string} leaf */
+export const down = (device, leaf) => `${ROOT}/d/${device}/dn/${leaf}`;
+/** Leaf of one block; -1 says that the sender does not have the blob. @param {Uint8Array} sha */
+export const block = (sha, index) => `block/${hex(sha)}/${index}`;
+
+/**
+ * The address of a topic below `fl/v1/d/`; a block also has `sha` and `index`. Throws TopicError for another.
+ * @param {string} topic @returns {{ device: string, leaf: string, sha: Uint8Array, index: number }}
+ */
+export function parse(topic) {
+  const parts = topic.split("/");
+  const other = () => new TopicError(`'${topic}' is not a device topic`);
+  const [root, version, d, name, way, leaf, sha, index] = parts;
+  if (parts.length < 6 || `${root}/${version}/${d}` !== `${ROOT}/d` || !["up", "dn"].includes(way)) throw other();
+  const device = checkDevice(name);
+  if (parts.length === 6) return { device, leaf, sha: new Uint8Array(), index: 0 };
+  if (parts.length === 8 && leaf === "block" && SHA.test(sha) && INDEX.test(index)) {
+    return { device, leaf, sha: fromHex(sha), index: Number(index) };
+  }
+  throw other();
+}
+
+/** Whether a topic is one of those that a subscription, with `+` and `#`, is for. */
+export function matches(subscription, topic) {
+  const wanted = subscription.split("/");
+  const parts = topic.split("/");
+  for (const [at, part] of wanted.entries()) {
+    if (part === "#") return true;
+    if (at >= parts.length || (part !== "+" && part !== parts[at])) return false;
+  }
+  return wanted.length === parts.length;
+}

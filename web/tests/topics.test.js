@@ -1,0 +1,48 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { fromHex, hex } from "../device/bytes.js";
+import { TopicError } from "../device/errors.js";
+import { packetBytes } from "../device/packets.js";
+import * as topics from "../device/topics.js";
+import { vectors } from "./vectors.js";
+
+const given = vectors("topics");
+
+test("topics are Python's", () => {
+  assert.equal(topics.OFFERS, given.offers);
+  assert.equal(topics.offer("digits"), given.offer);
+  assert.ok(topics.isOffer(given.offer));
+  assert.ok(!topics.isOffer(topics.up("d", "hello")));
+});
+
+for (const { topic, device, leaf, sha, index } of given.addresses) {
+  test(`an address is read, and made again: ${topic.slice(0, 40)}`, () => {
+    const read = topics.parse(topic);
+    assert.deepEqual({ ...read, sha: hex(read.sha) }, { device, leaf, sha, index });
+    const made = leaf === "block" ? topics.block(fromHex(sha), index) : leaf;
+    assert.equal((topic.includes("/up/") ? topics.up : topics.down)(device, made), topic);
+  });
+}
+
+for (const { topic, python } of given.others) {
+  test(`what is no address is refused as in Python: ${python}`, () => {
+    assert.throws(() => topics.parse(topic), { name: "TopicError" });
+    assert.throws(() => topics.parse(topic), TopicError);
+  });
+}
+
+test("a packet weighs what it weighs in Python", () => {
+  for (const { topic, payload, bytes } of given.packets) {
+    assert.equal(packetBytes(topic, new Uint8Array(payload)), bytes);
+  }
+});
+
+test("subscriptions match as brokers do", () => {
+  assert.ok(topics.matches("fl/v1/all/round/+", "fl/v1/all/round/digits"));
+  assert.ok(topics.matches("fl/v1/d/x/dn/#", "fl/v1/d/x/dn/block/00/1"));
+  assert.ok(topics.matches("fl/v1/d/x/dn/#", "fl/v1/d/x/dn"));
+  assert.ok(!topics.matches("fl/v1/all/round/+", "fl/v1/all/round/digits/more"));
+  assert.ok(!topics.matches("fl/v1/all/round/+", "fl/v1/all/round"));
+  assert.ok(!topics.matches("fl/v1/d/x/dn/#", "fl/v1/d/y/dn/task"));
+});
