@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import base64
 import hashlib
+import hmac
 import os
 import secrets
 import shutil
@@ -222,13 +223,25 @@ pattern read fl/v1/all/#
 
 def hash_passwords(options: BrokerOptions) -> str:
     """The text of a password file (PBKDF2-SHA512, as mosquitto_passwd writes it)."""
-    lines = []
     page = {WEB_USER: options.web.password} if options.web and not options.closed else {}
-    for user, password in {**options.users, **page}.items():
-        salt = secrets.token_bytes(12)
-        key = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 101)
-        lines.append(f"{user}:$7$101${base64.b64encode(salt).decode()}${base64.b64encode(key).decode()}")
-    return "\n".join(lines) + "\n"
+    users = {**options.users, **page}
+    return "".join(f"{user}:$7$101${_hashed(password)}\n" for user, password in users.items()) or "\n"
+
+
+def is_of_password(line: str, password: str) -> bool:
+    """Whether a line of `hash_passwords` is of this password."""
+    kept = line.rpartition("$7$101$")[2]
+    try:
+        salt = base64.b64decode(kept.partition("$")[0], validate=True)
+    except ValueError:
+        return False
+    return hmac.compare_digest(_hashed(password, salt), kept)
+
+
+def _hashed(password: str, salt: bytes | None = None) -> str:
+    salt = salt or secrets.token_bytes(12)
+    key = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 101)
+    return f"{base64.b64encode(salt).decode()}${base64.b64encode(key).decode()}"
 
 
 def _version(program: str) -> str:

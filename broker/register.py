@@ -12,6 +12,7 @@ import secrets
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -20,7 +21,7 @@ import psutil
 
 from .enrolment import Enrolment
 from .errors import BrokerError
-from .mosquitto import hash_passwords
+from .mosquitto import hash_passwords, is_of_password
 from .running import BrokerOptions
 from .site import DATA, DEVICES, PASSWORDS, PID, SITE, Opened, SiteError
 from .topics import check_device
@@ -63,9 +64,8 @@ def add(opened: Opened, name: str, now: datetime, web: bool = False, again: bool
     if name == opened.site.aggregator:
         raise RegisterError(f"{name!r} is the aggregator's own name at this broker: give another")
     url = opened.site.web_url if web else opened.site.url
-    password = secrets.token_urlsafe(PASSWORD_BYTES)
-    issued = int(now.timestamp())
-    enrolment = Enrolment(url, name, password, opened.authority, opened.signer.public, issued)
+    who = Agreed(name, secrets.token_urlsafe(PASSWORD_BYTES), url)
+    enrolment = _enrolment(opened, who, now)
     with _alone(opened):
         known = {entry.name: entry for entry in entries(opened)}
         if name in known and not known[name].revoked and not again:
@@ -73,9 +73,35 @@ def add(opened: Opened, name: str, now: datetime, web: bool = False, again: bool
                 f"{name!r} is enrolled already: `device revoke {name}` first, or --again for a new token, "
                 "which makes the old one void"
             )
-        _set_password(opened, name, hash_passwords(BrokerOptions(users={name: password})))
-        known[name] = Entry(name=name, enrolled=now.isoformat(timespec="seconds"))
-        _keep(opened, known)
+        _enter(opened, known, who, now)
+    return enrolment
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A device whose password both sides know already, and the broker's address for it."""
+
+    name: str
+    password: str = field(repr=False)
+    url: str
+
+
+def settle(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
+    """Enrol a device with this password. Once it is done, doing it again changes nothing.
+
+    Raises RegisterError for a name that is enrolled with another password.
+    """
+    check_device(who.name)
+    enrolment = _enrolment(opened, who, now)
+    with _alone(opened):
+        known = {entry.name: entry for entry in entries(opened)}
+        lines = (one for one in opened.read(PASSWORDS).splitlines() if one.partition(":")[0] == who.name)
+        same = any(is_of_password(line, who.password) for line in lines)
+        if who.name in known and not known[who.name].revoked:
+            if not same:
+                raise RegisterError(f"{who.name!r} was enrolled otherwise meanwhile: ask for another link")
+            return enrolment
+        _enter(opened, known, who, now)
     return enrolment
 
 
@@ -106,6 +132,17 @@ def tell(opened: Opened) -> str:
     except (OSError, ValueError, psutil.NoSuchProcess):
         return f"no Mosquitto runs on this machine by {opened.folder}; where it does, {by_hand}"
     return f"Mosquitto (process {number}) has been told"
+
+
+def _enrolment(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
+    issued = int(now.timestamp())
+    return Enrolment(who.url, who.name, who.password, opened.authority, opened.signer.public, issued)
+
+
+def _enter(opened: Opened, known: dict[str, Entry], who: Agreed, now: datetime) -> None:
+    _set_password(opened, who.name, hash_passwords(BrokerOptions(users={who.name: who.password})))
+    known[who.name] = Entry(name=who.name, enrolled=now.isoformat(timespec="seconds"))
+    _keep(opened, known)
 
 
 def _set_password(opened: Opened, name: str, line: str) -> None:

@@ -27,6 +27,7 @@ SERVER, SERVER_KEY = "server.pem", "server.key"
 CONFIGURATION, ACCESS, PASSWORDS = "mosquitto.conf", "access", "passwords"
 DATA, PID = "data", "mosquitto.pid"
 DEVICES = "devices.json"
+LINKS = "links.json"
 AGGREGATOR_KEY, AGGREGATOR_PASSWORD = "aggregator.key", "aggregator.password"
 
 

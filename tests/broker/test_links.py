@@ -1,0 +1,214 @@
+"""One-time links: who gets in by one, how often, for how long, and what a kill on the way leaves."""
+
+import os
+import pwd
+import threading
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from broker import links, production, register
+from broker.enrolment import Enrolment
+from broker.links import LinkError
+from broker.mosquitto import hash_passwords, is_of_password
+from broker.register import RegisterError
+from broker.running import BrokerOptions
+from broker.site import PASSWORDS, Opened, Site
+
+NOW = 1_800_000_000
+MINE, OTHER = "a" * 43, "b" * 43
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Opened:
+    site = Site(names=("192.0.2.7",), websockets=8884, run_as=pwd.getpwuid(os.geteuid()).pw_name)
+    return production.found(tmp_path / "enrolment", site, datetime.fromtimestamp(NOW, timezone.utc))
+
+
+def enrolled(opened: Opened) -> list[str]:
+    """Who may connect, by the password file and by the list."""
+    names = [line.partition(":")[0] for line in opened.read(PASSWORDS).splitlines()]
+    listed = [entry.name for entry in register.entries(opened) if not entry.revoked]
+    assert names == ["aggregator", *listed]
+    return listed
+
+
+def test_a_link_enrols_one_device_with_a_credential_of_its_own(opened: Opened) -> None:
+    link, secret = links.make(opened, NOW, 900, "phone")
+    assert (link.device, link.state(NOW), link.ends) == ("phone", "open", NOW + 900)
+    assert enrolled(opened) == []
+    given = links.use(opened, secret, MINE, NOW + 1)
+    assert (given.name, given.url, given.issued) == ("phone", "wss://192.0.2.7:8884/mqtt", NOW + 1)
+    assert Enrolment.of_token(given.token) == given
+    assert enrolled(opened) == ["phone"]
+    line = next(one for one in opened.read(PASSWORDS).splitlines() if one.startswith("phone:"))
+    assert is_of_password(line, given.password)
+    assert links.read(opened).links[0].state(NOW + 2) == "used"
+
+
+def test_neither_secret_nor_claim_nor_password_is_in_a_file(opened: Opened) -> None:
+    _, secret = links.make(opened, NOW, 900)
+    given = links.use(opened, secret, MINE, NOW)
+    files = [path for path in opened.folder.iterdir() if path.is_file()]
+    kept = "".join(path.read_text() for path in files)
+    assert all(word not in kept for word in (secret, MINE, given.password))
+    assert (opened.folder / "links.json").stat().st_mode & 0o077 == 0
+
+
+def test_the_same_claim_may_ask_again_and_gets_the_same_and_another_nothing(opened: Opened) -> None:
+    _, secret = links.make(opened, NOW, 900)
+    first = links.use(opened, secret, MINE, NOW)
+    passwords = opened.read(PASSWORDS)
+    assert links.use(opened, secret, MINE, NOW + 60) == first
+    assert opened.read(PASSWORDS) == passwords
+    with pytest.raises(LinkError, match="used by another browser already") as caught:
+        links.use(opened, secret, OTHER, NOW + 60)
+    assert caught.value.over
+    assert len(enrolled(opened)) == 1
+
+
+def test_a_wrong_secret_is_of_no_link_and_a_claim_that_is_none_is_refused(opened: Opened) -> None:
+    _, secret = links.make(opened, NOW, 900)
+    for wrong in ("", secret[:-1], secret + "x", secret.swapcase(), "é"):
+        with pytest.raises(LinkError, match="there is no such link") as caught:
+            links.use(opened, wrong, MINE, NOW)
+        assert not caught.value.over
+    for claim in ("", "short", "x" * 87, "é" * 43):
+        with pytest.raises(LinkError, match="a claim has 22 to 86 letters"):
+            links.use(opened, secret, claim, NOW)
+    assert enrolled(opened) == []
+
+
+def test_a_link_expires(opened: Opened) -> None:
+    link, secret = links.make(opened, NOW, 900)
+    with pytest.raises(LinkError, match="expired"):
+        links.use(opened, secret, MINE, NOW + 900)
+    assert link.state(NOW + 899) == "open"
+    assert link.state(NOW + 900) == "expired"
+    assert enrolled(opened) == []
+
+
+def test_a_revoked_link_is_void_and_so_is_the_device_that_used_one(opened: Opened) -> None:
+    unused, secret = links.make(opened, NOW, 900, "one")
+    assert links.revoke(opened, unused.id, NOW).state(NOW) == "revoked"
+    with pytest.raises(LinkError, match="this link was revoked"):
+        links.use(opened, secret, MINE, NOW)
+    used, secret = links.make(opened, NOW, 900, "two")
+    links.use(opened, secret, MINE, NOW)
+    links.revoke(opened, used.id, NOW + 1)
+    links.revoke(opened, used.id, NOW + 2)  # which was done, and changes nothing
+    assert enrolled(opened) == []
+    with pytest.raises(LinkError, match="revoked"):
+        links.use(opened, secret, MINE, NOW + 2)
+    with pytest.raises(LinkError, match="no link is called"):
+        links.revoke(opened, "nothing", NOW)
+
+
+def test_a_device_that_was_revoked_otherwise_is_not_let_in_again_by_its_old_link(opened: Opened) -> None:
+    _, secret = links.make(opened, NOW, 900, "phone")
+    links.use(opened, secret, MINE, NOW + 1)
+    register.revoke(opened, "phone", datetime.fromtimestamp(NOW + 2, timezone.utc))
+    with pytest.raises(LinkError, match="was revoked"):
+        links.use(opened, secret, MINE, NOW + 3)
+    _, again = links.make(opened, NOW + 4, 900, "phone")  # the operator means it
+    assert links.use(opened, again, OTHER, NOW + 5).name == "phone"
+    assert enrolled(opened) == ["phone"]
+
+
+def test_a_device_that_was_enrolled_by_hand_keeps_its_password(opened: Opened) -> None:
+    _, secret = links.make(opened, NOW, 900, "phone")
+    register.add(opened, "phone", datetime.fromtimestamp(NOW, timezone.utc))
+    passwords = opened.read(PASSWORDS)
+    with pytest.raises(RegisterError, match="enrolled otherwise meanwhile"):
+        links.use(opened, secret, MINE, NOW + 1)
+    assert opened.read(PASSWORDS) == passwords
+
+
+class Killed(BaseException):
+    """As `kill -9` would: nothing is cleaned up after it."""
+
+
+@pytest.mark.parametrize("left", range(3))
+def test_a_kill_between_any_two_files_leaves_one_device_and_the_same_claim_may_go_on(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """Three files are written: whose the link is, the password, the list."""
+    _, secret = links.make(opened, NOW, 900, "phone")
+    written: list[str] = []
+    write = Opened.write
+
+    def writing(self: Opened, name: str, text: str) -> None:
+        if len(written) == left:
+            raise Killed
+        written.append(name)
+        write(self, name, text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Opened, "write", writing)
+        with pytest.raises(Killed):
+            links.use(opened, secret, MINE, NOW + 1)
+    assert written == ["links.json", "passwords", "devices.json"][:left]
+    if left:
+        with pytest.raises(LinkError, match="used by another browser"):
+            links.use(opened, secret, OTHER, NOW + 2)
+    given = links.use(Opened(opened.folder), secret, MINE, NOW + 3)
+    assert given.issued == (NOW + 1 if left else NOW + 3)
+    assert enrolled(opened) == ["phone"]
+    assert links.use(opened, secret, MINE, NOW + 4) == given
+
+
+def test_of_many_that_use_a_link_at_once_one_gets_in(opened: Opened) -> None:
+    _, secret = links.make(opened, NOW, 900, "phone")
+    got: list[Enrolment] = []
+    refused: list[LinkError] = []
+    start = threading.Barrier(8)
+
+    def use(claim: str) -> None:
+        start.wait()
+        try:
+            got.append(links.use(opened, secret, claim, NOW))
+        except LinkError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=use, args=(letter * 43,)) for letter in "aabbccdd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(got), len(set(got)), len(refused)) == (2, 1, 6)
+    assert enrolled(opened) == ["phone"]
+
+
+def test_names_are_drawn_or_given_and_none_is_given_twice(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = links.make(opened, NOW, 900)
+    second, _ = links.make(opened, NOW, 900)
+    assert first.device.startswith("browser-")
+    assert first.device != second.device
+    register.add(opened, "pi", datetime.fromtimestamp(NOW, timezone.utc))
+    for taken in ("pi", first.device, "aggregator"):
+        with pytest.raises(LinkError, match="give another name"):
+            links.make(opened, NOW, 900, taken)
+    monkeypatch.setattr(links, "MOST", 2)
+    with pytest.raises(LinkError, match="2 links are open"):
+        links.make(opened, NOW, 900)
+    assert links.make(opened, NOW + 901, 900)  # those before have expired
+    assert len(links.make(opened, NOW + 900 + links.KEPT_S, 900)[0].id) == 8
+    assert len(links.read(opened).links) == 2  # and are forgotten in a week
+
+
+def test_a_link_leads_to_where_the_page_was_offered(opened: Opened) -> None:
+    links.offered_at(opened, "https://fl.example.org/join/", "wss://fl.example.org/mqtt")
+    _, secret = links.make(opened, NOW, 900)
+    assert links.read(opened).page == "https://fl.example.org/join/"
+    assert links.use(opened, secret, MINE, NOW).url == "wss://fl.example.org/mqtt"
+
+
+def test_a_line_of_passwords_is_of_its_password_alone() -> None:
+    line = hash_passwords(BrokerOptions(users={"pi": "secret"})).strip()
+    assert is_of_password(line, "secret")
+    assert not is_of_password(line, "Secret")
+    for damaged in ("", "pi", "pi:$7$101$", "pi:$7$101$?$x"):
+        assert not is_of_password(damaged, "secret")
