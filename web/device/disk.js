@@ -1,0 +1,42 @@
+/**
+ * Where a device keeps things: bytes by a key, a path of parts with "/" between. A `put` is whole or nothing,
+ * also after a power cut, and is on the disk when it resolves. Every method throws DiskError for a disk that
+ * is full, or does not do as it is told.
+ *
+ * @typedef {object} Disk
+ * @property {(key: string) => Promise<Uint8Array | null>} get null where there is none; the caller's own bytes
+ * @property {(key: string, bytes: Uint8Array) => Promise<void>} put
+ * @property {(key: string) => Promise<void>} delete also where there is none
+ * @property {(prefix?: string) => Promise<string[]>} keys those that begin with `prefix`, in any order
+ */
+import { DiskError } from "./errors.js";
+
+/** A disk that lasts as long as its object does, with room for so many bytes. */
+export class MemoryDisk {
+  #values = new Map();
+  #room;
+
+  constructor(room = Infinity) {
+    this.#room = room;
+  }
+
+  async get(key) {
+    return this.#values.get(key)?.slice() ?? null;
+  }
+
+  async put(key, bytes) {
+    const others = [...this.#values].filter(([one]) => one !== key).reduce((sum, [, one]) => sum + one.length, 0);
+    if (others + bytes.length > this.#room) {
+      throw new DiskError(`cannot write ${key}: ${bytes.length} bytes, ${this.#room - others} are free`);
+    }
+    this.#values.set(key, Uint8Array.from(bytes));
+  }
+
+  async delete(key) {
+    this.#values.delete(key);
+  }
+
+  async keys(prefix = "") {
+    return [...this.#values.keys()].filter((key) => key.startsWith(prefix));
+  }
+}

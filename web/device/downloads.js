@@ -1,0 +1,115 @@
+/** What the device is fetching: one pull for each blob, asked for at each tick until it is here. */
+import { hex } from "./bytes.js";
+import { BlobError } from "./errors.js";
+import { hexOf } from "./messages.js";
+import { Pull } from "./transfer.js";
+
+/** Times that a content may arrive whole and have another hash. */
+export const WRONG_HASHES = 2;
+
+/** @typedef {{blob: any, pull: Pull, beganS: number}} Fetch */
+
+export class Downloads {
+  #blobs;
+  #ask;
+  #arrived;
+  #log;
+  /** By hash. @type {Map<string, Fetch>} */
+  #pulls = new Map();
+  /** How often what came had another hash, by hash. */
+  #wrong = new Map();
+
+  /**
+   * @param {import("./blobs.js").Blobs} blobs
+   * @param {object} tell `ask` sends a Get; `arrived` is told of each blob that is whole and verified, and of the
+   *   seconds that it took; `log` takes a level and a line
+   */
+  constructor(blobs, { ask, arrived, log = () => {} }) {
+    this.#blobs = blobs;
+    this.#ask = ask;
+    this.#arrived = arrived;
+    this.#log = log;
+  }
+
+  /**
+   * Fetch these and nothing else. Resolves to false when the sender does not have one of them, or what it has is
+   * never what it is named: a later offer may ask again. Throws BlobError when what came was not what was named;
+   * it is then fetched anew, once. `now` in seconds.
+   */
+  async advance(wanted, now) {
+    const fetches = new Map();
+    for (const blob of wanted) {
+      const name = hexOf(blob);
+      fetches.set(name, this.#pulls.get(name) ?? (await this.#begun(blob, now)));
+    }
+    this.#pulls = fetches;
+    for (const [name, fetch] of fetches) {
+      if (fetch.pull.refused || this.#wrong.get(name) >= WRONG_HASHES) return this.#givenUp(name, fetch);
+      if (fetch.pull.done) await this.#finish(name, fetch, now);
+      else this.#askFor(fetch, now);
+    }
+    return true;
+  }
+
+  /** The sender has begun with this blob unasked. */
+  async expect(blob, now) {
+    const name = hexOf(blob);
+    if (this.#pulls.has(name) || this.#blobs.has(blob)) return;
+    const fetch = await this.#begun(blob, now);
+    this.#pulls.set(name, fetch);
+    fetch.pull.expect(now);
+  }
+
+  /** A block came; one that nobody waits for is dropped. @param {Uint8Array} sha @param {Uint8Array} data */
+  async received(sha, index, data, now) {
+    await this.#pulls.get(hex(sha))?.pull.received(index, data, now);
+  }
+
+  /** The link was down: what was asked for is not coming. */
+  restart() {
+    for (const { pull } of this.#pulls.values()) pull.restart();
+  }
+
+  /** Drop all blobs but those of this offer, those that wait to be sent, and what is on its way. */
+  async prune(offer, waiting) {
+    const bases = [offer.base, ...offer.family.map((member) => member.base)];
+    const bundles = [offer.bundle, ...offer.family.map((member) => member.bundle)];
+    const parts = bases.flatMap((base) => [...base.checkpoint, ...base.log]);
+    const coming = [...this.#pulls.values()].map((fetch) => fetch.blob);
+    const kept = [...bundles, ...parts, offer.aside, ...waiting, ...coming].filter(Boolean);
+    try {
+      await this.#blobs.prune(kept);
+    } catch (error) {
+      if (!(error instanceof BlobError)) throw error;
+      this.#log("warning", error.message);
+    }
+  }
+
+  async #begun(blob, now) {
+    return { blob, pull: new Pull(blob, await this.#blobs.partial(blob)), beganS: now };
+  }
+
+  #askFor({ blob, pull }, now) {
+    const blocks = pull.wanted(now);
+    if (blocks.length) this.#ask({ blob, blocks });
+  }
+
+  async #finish(name, { blob, pull, beganS }, now) {
+    try {
+      await pull.finish();
+    } catch (error) {
+      if (!this.#blobs.has(blob)) this.#wrong.set(name, (this.#wrong.get(name) ?? 0) + 1);
+      throw error;
+    }
+    this.#wrong.delete(name);
+    this.#arrived(blob, now - beganS);
+  }
+
+  #givenUp(name, { pull }) {
+    this.#pulls.delete(name);
+    this.#wrong.delete(name);
+    const why = pull.refused ? "the aggregator does not have it" : "what came as it had another hash twice";
+    this.#log("warning", `blob ${name.slice(0, 12)}: ${why}`);
+    return false;
+  }
+}

@@ -1,0 +1,135 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { BLOCK, Blobs, blockLength, named } from "../device/blobs.js";
+import { hex } from "../device/bytes.js";
+import { MemoryDisk } from "../device/disk.js";
+import { Downloads } from "../device/downloads.js";
+import { Pull, UNKNOWN, answer } from "../device/transfer.js";
+import { content } from "./content.js";
+import { vectors } from "./vectors.js";
+
+const given = vectors("transfer");
+
+given.pulls.forEach((script, at) => {
+  test(`a pull asks for what it asks for in Python, when it does there: ${at}`, async () => {
+    const data = content(given.pulled);
+    const blob = await named(data);
+    const pull = new Pull(blob, await (await Blobs.open(new MemoryDisk())).partial(blob));
+    const deeds = {
+      wanted: ({ now }) => pull.wanted(now),
+      received: ({ index, cut, now }) => {
+        const end = index * BLOCK + blockLength(blob, index) - (cut ? 1 : 0);
+        return pull.received(index, data.slice(index * BLOCK, end), now);
+      },
+      restart: () => pull.restart() ?? null,
+      expect: ({ now }) => pull.expect(now) ?? null,
+    };
+    for (const step of script) {
+      assert.deepEqual(await deeds[step.do](step), step.says, JSON.stringify(step));
+      assert.deepEqual([pull.unanswered, pull.refused], [step.unanswered, step.refused]);
+    }
+    assert.ok(pull.done);
+    await pull.finish();
+  });
+});
+
+/** Downloads of one store from another; `lossy(index, data)` gives what arrives of a block, null for nothing. */
+async function pair(lossy = (_, data) => data) {
+  const there = await Blobs.open(new MemoryDisk());
+  const disk = new MemoryDisk();
+  const blobs = await Blobs.open(disk);
+  const asked = [];
+  const arrived = [];
+  const downloads = new Downloads(blobs, {
+    ask: (get) => asked.push(get),
+    arrived: (blob, seconds) => arrived.push([hex(blob.sha), seconds]),
+  });
+  const deliver = async (now) => {
+    for (const get of asked.splice(0)) {
+      for await (const { index, data } of answer(there, get)) {
+        const came = index === UNKNOWN ? data : lossy(index, data);
+        if (came) await downloads.received(get.blob.sha, index, came, now);
+      }
+    }
+  };
+  return { there, blobs, disk, downloads, deliver, asked, arrived };
+}
+
+test("two blobs come at once over a link that loses blocks, and are verified", async () => {
+  let turn = 0;
+  const { there, blobs, downloads, deliver, arrived } = await pair((_, data) => ((turn += 1) % 3 ? data : null));
+  const wanted = [await there.put(content(20 * BLOCK)), await there.put(content(5 * BLOCK + 1))];
+  let now = 0;
+  for (; arrived.length < 2 && now < 100; now += 1) {
+    await downloads.advance(wanted.filter((blob) => !blobs.has(blob)), now);
+    await deliver(now);
+  }
+  assert.equal(arrived.length, 2);
+  assert.deepEqual(await blobs.get(wanted[0]), content(20 * BLOCK));
+  assert.ok(arrived.every(([, seconds]) => seconds > 0));
+});
+
+test("what a sender does not have is given up until it is wanted again", async () => {
+  const { there, downloads, deliver, blobs } = await pair();
+  const blob = await named(content(BLOCK));
+  assert.ok(await downloads.advance([blob], 0));
+  await deliver(1);
+  assert.equal(await downloads.advance([blob], 2), false);
+  await there.put(content(BLOCK));
+  assert.ok(await downloads.advance([blob], 3));
+  await deliver(4);
+  assert.ok(await downloads.advance([blob], 5));
+  assert.ok(blobs.has(blob));
+});
+
+test("a content that has another hash is fetched once more, and then refused", async () => {
+  const { there, downloads, deliver, blobs } = await pair((_, data) => new Uint8Array(data.length));
+  const blob = await there.put(content(3 * BLOCK));
+  for (let times = 0; times < 2; times += 1) {
+    assert.ok(await downloads.advance([blob], 0));
+    await deliver(1);
+    await assert.rejects(downloads.advance([blob], 2), { name: "BlobError", message: /another hash/ });
+  }
+  assert.equal(await downloads.advance([blob], 3), false);
+  assert.ok(!blobs.has(blob));
+});
+
+test("blocks that come unasked are taken, and what does not come is asked for", async () => {
+  const { there, downloads, asked, blobs } = await pair();
+  const bytes = content(9 * BLOCK);
+  const blob = await there.put(bytes);
+  await downloads.expect(blob, 0);
+  for (const index of [0, 1, 2, 3, 4, 5, 6]) {
+    await downloads.received(blob.sha, index, bytes.slice(index * BLOCK, (index + 1) * BLOCK), 0.5);
+  }
+  await downloads.advance([blob], 1);
+  assert.deepEqual(asked.map((get) => get.blocks), [[8]]);
+  await downloads.advance([blob], 4);
+  assert.deepEqual(asked.at(-1).blocks, [7, 8]);
+  assert.ok(!blobs.has(blob));
+});
+
+test("a lost link asks again at once, for what is missing only", async () => {
+  const { there, downloads, asked } = await pair();
+  const bytes = content(3 * BLOCK);
+  const blob = await there.put(bytes);
+  await downloads.advance([blob], 0);
+  await downloads.received(blob.sha, 1, bytes.slice(BLOCK, 2 * BLOCK), 0.1);
+  downloads.restart();
+  await downloads.advance([blob], 0.2);
+  assert.deepEqual(asked.map((get) => get.blocks), [[0, 1, 2], [0, 2]]);
+});
+
+test("blocks that nobody waits for are dropped, and prune keeps what is on its way", async () => {
+  const { there, downloads, blobs, disk } = await pair();
+  const coming = await there.put(content(2 * BLOCK));
+  const old = await blobs.put(content(77));
+  const [bundle, part] = [await blobs.put(content(10)), await blobs.put(content(11))];
+  await downloads.received(old.sha, 0, content(77), 0);
+  await downloads.advance([coming], 0);
+  await downloads.received(coming.sha, 0, content(BLOCK), 0);
+  await downloads.prune({ bundle, base: { checkpoint: [part], log: [] }, family: [], aside: null }, [null]);
+  assert.deepEqual([bundle, part, old].map((blob) => blobs.has(blob)), [true, true, false]);
+  assert.equal((await disk.keys("partial/")).length, 1);
+});
