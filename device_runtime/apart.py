@@ -81,7 +81,7 @@ class Apart:
         self._busy = False
         self._unsettled: list[Settle] = []
         self._at, self._reported = "", False
-        self._deaths: tuple[tuple[str, int], tuple[Death, ...]] = (("", 0), ())
+        self._deaths: tuple[Open | None, tuple[Death, ...]] = (None, ())
         self._refused, self._killed = "", False
         self._not_before_s, self._wait_s = -inf, AGAIN_S
 
@@ -109,11 +109,14 @@ class Apart:
         self._ask(Prepare(current))
 
     def work(self, current: Open, ears: Ears) -> bool:
-        """Where the process dies, what it was at is given up, and the next cheaper form is tried."""
+        """Where the process dies, what it was at is given up until the round has a new deadline, and the next
+        cheaper form is tried.
+        """
         offer = current.offer
-        this = (offer.run, offer.round)
         while True:
-            deaths = self._deaths[1] if self._deaths[0] == this else ()
+            before, deaths = self._deaths
+            if before is None or not current.follows(before):
+                before, deaths = current, ()
             waiting = tuple(ears.waiting(offer.run))
             request = Work(current, self._link.seen, waiting, ears.lost(), deaths)
             self._at, self._reported = "", False
@@ -125,7 +128,7 @@ class Apart:
                 if not self._at:
                     raise
                 log.warning("%s given up: %s", self._at, error)
-                self._deaths = (this, (*deaths, Death(self._at, str(error), self._killed)))
+                self._deaths = (before, (*deaths, Death(self._at, str(error), self._killed)))
                 self._not_before_s = -inf  # each time there is a form less to try
 
     def after(self, current: Open, between: Callable[[], None]) -> None:

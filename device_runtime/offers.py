@@ -7,6 +7,9 @@ from math import isfinite
 
 from broker.messages import Base, MessageError, Offer
 
+EXTENDED_S = 1.0
+"""By so much later a round closes that was given a new deadline; less is what the word took on its way."""
+
 
 @dataclass(frozen=True)
 class Open:
@@ -23,6 +26,11 @@ class Open:
     def base(self) -> Base:
         """What is worked on."""
         return next((one.base for one in self.offer.family if one.name == self.member), self.offer.base)
+
+    def follows(self, earlier: Open) -> bool:
+        """Whether this is the same round with the same deadline, said once more."""
+        now, then = self.offer, earlier.offer
+        return (now.run, now.round) == (then.run, then.round) and self.closes - earlier.closes < EXTENDED_S
 
 
 def opened(offer: Offer, came: float) -> Open:

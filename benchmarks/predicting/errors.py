@@ -119,7 +119,7 @@ def mb(size: int) -> str:
 
 
 def plot(cells: Sequence[Cell], path: Path) -> None:
-    """First rounds and last, predicted against measured, on logarithmic axes. Raises OSError."""
+    """First rounds and last, predicted against measured; seconds on logarithmic axes. Raises OSError."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -133,8 +133,8 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
         axes[0].scatter([one.seconds for one in rounds], [one.predicted_s for one in rounds], **style)
         peaks = ([one.peak_bytes / 1e6 for one in rounds], [one.predicted_bytes / 1e6 for one in rounds])
         axes[1].scatter(*peaks, **style)
-    for axis, unit in zip(axes, ("seconds", "peak MB"), strict=True):
-        axis.set(xscale="log", yscale="log", xlabel=f"measured, {unit}", ylabel=f"predicted, {unit}")
+    for axis, unit, scale in zip(axes, ("seconds", "peak MB"), ("log", "linear"), strict=True):
+        axis.set(xscale=scale, yscale=scale, xlabel=f"measured, {unit}", ylabel=f"predicted, {unit}")
         low, high = min(axis.get_xlim()[0], axis.get_ylim()[0]), max(axis.get_xlim()[1], axis.get_ylim()[1])
         for factor, dashes in ((1.0, "-"), (1.2, ":"), (1 / 1.2, ":")):
             axis.plot([low, high], [factor * low, factor * high], dashes, color="#888", linewidth=0.8)

@@ -137,6 +137,18 @@ def test_a_round_whose_every_form_dies_is_sat_out_and_the_next_is_not(apart):
     assert len(apart.go().contributions) == 1
 
 
+def test_what_died_is_tried_again_when_its_round_has_a_new_deadline_and_not_before(apart):
+    published = apart.link.publish
+    when_tried(apart, lambda: kill(apart))
+    apart.link.announce(apart.offer(kinds=(SHORT,), remaining_s=DAY_S))
+    assert apart.go().contributions == []
+    apart.link.publish = published
+    apart.link.announce(apart.offer(kinds=(SHORT,), remaining_s=DAY_S - 60))  # as it is told a minute later
+    assert apart.go().contributions == []
+    apart.link.announce(apart.offer(kinds=(SHORT,), remaining_s=2 * DAY_S))
+    assert [sent.kind for sent in apart.go().contributions] == ["full"]
+
+
 def test_an_update_that_was_handed_over_is_not_made_again_when_its_process_dies(apart):
     add = apart.agent._duty.outbox.add
 
