@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from strategies.zeroth_order import FEDMEZO, MEASURED
+from strategies.zeroth_order import DRAWN, FEDMEZO, MEASURED
 
 from .system import Part, Rounds, System
 
@@ -17,6 +17,11 @@ def _first(rounds: int) -> int:
 def _probing(rounds: int) -> int:
     """Of LP+FT: 5 rounds (thesis 000, table A.3), or half of them where there are fewer than 10."""
     return max(1, min(5, rounds // 2))
+
+
+def _gathering(rounds: int) -> int:
+    """In which class means are gathered from those who are drawn: 10, or half of fewer than 20."""
+    return max(1, min(10, rounds // 2))
 
 
 def _share(share: float) -> Rounds:
@@ -148,6 +153,10 @@ SYSTEMS: dict[str, System] = {
         (
             Part("class-means", {"head": "normalised-means"}, until=_first),
             Part("zeroth-order", usual={**MEASURED, "tunable": "head"}, after=_first),
+        ),
+        drawn=(
+            Part("class-means", {"head": "normalised-means", "gathered": True}, until=_gathering),
+            Part("zeroth-order", usual={**MEASURED, "lr": DRAWN, "tunable": "head"}, after=_gathering),
         ),
     ),
     "distmezo-naive": System(

@@ -61,6 +61,7 @@ class Part:
 @dataclass(frozen=True)
 class System:
     """`says` in a line what it is, `source` where it is from. `rounds`: of one that is done in so many.
+    `drawn` are the parts where only some devices take part in a round, if they are others.
 
     Parts that begin after a task's last round are left out.
     """
@@ -72,14 +73,16 @@ class System:
     start: Start = "bundle"
     rounds: int | None = None
     untimed: Rounds = lambda rounds: 0
+    drawn: tuple[Part, ...] = ()
 
     def of(self, task: Task) -> Task:
         """The task as this system does it. Raises TaskError."""
         rounds = task.rounds if self.rounds is None else self.rounds
         task = msgspec.structs.replace(task, rounds=rounds)
+        parts = self.parts if task.devices_per_round is None else self.drawn or self.parts
         return msgspec.structs.replace(
             task,
-            kinds=tuple(part.of(task) for part in self.parts if part.after(rounds) < rounds),
+            kinds=tuple(part.of(task) for part in parts if part.after(rounds) < rounds),
             server=server_of(task, self.server),
             start=self.start,
             untimed_rounds=max(task.untimed_rounds, self.untimed(rounds)),

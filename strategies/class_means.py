@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import ClassVar, Literal
 
@@ -37,6 +37,15 @@ class ClassSums:
         present = self.present
         return (self.sums[present] / self.counts[present, None]).astype(np.float32)
 
+    def beside(self, kept: Tensors) -> ClassSums:
+        """Together with what `kept` gave, if anything was."""
+        if not kept:
+            return self
+        return ClassSums(self.sums + kept["sums"], self.counts + kept["counts"])
+
+    def kept(self) -> Tensors:
+        return {"sums": self.sums, "counts": self.counts}
+
     @property
     def present(self) -> NDArray[np.int64]:
         """The classes that somebody has."""
@@ -53,12 +62,16 @@ class ClassMeans(Usual):
     rows l_c, bias -||l_c||^2 / 2. `head="trained"` (ours, for rounds in which only some devices send class
     means) trains the distributed classifier on the means, one sample a class, and averages it with the other
     kinds' by the samples behind it.
+
+    `gathered` (ours): the sums of earlier rounds count too, for rounds in which only some devices take part;
+    the extractor must stand still meanwhile. Who takes part twice counts twice.
     """
 
     name: ClassVar[str] = "class-means"
     head: Literal["normalised-means", "nearest-mean", "trained"] = "normalised-means"
     steps: int = 20
     lr: float = 0.1
+    gathered: bool = False
 
     def __post_init__(self) -> None:
         ranges.counts(steps=self.steps)
@@ -111,6 +124,13 @@ class ClassMeans(Usual):
         examples = float(state.counts.sum())
         if not examples:
             return Effect()
+        if self.gathered:
+            state = state.beside(model.memory)
+            return replace(self._effect(state, model), memory=state.kept())
+        return self._effect(state, model)
+
+    def _effect(self, state: ClassSums, model: RoundModel) -> Effect:
+        examples = float(state.counts.sum())
         if self.head == "trained":
             head = SoftmaxHead(model.manifest, model.weights)
             every = np.arange(len(state.present))

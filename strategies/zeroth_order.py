@@ -37,9 +37,12 @@ MEASURED: Mapping[str, Any] = {
     "sides": 1,
     "sizing": "relative",
     "num_z": 4,
-    "lr": 3e-2,
+    "sampled": 0.1,
+    "lr": 2e-2,
     "generator": directions.RADEMACHER,
 }
+DRAWN = 5e-3
+"""The `lr` of those settings where a round is of some of the devices: what they lack in samples is noise."""
 
 
 @dataclass(frozen=True)

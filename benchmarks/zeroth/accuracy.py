@@ -8,7 +8,8 @@
 
 A cell is one run: data, subset, partition, clients, participation, method, seed. Each is a file in DIR, and
 is not run again. A method is fedmezo (the thesis), ours, distmezo-naive or first-order (FedAvg of the same
-subset), with settings of its kind behind a colon; "ncm+" before it makes the first round one of class means.
+subset), with settings of its kind behind a colon; "ncm+" before it makes the first round one of class means,
+"ncm10+" the first ten, of which each adds to the sums of those before.
 Passes are forward passes of a sample, for all samples of the fleet: 1 is one pass over everybody's data.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -44,7 +46,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "distmezo-naive": ("local-zeroth-order", {}),
     "first-order": ("peft", {"tunables": ()}),
 }
-NCM = "ncm+"
+NCM = re.compile(r"ncm(\d*)\+")
 POINTS = 20
 """Evaluations of a run, about."""
 
@@ -75,16 +77,19 @@ class Cell:
     @property
     def kinds(self) -> list[dict[str, Any]]:
         """As a task has them. Raises ValueError for a method that there is not."""
-        named, _, given = self.method.removeprefix(NCM).partition(":")
+        means = NCM.match(self.method)
+        named, _, given = self.method[means.end() if means else 0 :].partition(":")
         if named not in METHODS:
             raise ValueError(f"no method is called {named!r}; there are {', '.join(METHODS)}")
         kind, settings = METHODS[named]
         own = dict(pair.split("=") for pair in given.split(",") if pair)
         typed = {name: _typed(KINDS[kind], name, value) for name, value in own.items()}
         trained = {"name": kind, "settings": {"tunable": self.subset, **settings, **typed}}
-        if not self.method.startswith(NCM):
+        if means is None:
             return [trained]
-        return [{"name": "class-means", "until_round": 1}, {**trained, "from_round": 2}]
+        first = int(means[1] or 1)
+        gathered = {"name": "class-means", "settings": {"gathered": first > 1}, "until_round": first}
+        return [gathered, {**trained, "from_round": first + 1}]
 
 
 def _typed(kind: Any, name: str, value: str) -> Any:

@@ -124,3 +124,17 @@ def test_fedmezo_stays_that_of_the_thesis_and_ours_may_be_set():
     _, ours = systems.under("fedncm+mezo", task).kinds
     assert (ours.strategy.sides, ours.strategy.num_z, ours.strategy.lr) == (1, 3, 0.5)
     assert ours.strategy.tunable == "head"
+
+
+def test_where_some_devices_are_drawn_class_means_are_gathered_over_rounds_and_steps_are_shorter():
+    drawn = msgspec.structs.replace(TASK, rounds=100, devices_per_round=3)
+    means, scalars = systems.under("fedncm+mezo", drawn).kinds
+    assert (means.strategy.gathered, means.until_round, scalars.from_round) == (True, 10, 11)
+    assert (scalars.strategy.lr, scalars.strategy.sampled) == (0.005, 0.1)
+    means, scalars = systems.under(
+        "fedncm+mezo", msgspec.structs.replace(drawn, devices_per_round=None)
+    ).kinds
+    assert (means.strategy.gathered, means.until_round, scalars.from_round) == (False, 1, 2)
+    assert (scalars.strategy.lr, scalars.strategy.sampled) == (0.02, 0.1)
+    short = systems.under("fedncm+mezo", msgspec.structs.replace(drawn, rounds=6)).kinds
+    assert [(kind.from_round, kind.until_round) for kind in short] == [(1, 3), (4, None)]

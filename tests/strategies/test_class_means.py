@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from models.softmax import accuracy_and_loss
+from models.tensors import decode, encode
 from strategies.class_means import MASKED, ClassMeans
 from strategies.kind import LocalData
 from strategies.merge import merge
@@ -111,3 +112,25 @@ def test_no_contribution_has_no_effect(round_model):
     effect = ClassMeans().finish(ClassMeans().start(round_model), round_model)
     merged = merge(round_model, {"class-means": effect})
     assert all(np.array_equal(merged.base[name], value) for name, value in round_model.weights.items())
+
+
+def test_sums_that_are_gathered_over_rounds_give_the_means_of_all_who_took_part(
+    model, digits, round_model, run, partitions
+):
+    strategy, memory = ClassMeans(gathered=True), {}
+    for data in partitions["by class"]:
+        now = replace(round_model, memory=memory)
+        effect = strategy.finish(fold_all(strategy, model, [data], now, run), now)
+        memory = decode(encode(effect.memory))
+    pooled = ClassMeans()
+    alone = pooled.finish(fold_all(pooled, model, [digits], round_model, run), round_model)
+    weight = model.manifest.head.weight
+    np.testing.assert_allclose(effect.assigned[weight], alone.assigned[weight], atol=1e-6)
+    assert alone.memory is None
+
+
+def test_a_round_to_which_nobody_came_leaves_the_classifier_to_those_who_train_it(round_model):
+    kept = {"sums": np.ones((10, 3)), "counts": np.ones(10, np.int64)}
+    strategy, now = ClassMeans(gathered=True), replace(round_model, memory=kept)
+    effect = strategy.finish(strategy.start(now), now)
+    assert effect.assigned is None and effect.served is None and effect.memory is None
