@@ -18,15 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from math import isnan
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
-
-from tabulate import tabulate
 
 from simulation import scenario
 from simulation.executors.plain import Plain
@@ -36,6 +33,7 @@ from simulation.watch import Nobody
 from strategies.registry import KINDS
 from strategies.zeroth_order import FEDMEZO, MEASURED
 
+from . import shown
 from .liars import ALIKE
 from .on_features import OnFeatures
 from .pretrained import subject
@@ -73,6 +71,18 @@ class Cell:
         where = (self.data, self.subset, self.size, f"a{self.alpha:g}", f"k{self.clients}")
         how = (f"p{self.share:g}", f"n{self.samples}", self.method, self.rounds, self.seed)
         return "-".join(map(str, (*where, *how))).replace(":", "@").replace("/", "_")
+
+    @property
+    def partition(self) -> str:
+        return f"Dirichlet {self.alpha:g}" if self.alpha else "iid"
+
+    @property
+    def scalars(self) -> float:
+        """Contributions of scalars of each client, in the mean; 0 where other things are sent."""
+        *_, trained = self.kinds
+        if trained["name"] != "zeroth-order":
+            return 0.0
+        return self.share * (self.rounds - trained.get("from_round", 1) + 1)
 
     @property
     def kinds(self) -> list[dict[str, Any]]:
@@ -156,59 +166,6 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
-def show(done: Iterable[dict[str, Any]]) -> str:
-    """A table of where each ended: mean and standard deviation over the seeds."""
-    together: dict[tuple[Any, ...], list[dict[str, float]]] = {}
-    for one in done:
-        cell = Cell(**one["cell"])
-        whose = "iid" if not cell.alpha else f"Dirichlet {cell.alpha:g}"
-        key = (cell.data, cell.subset, whose, cell.clients, f"{cell.share:.0%}", cell.method, cell.rounds)
-        together.setdefault(key, []).append(one["points"][-1])
-    rows = [
-        (
-            *key,
-            _spread([100 * end["accuracy"] for end in ends]),
-            f"{mean(end['passes'] for end in ends):.0f}",
-            f"{mean(end['up'] for end in ends) / 1000:.1f}",
-            f"{mean(end['down'] for end in ends) / 1000:.1f}",
-        )
-        for key, ends in sorted(together.items(), key=lambda item: str(item[0]))
-    ]
-    head = ("data", "subset", "partition", "clients", "in a round", "method", "rounds")
-    return tabulate(rows, (*head, "accuracy, %", "passes", "kB up", "kB down"), tablefmt="github")
-
-
-def plot(done: Iterable[dict[str, Any]], path: Path) -> None:
-    """Accuracy against passes, one line a cell's method, one panel for what is otherwise alike."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    panels: dict[str, list[dict[str, Any]]] = {}
-    for one in done:
-        cell = Cell(**one["cell"])
-        if cell.seed == 0:
-            whose = "iid" if not cell.alpha else f"Dirichlet {cell.alpha:g}"
-            title = f"{cell.data} {cell.subset}, {whose}, {cell.clients} clients, {cell.share:.0%}"
-            panels.setdefault(title, []).append(one)
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(5 * len(panels), 4), squeeze=False)
-    for ax, (title, ones) in zip(axes[0], sorted(panels.items()), strict=True):
-        for one in ones:
-            points = one["points"]
-            ax.plot(
-                [p["passes"] for p in points], [p["accuracy"] for p in points], label=one["cell"]["method"]
-            )
-        ax.set(title=title, xlabel="forward passes of each sample", ylabel="accuracy", xscale="log")
-        ax.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
-def _spread(values: list[float]) -> str:
-    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder of the cells, and of what is made for them")
@@ -237,7 +194,8 @@ def run(args: argparse.Namespace) -> None:
             made = run_cell(cell, args.out)
             path.write_text(json.dumps(made))
             print(cell.name, f"{made['points'][-1]['accuracy']:.3f}", flush=True)
-    done = read(args.out)
-    print(show(done))
+    done = [shown.Done(Cell(**one["cell"]), one["points"]) for one in read(args.out)]
+    print(shown.ends(done))
     if args.show and done:
-        plot(done, args.out / "accuracy.png")
+        print(f"\n{shown.goals(done)}")
+        shown.plot(done, args.out / "accuracy.png")
