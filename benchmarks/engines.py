@@ -35,7 +35,7 @@ import numpy as np
 from tabulate import tabulate
 
 from models.bundle import Bundle
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 from models.onnx_engine import OnnxModel
 from models.optimizer import Sgd
 

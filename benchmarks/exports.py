@@ -32,7 +32,7 @@ from tabulate import tabulate
 
 from models.bundle import Bundle
 from models.errors import ModelError
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 from models.onnx_engine import OnnxModel
 from models.optimizer import Sgd
 

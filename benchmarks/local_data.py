@@ -22,7 +22,8 @@ from tabulate import tabulate
 from device_runtime.data import Keep, Place, Shelf, png, wav
 from device_runtime.data.picture import Picture
 from models.bundle import Bundle, find
-from models.manifest import InputSpec, Manifest
+from models.inputs import InputSpec
+from models.manifest import Manifest
 
 SPEECH, PHOTO, COLOURS = (
     InputSpec((1, 61, 40)),

@@ -34,7 +34,7 @@ from tabulate import tabulate
 
 from models.bundle import Bundle
 from models.head import SoftmaxHead
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 from models.onnx_engine import OnnxModel
 from models.softmax import accuracy_and_loss
 from simulation import scenario

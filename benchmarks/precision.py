@@ -36,7 +36,8 @@ from models import quantised
 from models.bundle import Bundle, shipped, write
 from models.errors import ParityError
 from models.freed_memory import give_back
-from models.manifest import PRECISIONS, InputSpec
+from models.inputs import InputSpec
+from models.manifest import PRECISIONS
 from models.onnx_session import Loaded, SessionSettings, load_session, onnxruntime
 
 DATA = Path(__file__).parents[2] / "shared" / "data"

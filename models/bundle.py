@@ -16,7 +16,9 @@ from . import tensors
 from .archive import FolderFiles, pack_files, read_zip, unpack_files
 from .consistency import check_manifest
 from .errors import BundleError, ModelError, one_line
-from .manifest import File, Graph, Manifest, Text
+from .inputs import Text
+from .manifest import Graph, Manifest
+from .records import File
 from .tokens import file as tokenizers
 from .tokens.texts import Texts
 

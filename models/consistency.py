@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 
 from .archive import is_plain
 from .errors import BundleError
-from .manifest import LEVELS, ORT_TRAINING, PRECISIONS, TRAINING, File, Graph, Manifest, Text
+from .inputs import Text
+from .manifest import LEVELS, ORT_TRAINING, PRECISIONS, TRAINING, Graph, Manifest
+from .records import File
 from .tensors import TensorSpec
 
 

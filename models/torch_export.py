@@ -14,21 +14,10 @@ from torch import nn
 from . import bundle as bundles
 from . import torch_networks as networks
 from .errors import ExportError, one_line
-from .manifest import (
-    LEVELS,
-    ORT_TRAINING,
-    PRECISIONS,
-    TRAINING,
-    File,
-    Graph,
-    Head,
-    InputSpec,
-    Level,
-    Manifest,
-    Shape,
-    Source,
-)
+from .inputs import InputSpec
+from .manifest import LEVELS, ORT_TRAINING, PRECISIONS, TRAINING, Graph, Head, Level, Manifest, Source
 from .onnx_work import measure_work
+from .records import File, Shape
 from .tensors import Tensors
 from .torch_candidates import Wanted, candidates
 from .torch_levels import find_head, lay_out, level_outputs

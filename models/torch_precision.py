@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ParityError
-from .manifest import Graph, InputSpec
+from .inputs import InputSpec
+from .manifest import Graph
 from .onnx_session import Loaded, SessionSettings, load_session
 from .onnx_work import measure_work
 from .quantised import initialisers

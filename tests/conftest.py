@@ -273,7 +273,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     from sklearn.datasets import load_digits
 
     from models import torch_networks as networks
-    from models.manifest import InputSpec, Source
+    from models.inputs import InputSpec
+    from models.manifest import Source
     from models.torch_export import ExportSpec, export
 
     folder = tmp_path_factory.mktemp("exported")

@@ -59,7 +59,8 @@ def exported(folder: Path, width: int) -> Path:
     if not (home / "manifest.json").exists():
         import torch
 
-        from models.manifest import InputSpec, Source
+        from models.inputs import InputSpec
+        from models.manifest import Source
         from models.torch_export import ExportSpec, export
         from models.torch_networks import build
 

@@ -24,7 +24,8 @@ from work import SCALE, SEED, WORKS, Arrays, Job, report, round_seed, user_name,
 from aggregator.task import KindSettings, Task
 from models.bundle import Bundle
 from models.engines import EngineWish
-from models.manifest import InputSpec, Source
+from models.inputs import InputSpec
+from models.manifest import Source
 from profiles import fleets
 from simulation.clients import Clients
 from simulation.data import DataSet

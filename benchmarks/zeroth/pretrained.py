@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from models.bundle import Bundle
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 from simulation import data as data_sets
 from simulation.data import DataSet, DataSpec
 

@@ -35,7 +35,7 @@ from tabulate import tabulate
 
 from broker.messages import Step
 from models.bundle import Bundle
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 from models.onnx_engine import OnnxModel
 from strategies import directions
 from strategies.kind import LocalData, Run

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 
 from .columns import labels_column
 from .place import Place

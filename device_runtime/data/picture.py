@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 
 from .refusal import Refused
 from .resizing import resized

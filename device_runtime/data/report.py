@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from models.manifest import InputSpec, Text
+from models.inputs import InputSpec, Text
 
 from .picture import is_picture, white
 from .refusal import Skipped

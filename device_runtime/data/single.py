@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 from models.tokens.texts import Texts
 
 from . import arrays, bmp, netpbm, photo, png, wav, written

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import TensorError
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 
 from .columns import FILES, LABELS, labels_column
 from .place import Place

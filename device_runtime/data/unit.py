@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 from models.tokens.texts import Texts
 
 from .place import Place

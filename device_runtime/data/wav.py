@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.inputs import InputSpec
 from models.log_mel import BANDS, RATE, log_mel, one_clip, samples_of
-from models.manifest import InputSpec
 
 from .refusal import Refused
 from .resampling import needed, resampled

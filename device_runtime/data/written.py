@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 from models.tokens.texts import Texts
 
 from .refusal import Refused

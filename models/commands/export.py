@@ -11,7 +11,9 @@ from tabulate import tabulate
 
 from models import torch_networks as networks
 from models.errors import ExportError, one_line
-from models.manifest import LARGEST, LEVELS, PRECISIONS, TRAINING, TUNABLE_SETS, InputSpec, Source
+from models.inputs import InputSpec
+from models.manifest import LEVELS, PRECISIONS, TRAINING, TUNABLE_SETS, Source
+from models.records import LARGEST
 
 from .factory import build, once, settings
 from .text_options import Reading, add_text_arguments, folder_settings, reading

@@ -7,7 +7,8 @@ import msgspec
 from tabulate import tabulate
 
 from models.bundle import Bundle, find
-from models.manifest import LEVELS, Manifest, Setting, Text, Tunable
+from models.inputs import Text
+from models.manifest import LEVELS, Manifest, Setting, Tunable
 
 HELP = "show what is in a bundle: parameters, graphs, their cost, hashes"
 EXAMPLE = "device-runtime inspect digits-wrn-10-1"

@@ -12,7 +12,9 @@ import msgspec
 
 from models import vocabulary
 from models.errors import ExportError, one_line
-from models.manifest import File, Setting, Text
+from models.inputs import Text
+from models.manifest import Setting
+from models.records import File
 from models.tokens.file import MOST_IDS, Form, TokenizerFile, encode
 from models.torch_networks.framing import FRAMING, Framing
 from models.torch_networks.published import sizes_of

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .file import Tokenizer
 
 if TYPE_CHECKING:
-    from models.manifest import Text
+    from models.inputs import Text
 
 LONGEST = 1 << 16
 """Characters of a text that are looked at: more than fill the input of any network here."""

@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch")
 from models.bundle import Bundle, shipped  # noqa: E402
 from models.engine import DeviceModel  # noqa: E402
 from models.engines import EngineWish, engine_choices, open_model  # noqa: E402
-from models.manifest import InputSpec, Source  # noqa: E402
+from models.inputs import InputSpec  # noqa: E402
+from models.manifest import Source  # noqa: E402
 from models.onnx_engine import OnnxModel  # noqa: E402
 from models.optimizer import Sgd  # noqa: E402
 from models.ort_training_engine import available  # noqa: E402

@@ -7,7 +7,8 @@ import pytest
 from models.bundle import Bundle
 from models.errors import BundleError
 from models.initial import fresh
-from models.manifest import InputSpec, Parameter
+from models.inputs import InputSpec
+from models.manifest import Parameter
 from models.onnx_engine import OnnxModel
 from models.optimizer import Sgd
 from models.softmax import accuracy_and_loss

@@ -1,11 +1,10 @@
 import msgspec
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from models import manifest as manifests
-from models.errors import BundleError, TensorError
-from models.manifest import RUN_BYTES, Graph, InputSpec
+from models.errors import BundleError
+from models.manifest import RUN_BYTES, Graph
 
 
 def test_manifest_comes_back_as_it_was_encoded(digits):
@@ -59,25 +58,6 @@ def test_unknown_fields_and_broken_json_are_refused(digits):
         manifests.decode(msgspec.json.encode(data | {"surprise": 1}))
     with pytest.raises(BundleError, match="not a manifest"):
         manifests.decode(b"{")
-
-
-def test_prepare_scales_then_normalises_each_channel():
-    spec = InputSpec((2, 1, 1), scale=0.5, mean=(1.0, 2.0), std=(2.0, 4.0))
-    x = spec.prepare(np.array([[[[6]], [[20]]]], np.uint8))
-    assert x.dtype == np.float32
-    np.testing.assert_array_equal(x, [[[[1.0]], [[2.0]]]])  # (3 - 1) / 2, (10 - 2) / 4
-
-
-def test_single_channel_may_be_left_out_and_other_shapes_are_refused(digits):
-    assert digits.manifest.input.prepare(np.zeros((5, 8, 8))).shape == (5, 1, 8, 8)
-    with pytest.raises(TensorError, match=r"input is \(5, 64\), expected \(n, 1, 8, 8\)"):
-        digits.manifest.input.prepare(np.zeros((5, 64)))
-
-
-def test_prepare_leaves_the_raw_values_alone(digits):
-    raw = np.full((1, 1, 8, 8), 16, np.float32)
-    digits.manifest.input.prepare(raw)
-    assert (raw == 16).all()
 
 
 def test_activation_memory_grows_with_the_batch():

@@ -20,7 +20,7 @@ needs_package = pytest.mark.skipif(bool(available()), reason=available())
 def bundle(tmp_path_factory) -> Bundle:
     """Wide ResNet with GroupNorm; sets all and head, of which all alone has an ort-training graph."""
     torch = pytest.importorskip("torch")
-    from models.manifest import InputSpec
+    from models.inputs import InputSpec
     from models.torch_export import ExportSpec, export
     from models.torch_networks import build
     from models.torch_ort_training import training_graph

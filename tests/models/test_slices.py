@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from models.errors import TensorError
-from models.manifest import File, Head, InputSpec, Manifest, Parameter
+from models.inputs import InputSpec
+from models.manifest import Head, Manifest, Parameter
+from models.records import File
 from models.slices import Slices
 
 LABELS = ("no", "yes")

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 from models.bundle import Bundle  # noqa: E402
 from models.engine import DeviceModel  # noqa: E402
 from models.errors import BundleError, EngineError, TensorError  # noqa: E402
-from models.manifest import InputSpec, Source  # noqa: E402
+from models.inputs import InputSpec  # noqa: E402
+from models.manifest import Source  # noqa: E402
 from models.torch_engine import TorchModel  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 from models.torch_networks import build  # noqa: E402

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from models.bundle import Bundle, shipped  # noqa: E402
 from models.engines import EngineWish, open_model  # noqa: E402
 from models.errors import BundleError, EngineError, ExportError, ParityError  # noqa: E402
-from models.manifest import InputSpec  # noqa: E402
+from models.inputs import InputSpec  # noqa: E402
 from models.onnx_engine import OnnxModel  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 

@@ -5,7 +5,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.manifest import InputSpec, Source  # noqa: E402
+from models.inputs import InputSpec  # noqa: E402
+from models.manifest import Source  # noqa: E402
 from models.optimizer import Sgd  # noqa: E402
 from models.torch_engine import TorchModel  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402

@@ -11,7 +11,7 @@ onnx = pytest.importorskip("onnx")
 
 from models import torch_candidates, torch_graph, torch_parity  # noqa: E402
 from models.errors import ParityError  # noqa: E402
-from models.manifest import InputSpec  # noqa: E402
+from models.inputs import InputSpec  # noqa: E402
 from models.torch_candidates import Wanted, candidates  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 from models.torch_parity import BATCHES, MOST_NUDGES, SEEDS, Candidate, check_parity  # noqa: E402

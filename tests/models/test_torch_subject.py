@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
 from models.engines import open_model  # noqa: E402
-from models.manifest import InputSpec  # noqa: E402
+from models.inputs import InputSpec  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 
 nn = torch.nn

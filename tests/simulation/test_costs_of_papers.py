@@ -40,7 +40,7 @@ def photos(tmp_path_factory):
 def squeezenet(tmp_path_factory) -> Bundle:
     """With random weights: costs follow from the manifest alone."""
     torch = pytest.importorskip("torch")
-    from models.manifest import InputSpec
+    from models.inputs import InputSpec
     from models.torch_export import ExportSpec, export
     from models.torch_networks import build
 

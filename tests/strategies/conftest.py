@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from models.bundle import Bundle
-from models.manifest import InputSpec, Manifest
+from models.inputs import InputSpec
+from models.manifest import Manifest
 from models.onnx_engine import OnnxModel
 from strategies.kind import LocalData, RoundModel, Run
 

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
 from models import tensors  # noqa: E402
-from models.manifest import InputSpec  # noqa: E402
+from models.inputs import InputSpec  # noqa: E402
 from models.onnx_engine import OnnxModel  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 from profiles import shipped  # noqa: E402

@@ -3,7 +3,7 @@ import pytest
 
 from models.blocks import BLOCK
 from models.bundle import Bundle, shipped
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 from profiles import GraphWork, Workload
 from profiles.cost import SESSION_BYTES, MissingGraph, activation_bytes
 from strategies.few_shot import FewShot

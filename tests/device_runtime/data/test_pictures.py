@@ -11,7 +11,7 @@ from device_runtime.data import bmp, netpbm, photo
 from device_runtime.data.picture import Picture, white
 from device_runtime.data.refusal import Refused
 from device_runtime.data.resizing import resized
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 
 COLOURS = np.random.default_rng(1).integers(0, 256, (23, 31, 3)).astype(np.uint8)
 BYTES = 0.00392157  # 1 / 255, as it is often written

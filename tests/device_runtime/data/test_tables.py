@@ -5,7 +5,7 @@ import pytest
 from device_runtime import data
 from device_runtime.data import Place, opened, table
 from device_runtime.errors import DataError
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 
 ROW = ",".join(str(n) for n in range(64))
 PREPARED = (np.arange(64, dtype=np.float32).reshape(1, 8, 8) * np.float32(1 / 16) - np.float32(0.305)) / (

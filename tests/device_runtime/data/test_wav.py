@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from device_runtime.data import wav
 from device_runtime.data.refusal import Refused
 from device_runtime.data.resampling import needed, resampled
+from models.inputs import InputSpec
 from models.log_mel import log_mel
-from models.manifest import InputSpec
 from simulation.data import speech_commands
 
 SPEECH = InputSpec((1, 61, 40), 1 / 255)

@@ -7,7 +7,7 @@ import pytest
 from models.bundle import write
 from models.commands import inspect
 from models.errors import BundleError
-from models.manifest import InputSpec
+from models.inputs import InputSpec
 
 
 def shown(capsys, *words: str) -> str:

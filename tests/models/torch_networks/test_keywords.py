@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from models.manifest import InputSpec  # noqa: E402
+from models.inputs import InputSpec  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 from models.torch_networks.keywords import keywords  # noqa: E402
 

@@ -3,7 +3,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from models.bundle import Bundle  # noqa: E402
-from models.manifest import InputSpec  # noqa: E402
+from models.inputs import InputSpec  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 from models.torch_networks.small import cnn, linear, mlp  # noqa: E402
 

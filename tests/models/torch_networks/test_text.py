@@ -5,7 +5,7 @@ torch = pytest.importorskip("torch")
 
 import onnx  # noqa: E402
 
-from models.manifest import InputSpec  # noqa: E402
+from models.inputs import InputSpec  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 from models.torch_networks.text import gru, lstm  # noqa: E402
 

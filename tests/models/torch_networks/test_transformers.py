@@ -3,7 +3,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from models.errors import ExportError  # noqa: E402
-from models.manifest import InputSpec  # noqa: E402
+from models.inputs import InputSpec  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 from models.torch_levels import find_head  # noqa: E402
 from models.torch_networks import transformers as networks  # noqa: E402

@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.manifest import File, Text
+from models.inputs import Text
+from models.records import File
 from models.tokens.texts import Texts
 from models.tokens.word_pieces import Cleaning, WordPieces
 from simulation.data import DataSpec, divide, load
