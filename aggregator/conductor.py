@@ -43,7 +43,7 @@ class Conductor:
     def __init__(self, rounds: Rounds, ports: Ports, tell: Callable[[Happening], None]) -> None:
         self.rounds = rounds
         self.traffic = Traffic(ports.mqtt5)
-        self.out = Outbound(ports.link, self.traffic, ports.seal, ports.seal_next)
+        self.out = Outbound(ports.link, self.traffic, ports.seal, ports.agree)
         self.plans: dict[str, tuple[str, str]] = {}
         self._most = ports.max_devices
         self.state = State(self._rules)
@@ -102,6 +102,7 @@ class Conductor:
         """A device that is away need not be known any longer."""
         self.plans.pop(device, None)
         self.traffic.forget(device)
+        self.out.forget(device)
         self.feed(moves.Forgotten(self._clock(), device))
         self._forgotten.add(device)
         self.attend(device)

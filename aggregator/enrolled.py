@@ -12,7 +12,7 @@ from broker.signing import Signer
 from broker.site import AGGREGATOR_KEY, Opened
 from broker.url import BrokerUrl
 
-from .ports import Seal, SealNext
+from .ports import Agree, Seal
 
 
 def address(enrolment: Path, given: BrokerUrl | None = None) -> BrokerUrl:
@@ -44,6 +44,6 @@ def sealing(enrolment: Path | None, run_folder: Path, clock: Callable[[], float]
     return seal
 
 
-def sealing_next(enrolment: Path | None) -> SealNext | None:
+def agreeing(enrolment: Path | None) -> Agree | None:
     """For `Ports`: by the key of the enrolment; without one no device knows a key. Raises SiteError."""
-    return Opened(enrolment).signer.seal_next if enrolment is not None else None
+    return Opened(enrolment).signer.agree if enrolment is not None else None

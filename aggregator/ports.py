@@ -10,6 +10,7 @@ from typing import Protocol
 
 from broker.link import Event
 from broker.messages import Offer, encode
+from broker.pact import Pact
 
 from .crowd import MOST_DEVICES
 from .observer import Observer
@@ -45,8 +46,8 @@ Seal = Callable[[str, Offer], bytes]
 """The payload of an offer that goes to a topic, signed."""
 
 
-SealNext = Callable[[str, str, bytes], bytes]
-"""The payload of a next round (`broker.small`) of a run, by its topic, signed."""
+Agree = Callable[[bytes], Pact]
+"""With a device, by what its hello says. Raises MessageError."""
 
 
 def unsigned(_topic: str, offer: Offer) -> bytes:
@@ -69,8 +70,8 @@ class Ports:
     clock: Callable[[], float] = time.monotonic
     mqtt5: bool = False
     seal: Seal = unsigned
-    seal_next: SealNext | None = None
-    """None: nobody knows the key; they go unsigned."""
+    agree: Agree | None = None
+    """None: nobody knows the key; what is said in few bytes goes to all, unsigned."""
     will_grace_s: float = GRACE_S
     max_devices: int = MOST_DEVICES
     database: str = ""

@@ -259,6 +259,7 @@ class Service:
             name, here = printable(hello.task), self._rounds.task.name
             log.warning("%s asks for task %s; here is %s", device, name, here)
             return
+        self._run.out.agree(device, hello.key)
         profile, engine = printable(hello.profile), printable(hello.engine)
         battery = hello.battery_percent if 0 <= hello.battery_percent <= 100 else None
         self._tell(DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery))

@@ -132,7 +132,7 @@ class Process:
                 one.pulse,
                 url.mqtt5,
                 seal,
-                enrolled.sealing_next(self._server.broker.enrolment),
+                enrolled.agreeing(self._server.broker.enrolment),
                 max_devices=self._server.max_devices,
                 database=database,
             )

@@ -25,7 +25,7 @@ from .diagnosis import HUNG_UP, ended, refusal, unreachable, who_is
 from .errors import BrokerError, BrokerRefused, BrokerUnreachable
 from .events import Connected, Disconnected, Event, Received, Will
 from .messages import MESSAGE_LIMIT, MessageError
-from .packets import packet_bytes
+from .packets import packet_bytes, qos_of
 from .patience import Patience
 from .topics import matched_by
 from .under_way import UnderWay
@@ -135,21 +135,26 @@ class Link:
             raise failure
 
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> bool:
-        """Send with QoS 1, now or when the link is back; never waits. Returns False when the queue is full.
+        """Send, now or when the link is back; never waits. Returns False when the queue is full.
 
-        That it was sent says nothing about who has it: only a receipt does. Raises MessageError for more
-        than MESSAGE_LIMIT bytes, which brokers drop without a word, ValueError for a topic with wildcards.
+        That it was sent says nothing about who has it: only a receipt does. What is said in few bytes goes
+        with QoS 0 (`qos_of`), and not at all while the link is away. Raises MessageError for more than
+        MESSAGE_LIMIT bytes, which brokers drop without a word, ValueError for a topic with wildcards.
         """
         if len(payload) > MESSAGE_LIMIT:
             raise MessageError(
                 f"{len(payload)} bytes on {topic}: at most {MESSAGE_LIMIT} go into one message, send a Blob"
             )
-        sent = self._client.publish(topic, payload, qos=1, retain=retain)
+        qos = qos_of(topic, payload)
+        sent = self._client.publish(topic, payload, qos=qos, retain=retain)
         if sent.rc == paho.MQTT_ERR_QUEUE_SIZE:
             return False
+        if not qos and sent.rc != paho.MQTT_ERR_SUCCESS:
+            return True
         with self._count:
-            self.bytes_up += packet_bytes(topic, payload, 1, self.url.mqtt5)
-            self._under_way.add(topic, sent)
+            self.bytes_up += packet_bytes(topic, payload, qos, self.url.mqtt5)
+            if qos:
+                self._under_way.add(topic, sent)
         return True
 
     def under_way(self, topic: str = "") -> int:

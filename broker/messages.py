@@ -84,6 +84,9 @@ class Hello(Message, frozen=True, array_like=True, kw_only=True):
     """-1 where there is none, or it does not say."""
     task: str = ""
     """Which it is here for; empty: whichever there is."""
+    key: Annotated[bytes, Meta(max_length=32)] = b""
+    """By which the aggregator and this life of the device agree (see `pact`); empty: it knows no aggregator's
+    key."""
 
 
 class Kind(msgspec.Struct, frozen=True, array_like=True):

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from . import small, topics
 
-def packet_bytes(topic: str, payload: bytes, qos: int = 1, mqtt5: bool = False) -> int:
-    """Bytes of one PUBLISH packet without properties: fixed header, topic, packet id, payload."""
+
+def qos_of(topic: str, payload: bytes) -> int:
+    """0 for what is said in few bytes (see `small`): who misses it finds out, and nothing that a broker
+    acknowledges spares it that. 1 for all else.
+    """
+    few = topics.is_offer(topic) and small.is_next(payload)
+    return 0 if few or topic.endswith(topics.IN_FEW_BYTES) else 1
+
+
+def packet_bytes(topic: str, payload: bytes, qos: int | None = None, mqtt5: bool = False) -> int:
+    """Bytes of one PUBLISH packet without properties: fixed header, topic, packet id, payload.
+
+    `qos` is that of `qos_of`, if it is not given.
+    """
+    qos = qos_of(topic, payload) if qos is None else qos
     rest = 2 + len(topic.encode()) + (2 if qos else 0) + (1 if mqtt5 else 0) + len(payload)
     header = 2
     while rest >= 128 ** (header - 1):

@@ -1,7 +1,7 @@
 """Who may offer rounds: the aggregator signs each offer (Ed25519), and a device verifies it.
 
 Signed are the bytes of the offer together with the topic and the moment, so that what was said to one device
-is not an offer to another.
+is not an offer to another. A next round in few bytes has no signature (see `pact`).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from nacl.exceptions import BadSignatureError
+from nacl.exceptions import BadSignatureError, CryptoError
 from nacl.signing import SigningKey, VerifyKey
 
-from . import small
+from . import pact
 from .errors import BrokerError
 from .messages import MessageError, Offer, Signed, decode, encode
+from .pact import Pact
 from .partial import sync_folder
 
 KEY_BYTES = 32
 _PURPOSE = b"device-runtime offer/1\0"
-_NEXT = b"device-runtime next/1\0"
 
 
 class KeyFileError(BrokerError):
@@ -62,9 +62,9 @@ class Signer:
         signature = self._key.sign(_signed(topic, issued, payload)).signature
         return encode(Signed(issued=issued, signature=signature, offer=payload))
 
-    def seal_next(self, topic: str, run: str, payload: bytes) -> bytes:
-        """The payload to publish there, of a `small.Next` of this run."""
-        return small.signed(payload, self._key.sign(_of_run(topic, run, payload)).signature)
+    def agree(self, device: bytes) -> Pact:
+        """With a device that has said this. Raises MessageError for what is no key."""
+        return pact.of_aggregator(bytes(self._key.to_curve25519_private_key()), device)
 
 
 class Verifier:
@@ -95,17 +95,13 @@ class Verifier:
             ) from None
         return decode(sealed.offer, Offer), sealed.issued
 
-    def open_next(self, topic: str, run: str, payload: bytes) -> bytes:
-        """What was sealed. Raises NotTrusted for what is unsigned, another's, or of another run."""
-        said, signature = small.unsigned(payload)
+    def agree(self, secret: bytes) -> Pact:
+        """By a secret half of the device's own. Raises NotTrusted where the aggregator's key is no point."""
         try:
-            self._key.verify(_of_run(topic, run, said), signature)
-        except (BadSignatureError, ValueError):
-            raise NotTrusted(
-                f"next round on {topic} refused: it is not signed for run {run!r} by the aggregator that "
-                f"this device is enrolled with (key {fingerprint(bytes(self._key))})"
-            ) from None
-        return said
+            return pact.of_device(secret, bytes(self._key.to_curve25519_public_key()))
+        except (CryptoError, MessageError):
+            name = fingerprint(bytes(self._key))
+            raise NotTrusted(f"the aggregator's key {name} is none that can be agreed by") from None
 
 
 def fingerprint(public: bytes) -> str:
@@ -115,10 +111,6 @@ def fingerprint(public: bytes) -> str:
 
 def _signed(topic: str, issued: int, payload: bytes) -> bytes:
     return b"".join((_PURPOSE, topic.encode(), b"\0", issued.to_bytes(8, "big"), payload))
-
-
-def _of_run(topic: str, run: str, payload: bytes) -> bytes:
-    return b"".join((_NEXT, topic.encode(), b"\0", run.encode(), b"\0", payload))
 
 
 def _keep(path: Path, secret: bytes) -> None:

@@ -15,8 +15,8 @@ from . import steps as log
 from .messages import CHECK_BYTES, VERSION, Contribution, MessageError, Offer, Step, Stretch
 
 _VERSION = VERSION & 0x0F
-SIGNED, _OVER, _STRETCHES = 0x10, 0x20, 0x40
-SIGNATURE_BYTES = 64
+WITH_WORD, _OVER, _STRETCHES = 0x10, 0x20, 0x40
+WORD_BYTES = 8
 MOST_ROUNDS = 2**35
 MOST_BYTES = 2048
 """Of a whole contribution that others are like: beside more, what is left out does not matter."""
@@ -51,26 +51,26 @@ def is_next(payload: bytes) -> bool:
 
 
 def encode_next(made: Next) -> bytes:
-    """What is signed, too, but for the flag SIGNED."""
+    """Without a word behind it."""
     flags = (_OVER if made.over else 0) | (_STRETCHES if made.steps else 0)
     rest = msgspec.msgpack.encode(made.steps) if made.steps else _floats(made.scalars)
     return bytes([_VERSION | flags]) + _number(made.round) + made.check + rest
 
 
-def signed(payload: bytes, signature: bytes) -> bytes:
-    """With the signature of `payload` behind it."""
-    return bytes([payload[0] | SIGNED]) + payload[1:] + signature
+def with_word(payload: bytes, word: bytes) -> bytes:
+    """With the word (see `pact`) on `payload` behind it."""
+    return bytes([payload[0] | WITH_WORD]) + payload[1:] + word
 
 
-def unsigned(payload: bytes) -> tuple[bytes, bytes]:
-    """What was signed, and the signature; empty where there is none."""
-    if not payload[0] & SIGNED:
+def parted(payload: bytes) -> tuple[bytes, bytes]:
+    """What the word is on, and the word; empty where there is none."""
+    if not payload[0] & WITH_WORD:
         return payload, b""
-    return bytes([payload[0] & ~SIGNED]) + payload[1:-SIGNATURE_BYTES], payload[-SIGNATURE_BYTES:]
+    return bytes([payload[0] & ~WITH_WORD]) + payload[1:-WORD_BYTES], payload[-WORD_BYTES:]
 
 
 def decode_next(payload: bytes) -> Next:
-    """Of what `unsigned` gives. Raises MessageError."""
+    """Of what `parted` gives. Raises MessageError."""
     number, rest = _headed(payload, "next round")
     check, rest = rest[:CHECK_BYTES], rest[CHECK_BYTES:]
     over = bool(payload[0] & _OVER)
@@ -238,7 +238,7 @@ def _number(value: int) -> bytes:
 
 def _headed(payload: bytes, what: str) -> tuple[int, bytes]:
     """The round, and what follows it."""
-    if not payload or payload[0] & 0x0F != _VERSION or payload[0] & (0x80 | SIGNED):
+    if not payload or payload[0] & 0x0F != _VERSION or payload[0] & (0x80 | WITH_WORD):
         raise MessageError(f"not a {what} of protocol version {VERSION}")
     number = 0
     for place, byte in enumerate(payload[1:6]):

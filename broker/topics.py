@@ -4,7 +4,7 @@ fl/v1/all/round/{task}                  offer, retained
 fl/v1/d/{id}/up/state                   presence, retained, last will
 fl/v1/d/{id}/up/{hello|plan|contribution|c|get}
 fl/v1/d/{id}/up/block/{sha}/{N}         blocks of an upload
-fl/v1/d/{id}/dn/{task|receipt|get}
+fl/v1/d/{id}/dn/{task|n|receipt|get}
 fl/v1/d/{id}/dn/block/{sha}/{N}         blocks of a download
 """
 
@@ -24,6 +24,9 @@ BUT_CONTRIBUTIONS = tuple(
     f"{ROOT}/d/+/up/{leaf}" for leaf in ("state", "hello", "plan", "c", "get", "block/+/+", "trial")
 )
 """All else that comes from devices, for who has others take their contributions."""
+
+IN_FEW_BYTES = ("up/c", "dn/n")
+"""Ends of topics for what is said in few bytes."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA = re.compile(r"[0-9a-f]{64}")

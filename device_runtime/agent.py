@@ -59,7 +59,8 @@ class Agent:
         self._duty = Duty(settings, self.hours, self._voice, make)
         self._going = Going(self.hours, self._duty, self._hear_next, settings.meter)
         self._duty.between = self._going.between
-        self._following = Following(Trust(settings.aggregator))
+        trust = Trust(settings.aggregator)
+        self._following, self._voice.key = Following(trust), trust.key
         self._clock = clock
         self._over: tuple[Open, float] | None = None
         self._voice.task = settings.task
@@ -171,6 +172,8 @@ class Agent:
         address = topics.parse(message.topic)
         if address.leaf == "task":
             self._take(self._opened(message, came))
+        elif address.leaf == "n":
+            self._hear(self._opened(message, came), retained=False)
         elif address.leaf == "receipt":
             self._duty.settle(decode(message.payload, Receipt))
         elif address.leaf == "get":
@@ -179,7 +182,8 @@ class Agent:
             self._duty.block(address.sha, address.index, message.payload)
 
     def _opened(self, message: Received, came: float) -> Open:
-        return opened(self._following.offer(message.topic, message.payload, message.retain), came)
+        heard = self._following.offer(message.topic, message.payload, message.retain, self._voice.task)
+        return opened(heard, came)
 
     def _is_elsewhere(self, message: Received) -> bool:
         """Whether this is the next round of a task that the device is not in."""

@@ -21,8 +21,8 @@ class Following:
         self._trust = trust
         self._latest: dict[str, Offer] = {}
 
-    def offer(self, topic: str, payload: bytes, retained: bool = False) -> Offer:
-        """The offer that came, or that follows from the one before.
+    def offer(self, topic: str, payload: bytes, retained: bool = False, task: str = "") -> Offer:
+        """The offer that came, or that follows from the one before: of `task`, where the topic does not say.
 
         Raises MessageError for what is not to be acted on, LostTrack where the whole offer is to be asked
         for.
@@ -31,15 +31,15 @@ class Following:
         if retained and not topics.is_offer(topic):
             raise MessageError(f"offer on {topic} is marked as kept, which none there is")
         if small.is_next(payload):
-            return self._next(topic, payload)
+            of = topic.removeprefix(topics.offer("")) if topics.is_offer(topic) else task
+            return self._next(of, topic, payload)
         offer = self._trust.offer(topic, payload, retained)
         latest = self._latest.get(offer.task)
         if not (retained and latest and latest.run == offer.run and offer.round < latest.round):
             self._keep(offer)
         return offer
 
-    def _next(self, topic: str, payload: bytes) -> Offer:
-        task = topic.removeprefix(topics.offer(""))
+    def _next(self, task: str, topic: str, payload: bytes) -> Offer:
         before = self._latest.get(task)
         if before is None:
             raise LostTrack(f"a round of {task!r} is open that follows one which is not known here")

@@ -71,10 +71,10 @@ class Sending:
     def restart(self) -> None:
         """The link was down, or the aggregator: what the broker had may be lost, and is due at once.
 
-        What it has not acknowledged, the link brings it by itself.
+        What it has not acknowledged, the link brings it by itself, but for what went in few bytes.
         """
         self._brief.forget()
-        latest = list(self._sent.items())
+        latest = [(seq, sent) for seq, sent in self._sent.items() if seq not in self._short]
         coming = latest[max(0, len(latest) - self._voice.under_way("contribution")) :]
         self._sent = {seq: replace(sent, wait_s=RESEND_S) for seq, sent in coming}
 
@@ -126,6 +126,7 @@ class Sending:
         before = self._sent.pop(message.seq, None)
         short = None if before else self._brief.of(message)
         if short is None:
+            self._short.discard(message.seq)
             self._brief.sends(message)
             self._voice.contribution(message)
         else:

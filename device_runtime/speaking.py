@@ -38,6 +38,8 @@ class Voice:
         self.boot = boot
         self.task = ""
         """The one that it is in, or asks for; empty: whichever there is."""
+        self.key = b""
+        """By which an aggregator may agree with it (see `broker.pact`)."""
         self.link: Wire
         self._name = name
         self._plan_said: tuple[str, tuple[str, ...]] | None = None
@@ -59,7 +61,7 @@ class Voice:
     def hello(self, hello: Hello) -> None:
         """The one who hears it may not have heard the last plan."""
         self._plan_said = None
-        self._publish("hello", msgspec.structs.replace(hello, task=self.task))
+        self._publish("hello", msgspec.structs.replace(hello, task=self.task, key=self.key))
 
     def plan(self, plan: Plan, room_bytes: float) -> None:
         """Tell of a plan that is another than the last, before the update that it is for.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from broker import small
 from broker.messages import MessageError, Offer, offer_in
 
 if TYPE_CHECKING:
+    from broker.pact import Pact
     from broker.signing import Verifier
 
 RUNS = 64
@@ -20,19 +23,34 @@ class Trust:
     Without a key any offer is taken, signed or not. Raises NotTrusted for a key that is none.
     """
 
-    def __init__(self, key: bytes = b"") -> None:
+    def __init__(self, key: bytes = b"", draw: Callable[[int], bytes] = secrets.token_bytes) -> None:
+        """`draw` gives so many random bytes."""
+        self.key = b""
+        """To say in a hello, so that the aggregator need not sign what it says in few bytes."""
         self._verifier: Verifier | None = None
+        self._pact: Pact | None = None
         self._rounds: dict[str, int] = {}
         if key:
-            from broker.signing import Verifier  # a device that is not enrolled needs no cryptography
+            from broker import pact  # a device that is not enrolled needs no cryptography
+            from broker.signing import Verifier
 
+            own = draw(pact.KEY_BYTES)
             self._verifier = Verifier(key)
+            self._pact, self.key = self._verifier.agree(own), pact.public(own)
 
     def next(self, topic: str, run: str, payload: bytes) -> small.Next:
         """The next round of this run that came on this topic. Raises MessageError as `offer`."""
-        if self._verifier is None:
-            return small.decode_next(small.unsigned(payload)[0])
-        made = small.decode_next(self._verifier.open_next(topic, run, payload))
+        said, word = small.parted(payload)
+        if self._pact is None:
+            return small.decode_next(said)
+        if not self._pact.holds(word, topic, run, said):
+            from broker.signing import NotTrusted
+
+            raise NotTrusted(
+                f"next round on {topic} refused: it is not said to this device, for run {run!r}, by the "
+                "aggregator that it is enrolled with"
+            )
+        made = small.decode_next(said)
         self._rounds[run] = max(self._rounds.get(run, 0), made.round)
         return made
 

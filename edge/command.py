@@ -107,7 +107,8 @@ def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: 
     wishes = LinkOptions(subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT)
     below = Link(url, f"edge-{secrets.token_hex(4)}", inbox, wishes)
     seal = enrolled.sealing(options.enrolment, above.folder)
-    ports = Ports(below, inbox, (tell,), time.monotonic, url.mqtt5, seal)
+    agree = enrolled.agreeing(options.enrolment)
+    ports = Ports(below, inbox, (tell,), time.monotonic, url.mqtt5, seal, agree)
     rules = SiteRules(options.min_devices, options.min_contributions, options.late)
     settings = Settings(above.name, above.folder, above.folder, aggregator=above.key)
     with closing(Edge(settings, secrets.randbits(32), rules, ports)) as edge:

@@ -12,6 +12,11 @@ TYPES = {
     12: "PING", 13: "PING",
 }  # fmt: skip
 """By the number in a packet's first byte; an answer counts with what it answers."""
+SAID = {
+    "c": "short contribution", "n": "next round", "task": "offer", "get": "get or block",
+    "block": "get or block",
+}  # fmt: skip
+"""By the last part of a topic, where that is no word."""
 
 
 class Packets:
@@ -47,13 +52,12 @@ def what(packet: bytes) -> str:
     while packet[start - 1] >= 0x80:
         start += 1
     end = start + 2 + int.from_bytes(packet[start : start + 2], "big")
-    topic, payload = packet[start + 2 : end].decode(), packet[end + 2 :]
+    acknowledged = packet[0] & 0x06
+    topic, payload = packet[start + 2 : end].decode(), packet[end + (2 if acknowledged else 0) :]
     parts = topic.split("/")
     if parts[2] == "all":
         return "next round" if payload and payload[0] < 0x80 else "offer to all"
-    return {"c": "short contribution", "task": "offer", "get": "get or block", "block": "get or block"}.get(
-        parts[5], parts[5]
-    )
+    return SAID.get(parts[5], parts[5])
 
 
 class Meter:

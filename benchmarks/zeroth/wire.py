@@ -169,11 +169,11 @@ def serve(
         url, "aggregator", inbox, LinkOptions(subscriptions=(topics.FROM_DEVICES,), queue_limit=65536)
     )
     seals = (
-        (lambda topic, offer: signer.seal(topic, offer, int(time.time())), signer.seal_next)
+        (lambda topic, offer: signer.seal(topic, offer, int(time.time())), signer.agree)
         if args.signed
         else (lambda _topic, offer: encode(offer), None)
     )
-    service = Service(task, folder, Ports(link, inbox, (course,), seal=seals[0], seal_next=seals[1]))
+    service = Service(task, folder, Ports(link, inbox, (course,), seal=seals[0], agree=seals[1]))
     link.connect()
     service.run(stop)
     link.close(service.farewell())

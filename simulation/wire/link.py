@@ -8,7 +8,7 @@ from math import inf
 
 from broker.events import Connected, Disconnected, Event, Received, Will
 from broker.messages import MESSAGE_LIMIT, MessageError
-from broker.packets import packet_bytes
+from broker.packets import packet_bytes, qos_of
 
 from .broker import Broker
 from .log import Log, Passed, checksum
@@ -153,7 +153,8 @@ class Link:
         self._connections += 1
         self._connection = self._connections
         self._free_s = {"up": self._agenda.now, "down": self._agenda.now}
-        left = list(self._waiting)
+        left = [serial for serial, message in self._waiting.items() if _lasts(message)]
+        self._waiting = {serial: self._waiting[serial] for serial in left}
         if self.who.greeting:
             self._queue(self.who.greeting)
         for serial in left:
@@ -162,7 +163,7 @@ class Link:
         self._broker.open(self, self._connection)
 
     def _queue(self, message: Will) -> None:
-        if self._gone:
+        if self._gone or not (self.connected or _lasts(message)):
             return
         self._serial += 1
         self._waiting[self._serial] = message
@@ -194,3 +195,8 @@ class Link:
     def _note(self, up: bool, topic: str, payload: bytes) -> None:
         size = packet_bytes(topic, payload)
         self._log.add(Passed(self._agenda.now, self.name, up, topic, size, checksum(payload)))
+
+
+def _lasts(message: Will) -> bool:
+    """Whether a client keeps it until it is acknowledged."""
+    return qos_of(message.topic, message.payload) > 0

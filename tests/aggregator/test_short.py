@@ -6,8 +6,9 @@ import pytest
 from aggregator.conductor import RECEIPT_S
 from aggregator.observer import RoundClosed
 from broker import messages, small, topics
-from broker.messages import Offer
-from broker.signing import NotTrusted, Signer, Verifier
+from broker.messages import Hello, Offer
+from broker.signing import Signer
+from device_runtime.trust import Trust
 
 KIND = "zeroth-order"
 
@@ -145,18 +146,30 @@ def test_a_deadline_that_passes_is_offered_whole_and_goes_on_from_there(bench, m
     assert told(b)[-1] == ("next", 2)
 
 
-def test_where_devices_are_enrolled_the_next_round_is_signed_for_its_run(two):
+def test_where_devices_are_enrolled_each_is_told_by_itself_with_a_word_or_else_whole(two):
     b, _ = two
-    signer = Signer(bytes(32))
-    b.service._run.out._seal_next = signer.seal_next
+    signer, trust = Signer(bytes(32)), Trust(Signer(bytes(32)).public)
+    b.service._run.out._agree = signer.agree
+    hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx", key=trust.key)
+    b.say("a", "hello", hello)
+    sent = len(b.link.sent)
     for device in ("a", "b"):
         b.contribute(device, b.contribution(KIND, scalars(2), 2))
-    topic, payload = [sent for sent in b.link.sent if sent[0] == topics.offer(b.task.name)][-1]
-    said = Verifier(signer.public).open_next(topic, b.service.run_id, payload)
-    assert small.decode_next(said).round == 3
-    for wrong in ((topic, "another run"), (topics.offer("another"), b.service.run_id)):
-        with pytest.raises(NotTrusted, match="is not signed for run"):
-            Verifier(signer.public).open_next(*wrong, payload)
+    assert told(b, sent) == []
+    said = {topic: payload for topic, payload in b.link.sent[sent:] if not topic.endswith("receipt")}
+    assert list(said) == [topics.down("a", "n"), topics.down("b", "task")]
+    assert trust.next(topics.down("a", "n"), b.service.run_id, said[topics.down("a", "n")]).round == 3
+    assert messages.decode(said[topics.down("b", "task")], Offer).round == 3
+
+
+def test_a_key_that_is_none_is_a_hello_that_is_none(two):
+    b, _ = two
+    b.service._run.out._agree = Signer(bytes(32)).agree
+    sent = len(b.link.sent)
+    for key in (bytes(32), b"x"):
+        hello = Hello(boot=1, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx", key=key)
+        b.say("a", "hello", hello)
+    assert b.link.sent[sent:] == []
 
 
 def test_of_what_is_too_long_nothing_is_remembered_to_be_like(two):

@@ -349,3 +349,22 @@ def test_two_of_one_name_throw_each_other_out_and_are_told_what_it_looks_like(mo
     reasons = [rivals[0].expect(Disconnected).reason for _ in range(2)]
     assert reasons[0] == "connection lost"
     assert reasons[1] == "connection lost, again after a short time: is another client called 'pi'?"
+
+
+def test_what_is_said_in_few_bytes_is_not_acknowledged_and_not_kept_while_the_broker_is_away(
+    bare_broker: Bare,
+) -> None:
+    server = bare_broker([ACCEPT_3])
+    link = Link(BrokerUrl.parse(server.url), "pi", queue.SimpleQueue(), LinkOptions(reconnect_s=(30.0, 30.0)))
+    link.connect(2.0)
+    topic, payload = "fl/v1/d/pi/up/c", b"\x04\x02\x01"
+    sent = packet_bytes(topic, payload)
+    assert link.publish(topic, payload)
+    assert server.wait_for(lambda: len(server.heard) == sent)
+    assert server.heard[0] == 0x30  # PUBLISH, QoS 0
+    assert link.under_way() == 0
+    server.hang_up()
+    assert server.wait_for(lambda: not link.connected)
+    assert link.publish(topic, payload)
+    assert (link.under_way(), link.bytes_up) == (0, sent)
+    link.close()

@@ -124,12 +124,12 @@ def test_who_does_not_have_the_round_before_has_lost_track(before, number):
         small.following(before, Next(number, bytes(4), scalars=(1.0,)))
 
 
-def test_a_signature_is_behind_what_it_signs():
+def test_a_word_is_behind_what_it_is_on():
     said = small.encode_next(Next(3, b"abcd", True, (1.0,)))
-    sealed = small.signed(said, bytes(64))
-    assert small.unsigned(sealed) == (said, bytes(64))
-    assert small.unsigned(said) == (said, b"")
-    assert len(sealed) == len(said) + 64
+    sealed = small.with_word(said, b"8 bytes.")
+    assert small.parted(sealed) == (said, b"8 bytes.")
+    assert small.parted(said) == (said, b"")
+    assert len(sealed) == len(said) + 8
     with pytest.raises(MessageError):
         small.decode_next(sealed)
 

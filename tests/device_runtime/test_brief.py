@@ -157,3 +157,13 @@ def test_a_short_one_goes_on_its_own_topic(line):
     voice.link = line
     voice.short(b"abc")
     assert published == [(up("pi-0", "c"), b"abc")]
+
+
+def test_after_a_lost_session_a_short_one_goes_again_whole_at_once(sending, line):
+    receive(sending, give(sending, 1))
+    second = give(sending, 2)
+    line.under_way = lambda topic="": 1  # something that went whole is still on its way
+    sending.restart()
+    sending.due(1.0)
+    assert line.leaves == ["contribution", "c", "contribution"]
+    assert decode(line.sent[-1][1], Contribution) == second

@@ -7,6 +7,7 @@ from broker import small, steps
 from broker.messages import Base, Blob, MessageError, Offer, Step, encode
 from broker.signing import NotTrusted, Signer
 from broker.small import LostTrack, Next
+from broker.topics import down
 from broker.topics import offer as topic_of
 from device_runtime.following import TASKS, Following
 from device_runtime.trust import Trust
@@ -14,7 +15,7 @@ from device_runtime.trust import Trust
 SIGNER, OTHER = Signer(bytes(32)), Signer(bytes([1]) * 32)
 BLOB = Blob(bytes(range(32)), 310_000)
 STEP = Step(1, "philox/1", steps.round_seed(5, 1), "all", 0.01, 1.0, (0.5, -1.25))
-TOPIC = topic_of("t")
+TOPIC, MINE = topic_of("t"), down("a", "n")
 
 
 def offer(number=2, task="t", run="r", **changes):
@@ -74,14 +75,34 @@ def test_each_task_is_followed_by_itself_and_only_so_many():
         following.offer(topic_of("t0"), after())
 
 
+def said(trust, by=SIGNER, topic=MINE, run="r", number=3):
+    """A next round with the word for who says such a key."""
+    payload = after(number)
+    return small.with_word(payload, by.agree(trust.key).word(topic, run, payload))
+
+
 def test_an_enrolled_device_follows_nobody_else():
-    following = Following(Trust(SIGNER.public))
+    trust, before = Trust(SIGNER.public), Trust(SIGNER.public)
+    following = Following(trust)
     following.offer(TOPIC, SIGNER.seal(TOPIC, offer(), 7))
-    forged = [after(), OTHER.seal_next(TOPIC, "r", after()), SIGNER.seal_next(TOPIC, "another run", after())]
-    for payload in forged:
-        with pytest.raises(NotTrusted, match="next round on fl/v1/all/round/t refused"):
-            following.offer(TOPIC, payload)
-    assert following.offer(TOPIC, SIGNER.seal_next(TOPIC, "r", after())).round == 3
+    wrong = [
+        (TOPIC, after()),
+        (MINE, after()),
+        (MINE, said(trust, OTHER)),
+        (MINE, said(trust, run="another run")),
+        (MINE, said(trust, topic="fl/v1/d/b/dn/n")),
+        (MINE, said(before)),
+        (MINE, said(trust)[:-1] + b"?"),
+        (TOPIC, said(trust)),
+    ]
+    for topic, payload in wrong:
+        with pytest.raises(NotTrusted, match=f"next round on {topic} refused"):
+            following.offer(topic, payload, task="t")
+    assert following.offer(MINE, said(trust), task="t").round == 3
+    with pytest.raises(MessageError, match="round 3 of 't' was heard of before"):
+        following.offer(MINE, said(trust), task="t")
+    with pytest.raises(MessageError, match="dn/n is marked as kept"):
+        following.offer(MINE, said(trust, number=4), retained=True, task="t")
     with pytest.raises(MessageError, match="round 2 refused: round 3 of this run was offered before"):
         following.offer(TOPIC, SIGNER.seal(TOPIC, offer(), 7))
 

@@ -131,3 +131,16 @@ def test_no_more_waits_than_there_is_room_for_and_nothing_larger_than_a_message(
     assert [pair.slow.publish("up", b"x") for _ in range(3)] == [True, True, False]
     with pytest.raises(MessageError, match=f"{MESSAGE_LIMIT + 1} bytes on up"):
         pair.slow.publish("up", bytes(MESSAGE_LIMIT + 1))
+
+
+def test_what_is_said_in_few_bytes_is_not_kept_while_the_line_is_down(pair):
+    wanted = pair.client("all", Line(), "fl/v1/d/+/up/c", 10)
+    pair.through()
+    pair.slow.publish("fl/v1/d/slow/up/c", b"\x04 on the line")
+    pair.slow.lose()
+    pair.slow.publish("fl/v1/d/slow/up/c", b"\x04 while it is down")
+    pair.slow.connect()
+    pair.through()
+    pair.slow.publish("fl/v1/d/slow/up/c", b"\x04 again")
+    pair.through()
+    assert [e.payload for _, e in wanted.came if isinstance(e, Received)] == [b"\x04 again"]
