@@ -1,7 +1,8 @@
 /** Choosing the richest update that a device can afford, as device_runtime/choose.py. Pure functions. */
 
 import { classify, misfits } from "./classify.js";
-import { MissingGraph, asMeasured } from "./cost.js";
+import { asMeasured } from "./cost.js";
+import { MissingGraph } from "./errors.js";
 import { make } from "./kinds/registry.js";
 
 /** @typedef {import("./cost.js").Cost} Cost */
@@ -33,8 +34,8 @@ export class Candidate {
 
 /**
  * What one device decided to do in a round. `chosen` is null when nothing fits: it sits out. `candidates`
- * stand in the order of preference. `straggler` is judged on a *full* update, whether or not the round accepts
- * it.
+ * stand in the order of preference. `straggler` is judged on a *full* update, whether or not the round
+ * accepts it.
  */
 export class Plan {
   /**
@@ -63,14 +64,14 @@ export class Plan {
 
 /**
  * The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds; of a kind
- * with several forms, the richest that fits. `barred` says why a form must not be trained here at all.
+ * with several forms, the richest that fits.
  * @param {Profile} profile @param {any[]} kinds @param {Workload} workload @param {number} remainingS
- * @param {(form: any) => string} [barred] @returns {Plan}
+ * @returns {Plan}
  */
-export function choose(profile, kinds, workload, remainingS, barred = () => "") {
+export function choose(profile, kinds, workload, remainingS) {
   const usableS = MARGIN * remainingS;
   const forms = kinds.flatMap((kind) => kind.variants());
-  const candidates = forms.map((form) => candidate({ profile, workload, usableS, barred }, form));
+  const candidates = forms.map((form) => candidate({ profile, workload, usableS }, form));
   const chosen = candidates.find((one) => !one.misfits.length) ?? null;
   return new Plan(chosen, candidates, verdict(profile, candidates, workload, usableS));
 }
@@ -98,11 +99,10 @@ function verdict(profile, candidates, workload, usableS) {
 }
 
 /**
- * @param {{profile: Profile, workload: Workload, usableS: number, barred: (form: any) => string}} at
- * @param {any} form @returns {Candidate}
+ * @param {{profile: Profile, workload: Workload, usableS: number}} at @param {any} form @returns {Candidate}
  */
-function candidate({ profile, workload, usableS, barred }, form) {
-  const unfit = form.unfit(workload) || barred(form);
+function candidate({ profile, workload, usableS }, form) {
+  const unfit = form.unfit(workload);
   if (unfit) return new Candidate(form, null, [unfit]);
   try {
     const cost = priced(form, workload, profile);

@@ -1,21 +1,12 @@
 /** The cost model, as profiles/cost.py: what an update will take, before anything runs. Pure functions. */
 
+import { MissingGraph } from "./errors.js";
 import { whole } from "./rounding.js";
 
 /** What an open session holds besides its graph, weights and activations, in bytes. */
 export const SESSION_BYTES = 12 * 2 ** 20;
 /** What ONNX Runtime holds of an open graph, over its file. */
 export const GRAPH_FACTOR = 128;
-
-/** Work on a graph, as "moon.bias", that the bundle does not have. */
-export class MissingGraph extends Error {
-  /** @param {string} message @param {string} graph */
-  constructor(message, graph) {
-    super(message);
-    this.name = "MissingGraph";
-    this.graph = graph;
-  }
-}
 
 /**
  * How fast a bundle's graphs run here; names are those of graphs. `seconds` for a sample, as measured;
@@ -95,7 +86,7 @@ export class Workload {
   graph(/** @type {string} */ name) {
     const found = this.graphs.get(name);
     if (found) return found;
-    throw new MissingGraph(`needs graph ${name}, the bundle has ${[...this.graphs.keys()].join(", ")}`, name);
+    throw new MissingGraph(`needs graph ${name}, the bundle has ${[...this.graphs.keys()].join(", ")}`);
   }
 
   /** How many values a tunable set trains. Raises MissingGraph where the bundle has no such set. */
@@ -103,7 +94,7 @@ export class Workload {
     const found = this.parameters.get(tunable);
     if (found !== undefined) return found;
     const had = [...this.parameters.keys()].join(", ");
-    throw new MissingGraph(`needs tunable set ${tunable}, the bundle has ${had}`, `train.${tunable}`);
+    throw new MissingGraph(`needs tunable set ${tunable}, the bundle has ${had}`);
   }
 
   get samples() {

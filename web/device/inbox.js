@@ -1,0 +1,47 @@
+/** What has come over the link and was not taken yet, with the moment at which it came. */
+
+/** @template E */
+export class Inbox {
+  #clock;
+  /** @type {{event: E, came: number}[]} */
+  #waiting = [];
+  #wake = () => {};
+
+  /** @param {() => number} clock in seconds */
+  constructor(clock) {
+    this.#clock = clock;
+  }
+
+  get isEmpty() {
+    return this.#waiting.length === 0;
+  }
+
+  /** @param {E} event */
+  put(event) {
+    this.#waiting.push({ event, came: this.#clock() });
+    this.wake();
+  }
+
+  /** The oldest, or null. */
+  next() {
+    return this.#waiting.shift() ?? null;
+  }
+
+  /** Whoever waits need not. */
+  wake() {
+    this.#wake();
+  }
+
+  /** Until something is here, `wake` is called, or so many seconds have passed. @param {number} seconds */
+  async wait(seconds) {
+    if (!this.isEmpty || !(seconds > 0)) return;
+    await new Promise((resolve) => {
+      const timer = setTimeout(resolve, 1e3 * seconds);
+      this.#wake = () => {
+        clearTimeout(timer);
+        resolve(undefined);
+      };
+    });
+    this.#wake = () => {};
+  }
+}

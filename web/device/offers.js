@@ -1,0 +1,37 @@
+/** Offers on the device: which are to be believed, and when an open round closes. */
+
+import { MessageError } from "./errors.js";
+
+/**
+ * A round that is open, and when it closes on the device's own clock, in seconds.
+ * @typedef {{offer: any, closes: number}} Open
+ */
+
+/**
+ * The round of an offer that came at this moment. Raises MessageError for one that makes no sense.
+ * @param {any} offer @param {number} came in seconds @returns {Open}
+ */
+export function opened(offer, came) {
+  const where = `offer of round ${offer.round} of '${offer.task}'`;
+  for (const name of ["remaining_s", "deadline_s"]) {
+    const seconds = offer[name];
+    if (!Number.isFinite(seconds) || seconds < 0) {
+      throw new MessageError(`${where}: ${name} is ${seconds}, expected 0 or more seconds`);
+    }
+  }
+  if (offer.round < 0) throw new MessageError(`${where}: rounds are counted from 0`);
+  if (BigInt(offer.seed) < 0n || BigInt(offer.seed) >= 2n ** 64n) {
+    throw new MessageError(`${where}: seed is ${offer.seed}, expected 64 bits`);
+  }
+  for (const base of [offer.base, ...offer.family.map((/** @type {any} */ member) => member.base)]) {
+    if (!base.checkpoint.length || base.steps < 0) {
+      throw new MessageError(`${where}: a base has no checkpoint, or ${base.steps} steps`);
+    }
+  }
+  return { offer, closes: came + offer.remaining_s };
+}
+
+/** Whether two offers are of the same round. @param {any} one @param {any} other */
+export function isSame(one, other) {
+  return one.run === other.run && one.round === other.round;
+}

@@ -1,0 +1,57 @@
+/** From what came of a round's work to the messages that say it. */
+
+import { whole } from "./rounding.js";
+
+/**
+ * Before the task is known here: `num_examples` 0 says that the device is not ready yet. @param {bigint} boot
+ */
+export function bareHello(boot) {
+  return { boot, num_examples: 0, profile: "", memory_bytes: 0, engine: "", battery_percent: -1, task: "" };
+}
+
+/**
+ * What was decided and why; kind "" when the device sits out. @param {any} offer
+ * @param {any} decision see work.js
+ */
+export function planMessage(offer, { plan, reasons }) {
+  const cost = plan.chosen?.cost;
+  return {
+    task: offer.task,
+    round: offer.round,
+    kind: plan.chosen?.label ?? "",
+    seconds: cost?.seconds ?? 0,
+    memory_bytes: cost?.peakMemoryBytes ?? 0,
+    energy_j: cost?.energyJ ?? 0,
+    reasons,
+  };
+}
+
+/**
+ * The contribution with its tensors inline, or their blob; boot and seq are the sender's to fill in.
+ * @param {any} offer @param {any} outcome see work.js; with a contribution @param {Uint8Array | any} body
+ */
+export function contributionMessage(offer, outcome, body) {
+  const made = outcome.contribution;
+  const isInline = body instanceof Uint8Array;
+  return {
+    task: offer.task,
+    run: offer.run,
+    round: offer.round,
+    boot: 0,
+    seq: 0,
+    kind: made.kind,
+    num_examples: made.numExamples,
+    metrics: {
+      train_loss: made.trainLoss,
+      train_time_ms: whole(1e3 * outcome.trainTimeS),
+      energy_mj: whole(1e3 * outcome.energyJ),
+      peak_memory_kib: Math.floor(outcome.peakMemoryBytes / 1024),
+      epsilon_milli: 0,
+      energy_source: "",
+      energy_off_percent: Math.min(100, Math.max(1, whole(100 * outcome.uncertainty))),
+    },
+    body: isInline ? body : new Uint8Array(0),
+    blob: isInline ? null : body,
+    form: made.form,
+  };
+}
