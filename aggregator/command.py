@@ -129,7 +129,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ca", type=Path, metavar="PEM", help="authority of the broker's certificate (default: the system's)"
     )
     add("--enrolment", type=Path, metavar="DIR", help="of `broker init`: broker, credential, key of offers")
-    add("--insecure", action="store_true", help="allow mqtt:// over a network, in the clear")
+    add(
+        "--insecure",
+        action="store_true",
+        help="allow mqtt:// over a network, in the clear; with --web HTTP, too",
+    )
     add("--http", metavar="HOST:PORT", help="dashboard, REST, /metrics and /healthz (default: none)")
     add(
         "--token-file",
@@ -137,6 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what HTTP asks for (default: made, in the run folder)",
     )
+    add("--web", action="store_true", help="offer the page by which browsers join (docs/browser.md)")
     add("--http-open", action="store_true", help="HTTP without a token, on this machine only")
     add("--log-format", choices=("text", "json"), help="a log with times and fields (default: bare lines)")
     add("--quiet", action="store_true", help="print nothing but the end")
@@ -175,6 +180,9 @@ def server_of(args: argparse.Namespace) -> Server:
         "http": {**_address(args.http), "token_file": args.token_file, "open": args.http_open or None},
         "log": {"format": args.log_format},
     }
+    if args.web:
+        flags["web"] = {}
+        flags["http"]["insecure"] = args.insecure or None
     given = {
         section: {key: value for key, value in keys.items() if value is not None}
         for section, keys in flags.items()

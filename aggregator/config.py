@@ -7,10 +7,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
+from broker.site import SERVER, SERVER_KEY
 from broker.url import TLS, is_loopback
 
 from .crowd import MOST_DEVICES
@@ -108,6 +110,22 @@ class HttpSection(Section, frozen=True):
             )
 
 
+class WebSection(Section, frozen=True):
+    """The page by which a browser becomes a device. `address` is how browsers reach it (None: http.host and
+    http.port), `broker` the WebSockets that they find the broker at (None: those of the one that is started
+    here, or of the enrolment). A one-time link is good for `link_minutes`.
+    """
+
+    address: str | None = None
+    broker: str | None = None
+    link_minutes: Annotated[float, Meta(gt=0, le=7 * 24 * 60)] = 15.0
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.address or "https://x")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigError(f"web.address = {self.address}: expected https://host, with a port or a path")
+
+
 class DatabaseSection(Section, frozen=True):
     """Where runs are kept: the `url` of a PostgreSQL, each in a schema of its own; without one, in SQLite in
     their folders.
@@ -144,6 +162,7 @@ class Server(Section, frozen=True):
     max_devices: Annotated[int, Meta(ge=1)] = MOST_DEVICES
     broker: BrokerSection = BrokerSection()
     http: HttpSection | None = None
+    web: WebSection | None = None
     database: DatabaseSection = DatabaseSection()
     log: LogSection = LogSection()
 
@@ -153,6 +172,7 @@ _SECTIONS: Mapping[str, type[Section]] = {
     "database": DatabaseSection,
     "http": HttpSection,
     "log": LogSection,
+    "web": WebSection,
 }
 
 
@@ -165,14 +185,26 @@ def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> Server
     for section, given in flags.items():
         if not section:
             settings |= given
-        elif given:
+        elif given or section == "web":
             settings[section] = {**settings.get(section, {}), **given}
+    if "web" in settings:
+        settings["http"] = _for_pages(settings.get("http", {}), settings.get("broker", {}))
     where = f"{path}: " if path else ""
     try:
         return msgspec.convert(settings, Server, dec_hook=_path)
     except msgspec.ValidationError as error:
         cause = error.__cause__
         raise ConfigError(where + (str(cause) if isinstance(cause, ConfigError) else _named(error))) from None
+
+
+def _for_pages(http: dict[str, Any], broker: dict[str, Any]) -> dict[str, Any]:
+    """HTTP as the page needs it: over a network by the certificate of the enrolment, if no other is given."""
+    enrolment, host = broker.get("enrolment"), http.get("host", "")
+    if enrolment is None or not isinstance(host, str) or is_loopback(host or "127.0.0.1"):
+        return http
+    if {"cert", "key", "insecure"} & set(http):
+        return http
+    return {**http, "cert": str(Path(enrolment) / SERVER), "key": str(Path(enrolment) / SERVER_KEY)}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
@@ -18,12 +19,13 @@ from broker import brokers, topics
 from broker.errors import BrokerStartError
 from broker.link import Link, LinkOptions
 from broker.mosquitto import Mosquitto
-from broker.running import BrokerOptions, RunningBroker
+from broker.running import BrokerOptions, RunningBroker, WebSockets
 from broker.url import BrokerUrl
 
-from . import enrolled, lodger
+from . import doorway, enrolled, lodger, welcome
 from .config import AUTO, BrokerSection, DatabaseSection, Server
 from .database import begun
+from .doorway import Doorway
 from .errors import ConfigError, MissingExtra, RunFolderError
 from .lodger import Lodger
 from .logs import Events
@@ -34,6 +36,7 @@ from .ports import Ports
 from .records import Records
 from .service import Service
 from .task import Task
+from .welcome import Reader
 from .worker_frames import Order
 from .workers import Workers
 
@@ -62,6 +65,7 @@ class Process:
         for task in tasks:
             _check_room(task, server.max_devices)
         self._server = server
+        self._doorway: Doorway | None = None
         self._quiet = quiet
         self._structured = server.log.format is not None
         self._stop = threading.Event()
@@ -82,11 +86,13 @@ class Process:
         """
         _on_signals(self._stop)
         with ExitStack() as stack:
-            broker, url = broker_for(self._server.broker, self._folders[0])
+            web = doorway.web_sockets(self._folders[0]) if self._server.web else None
+            broker, url = broker_for(self._server.broker, self._folders[0], web)
             if broker:
                 stack.callback(broker.stop)
             if self._server.workers and broker and not isinstance(broker, Mosquitto):
                 raise ConfigError(f"workers share what comes in, and {broker.name} cannot: install Mosquitto")
+            self._doorway = doorway.open_to(self._server, broker, url)
             self._serve(url, broker)
 
     def _serve(self, url: BrokerUrl, broker: RunningBroker | None) -> None:
@@ -104,6 +110,8 @@ class Process:
                 self._say(f"devices join with: device-runtime join {broker.url} --data FOLDER")
             if site:
                 self._say(f"http: {site.start()}")
+            if site and self._doorway:
+                self._welcome(site, self._doorway)
             link.connect()
             at_work = stack.enter_context(ExitStack())
             at_work.enter_context(Workers(self._server.workers, self._order(url), inbox))
@@ -116,6 +124,13 @@ class Process:
             if not one.done:
                 text = f"stopped in round {one.round}; the same command goes on with it"
                 log.info("%s", text) if self._structured else print(self._label(one.task.name) + text)
+
+    def _welcome(self, site: Site, door: Doorway) -> None:
+        """Say how browsers come in; a link is for the terminal alone, a log keeps it for too many."""
+        doorway.keep(self._folders[0], door)
+        shown = not (self._structured or self._quiet)
+        reader = Reader(time.time(), sys.stdout.isatty()) if shown else None
+        self._say(welcome.told(door, site.url, reader))
 
     def _open(self, url: BrokerUrl, link: Link, told: tuple[Sequence[View], Site | None]) -> None:
         """Every run folder, or none. Raises what Service raises."""
@@ -183,7 +198,7 @@ class Process:
             Hosted(one.task, folder, link, one.pulse, database=database)
             for one, folder in zip(self._lodgers, self._folders, strict=True)
         ]
-        site = Site(self._server.http, hosted)
+        site = Site(self._server.http, hosted, self._doorway)
         try:
             yield site
         finally:
@@ -217,17 +232,22 @@ def _check_room(task: Task, most: int) -> None:
             raise ConfigError(f"max_devices is {most}, and task {task.name} wants {name} = {wanted}")
 
 
-def broker_for(section: BrokerSection, folder: Path) -> tuple[RunningBroker | None, BrokerUrl]:
-    """The broker to use, and the one started for it: at the port that the run had before, if that is free."""
+def broker_for(
+    section: BrokerSection, folder: Path, web: WebSockets | None = None
+) -> tuple[RunningBroker | None, BrokerUrl]:
+    """The broker to use, and the one started for it: at the ports that the run had before, if they are free.
+
+    `web`: its WebSockets, if it is to have any.
+    """
     if section.url != AUTO or section.enrolment:
         return None, _address(section)
     before = 0 if section.port else port_before(folder)
     try:
-        broker = brokers.start("auto", BrokerOptions(port=section.port or before))
+        broker = brokers.start("auto", BrokerOptions(port=section.port or before, web=web))
     except BrokerStartError:
-        if not before:
+        if not (before or (web and web.port)):
             raise
-        broker = brokers.start("auto", BrokerOptions())
+        broker = brokers.start("auto", BrokerOptions(port=section.port, web=web and replace(web, port=0)))
     return broker, BrokerUrl.parse(broker.url)
 
 

@@ -98,7 +98,7 @@ class Embedded:
             logging.getLogger(__name__).debug("%s did not end in %s s", self.name, STOP_S)
 
 
-class _Broker(Broker):  # type: ignore[misc] - amqtt has no types here
+class _Broker(Broker):  # type: ignore[misc]  # amqtt is not read by mypy
     """Of pages, only those of this machine get in: those of any site, in a browser here, could reach it."""
 
     async def ws_connected(self, websocket: ServerConnection, listener_name: str) -> None:

@@ -47,8 +47,14 @@ class LinkError(BrokerError):
         self.over = over
 
 
+class NameTaken(LinkError):
+    """Another name is to be given; the link is as it was."""
+
+
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """Times are in seconds since 1970, 0 for never. `secret` and `claim` are hashes (SHA-256, hex)."""
+    """Times are in seconds since 1970, 0 for never. `secret` and `claim` are hashes (SHA-256, hex). `device`
+    is empty until the link is used where who uses it may choose the name.
+    """
 
     id: str
     device: str
@@ -92,22 +98,16 @@ def offered_at(opened: Opened, page: str, broker: str) -> None:
 
 
 def make(opened: Opened, now: float, lasts_s: float, device: str = "") -> tuple[Link, str]:
-    """A link for a device of this name, or of one that is drawn, and its secret: it can be told only now.
+    """A link for a device of this name, or of one that it chooses, and its secret: it can be told only now.
 
     Raises LinkError, TopicError, SiteError.
     """
     with _alone(opened):
         book = read(opened)
-        waiting = {link.device for link in book.links if link.state(now) == "open"}
-        taken = {entry.name for entry in register.entries(opened) if not entry.revoked}
-        if len(waiting) >= MOST:
+        if sum(link.state(now) == "open" for link in book.links) >= MOST:
             raise LinkError(f"{MOST} links are open: revoke some, or wait until they expire")
         if device:
-            check_device(device)
-            if device in waiting | taken or device == opened.site.aggregator:
-                raise LinkError(f"{device!r} is enrolled, or has a link that is open: give another name")
-        while not device or device in waiting | taken:
-            device = f"browser-{secrets.token_hex(3)}"
+            _check_free(opened, book, device, now)
         secret = secrets.token_urlsafe(SECRET_BYTES)
         link = Link(
             id=secrets.token_hex(4),
@@ -121,20 +121,36 @@ def make(opened: Opened, now: float, lasts_s: float, device: str = "") -> tuple[
     return link, secret
 
 
-def use(opened: Opened, secret: str, claim: str, now: float) -> Enrolment:
+class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What who opens a link says: its secret, a claim of their own, and the name that they would have."""
+
+    secret: str
+    claim: str
+    name: str = ""
+
+    def __repr__(self) -> str:
+        return f"Opening({self.name!r})"
+
+
+def use(opened: Opened, opening: Opening, now: float) -> Enrolment:
     """The credential of who says this claim first, or again. Mosquitto is to be told: see `register.tell`.
 
     On the disk first is whose the link is, then the device: whatever ends this half-way, the same claim may
     try again, and no other. Raises LinkError, RegisterError, SiteError.
     """
-    if not CLAIM_LETTERS[0] <= len(claim) <= CLAIM_LETTERS[1] or not claim.isascii():
-        raise LinkError(f"a claim has {CLAIM_LETTERS[0]} to {CLAIM_LETTERS[1]} letters, this {len(claim)}")
+    size = len(opening.claim)
+    if not CLAIM_LETTERS[0] <= size <= CLAIM_LETTERS[1] or not opening.claim.isascii():
+        raise LinkError(f"a claim has {CLAIM_LETTERS[0]} to {CLAIM_LETTERS[1]} letters, this {size}")
     with _alone(opened):
         book = read(opened)
-        link = _claimed(_found(book, secret), _hash(claim), now)
+        link = _claimed(_found(book, opening.secret), _hash(opening.claim), now)
+        if not link.device:
+            name = opening.name or f"browser-{secrets.token_hex(4)}"
+            _check_free(opened, book, name, now)
+            link = msgspec.structs.replace(link, device=name)
         _check_not_revoked(opened, link)
         _replace(opened, book, link)
-        who = register.Agreed(link.device, _password(secret, claim), book.broker or opened.site.web_url)
+        who = register.Agreed(link.device, _password(opening), book.broker or opened.site.web_url)
         return register.settle(opened, who, datetime.fromtimestamp(link.used, timezone.utc))
 
 
@@ -174,6 +190,15 @@ def _claimed(link: Link, claim: str, now: float) -> Link:
     return link if link.claim else msgspec.structs.replace(link, claim=claim, used=int(now))
 
 
+def _check_free(opened: Opened, book: Book, name: str, now: float) -> None:
+    """Raises LinkError for a name that somebody has or is to have, TopicError for one that is none."""
+    check_device(name)
+    waiting = {link.device for link in book.links if link.state(now) == "open"}
+    taken = {entry.name for entry in register.entries(opened) if not entry.revoked}
+    if name in waiting | taken or name == opened.site.aggregator:
+        raise NameTaken(f"{name!r} is enrolled, or has a link that is open: give another name")
+
+
 def _check_not_revoked(opened: Opened, link: Link) -> None:
     """Raises LinkError when the device was revoked since the link was made."""
     entry = next((one for one in register.entries(opened) if one.name == link.device), None)
@@ -181,8 +206,8 @@ def _check_not_revoked(opened: Opened, link: Link) -> None:
         raise LinkError("the device of this link was revoked: ask for a new one", over=True)
 
 
-def _password(secret: str, claim: str) -> str:
-    key = hmac.digest(secret.encode(), b"device-runtime/link/1" + claim.encode(), "sha256")
+def _password(opening: Opening) -> str:
+    key = hmac.digest(opening.secret.encode(), b"device-runtime/link/1" + opening.claim.encode(), "sha256")
     return base64.urlsafe_b64encode(key[: register.PASSWORD_BYTES]).decode()
 
 

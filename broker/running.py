@@ -81,6 +81,8 @@ class BrokerOptions:
 class RunningBroker(Protocol):
     """A broker that accepts connections until `stop`."""
 
+    options: BrokerOptions
+
     @property
     def url(self) -> str:
         """For `BrokerUrl.parse`; without user or password."""

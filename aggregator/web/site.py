@@ -13,13 +13,14 @@ from urllib.parse import urlsplit
 from weakref import WeakSet
 
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aggregator.config import HttpSection
+from aggregator.doorway import Doorway
 from aggregator.errors import AddressError, ConfigError
 from aggregator.observer import Observer
 from broker.url import is_loopback
@@ -29,7 +30,10 @@ from .api import Api, Credentials, Guard
 from .certificate import Certificate
 from .health import examine, without_details
 from .hosted import Hosted
+from .invitations import Inviting
+from .join import Join
 from .metrics import Metrics
+from .pages import Pages
 from .shapes import Health
 from .tokens import token_for
 
@@ -64,7 +68,8 @@ class Site:
     Raises ConfigError for a token or certificate that cannot be used, AddressError for the address.
     """
 
-    def __init__(self, settings: HttpSection, hosted: list[Hosted]) -> None:
+    def __init__(self, settings: HttpSection, hosted: list[Hosted], doorway: Doorway | None = None) -> None:
+        """`doorway`: where browsers come in, if they may; then MissingExtra for a page that is not here."""
         self._settings = settings
         self._hosted = {one.task.name: one for one in hosted}
         self._metrics = Metrics()
@@ -72,8 +77,11 @@ class Site:
         token, self._token_file = token_for(settings, hosted[0].folder)
         guard = Guard(token)
         self._api = Api(hosted, guard, self._metrics)
+        routers = [self._api.router, Inviting(doorway, guard, lambda: self.url).router]
+        if doorway:
+            routers.append(Join(doorway, Pages.of(doorway.broker), hosted).router)
         self._socket = _listen(settings)
-        app = _app(self._api, guard, lambda: examine(hosted, settings))
+        app = _app(routers, guard, lambda: examine(hosted, settings))
         config = uvicorn.Config(
             Armoured(app, anyone=not token.needed),
             http=Bounded,
@@ -212,7 +220,7 @@ def _listen(settings: HttpSection) -> socket.socket:
         ) from None
 
 
-def _app(api: Api, guard: Guard, look: Callable[[], Health]) -> FastAPI:
+def _app(routers: list[APIRouter], guard: Guard, look: Callable[[], Health]) -> FastAPI:
     app = FastAPI(
         title="device-runtime",
         summary="The aggregator of a federated learning task.",
@@ -222,7 +230,8 @@ def _app(api: Api, guard: Guard, look: Callable[[], Health]) -> FastAPI:
         redoc_url=None,
         openapi_url="/openapi.json",
     )
-    app.include_router(api.router)
+    for router in routers:
+        app.include_router(router)
 
     def healthz(credentials: Credentials, response: Response) -> Health:
         """Details are for those who have the token."""

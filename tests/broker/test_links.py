@@ -10,11 +10,12 @@ import pytest
 
 from broker import links, production, register
 from broker.enrolment import Enrolment
-from broker.links import LinkError
+from broker.links import LinkError, NameTaken, Opening
 from broker.mosquitto import hash_passwords, is_of_password
 from broker.register import RegisterError
 from broker.running import BrokerOptions
 from broker.site import PASSWORDS, Opened, Site
+from broker.topics import TopicError
 
 NOW = 1_800_000_000
 MINE, OTHER = "a" * 43, "b" * 43
@@ -38,7 +39,7 @@ def test_a_link_enrols_one_device_with_a_credential_of_its_own(opened: Opened) -
     link, secret = links.make(opened, NOW, 900, "phone")
     assert (link.device, link.state(NOW), link.ends) == ("phone", "open", NOW + 900)
     assert enrolled(opened) == []
-    given = links.use(opened, secret, MINE, NOW + 1)
+    given = links.use(opened, Opening(secret, MINE), NOW + 1)
     assert (given.name, given.url, given.issued) == ("phone", "wss://192.0.2.7:8884/mqtt", NOW + 1)
     assert Enrolment.of_token(given.token) == given
     assert enrolled(opened) == ["phone"]
@@ -49,7 +50,7 @@ def test_a_link_enrols_one_device_with_a_credential_of_its_own(opened: Opened) -
 
 def test_neither_secret_nor_claim_nor_password_is_in_a_file(opened: Opened) -> None:
     _, secret = links.make(opened, NOW, 900)
-    given = links.use(opened, secret, MINE, NOW)
+    given = links.use(opened, Opening(secret, MINE), NOW)
     files = [path for path in opened.folder.iterdir() if path.is_file()]
     kept = "".join(path.read_text() for path in files)
     assert all(word not in kept for word in (secret, MINE, given.password))
@@ -58,12 +59,12 @@ def test_neither_secret_nor_claim_nor_password_is_in_a_file(opened: Opened) -> N
 
 def test_the_same_claim_may_ask_again_and_gets_the_same_and_another_nothing(opened: Opened) -> None:
     _, secret = links.make(opened, NOW, 900)
-    first = links.use(opened, secret, MINE, NOW)
+    first = links.use(opened, Opening(secret, MINE), NOW)
     passwords = opened.read(PASSWORDS)
-    assert links.use(opened, secret, MINE, NOW + 60) == first
+    assert links.use(opened, Opening(secret, MINE), NOW + 60) == first
     assert opened.read(PASSWORDS) == passwords
     with pytest.raises(LinkError, match="used by another browser already") as caught:
-        links.use(opened, secret, OTHER, NOW + 60)
+        links.use(opened, Opening(secret, OTHER), NOW + 60)
     assert caught.value.over
     assert len(enrolled(opened)) == 1
 
@@ -72,18 +73,18 @@ def test_a_wrong_secret_is_of_no_link_and_a_claim_that_is_none_is_refused(opened
     _, secret = links.make(opened, NOW, 900)
     for wrong in ("", secret[:-1], secret + "x", secret.swapcase(), "é"):
         with pytest.raises(LinkError, match="there is no such link") as caught:
-            links.use(opened, wrong, MINE, NOW)
+            links.use(opened, Opening(wrong, MINE), NOW)
         assert not caught.value.over
     for claim in ("", "short", "x" * 87, "é" * 43):
         with pytest.raises(LinkError, match="a claim has 22 to 86 letters"):
-            links.use(opened, secret, claim, NOW)
+            links.use(opened, Opening(secret, claim), NOW)
     assert enrolled(opened) == []
 
 
 def test_a_link_expires(opened: Opened) -> None:
     link, secret = links.make(opened, NOW, 900)
     with pytest.raises(LinkError, match="expired"):
-        links.use(opened, secret, MINE, NOW + 900)
+        links.use(opened, Opening(secret, MINE), NOW + 900)
     assert link.state(NOW + 899) == "open"
     assert link.state(NOW + 900) == "expired"
     assert enrolled(opened) == []
@@ -93,26 +94,26 @@ def test_a_revoked_link_is_void_and_so_is_the_device_that_used_one(opened: Opene
     unused, secret = links.make(opened, NOW, 900, "one")
     assert links.revoke(opened, unused.id, NOW).state(NOW) == "revoked"
     with pytest.raises(LinkError, match="this link was revoked"):
-        links.use(opened, secret, MINE, NOW)
+        links.use(opened, Opening(secret, MINE), NOW)
     used, secret = links.make(opened, NOW, 900, "two")
-    links.use(opened, secret, MINE, NOW)
+    links.use(opened, Opening(secret, MINE), NOW)
     links.revoke(opened, used.id, NOW + 1)
     links.revoke(opened, used.id, NOW + 2)  # which was done, and changes nothing
     assert enrolled(opened) == []
     with pytest.raises(LinkError, match="revoked"):
-        links.use(opened, secret, MINE, NOW + 2)
+        links.use(opened, Opening(secret, MINE), NOW + 2)
     with pytest.raises(LinkError, match="no link is called"):
         links.revoke(opened, "nothing", NOW)
 
 
 def test_a_device_that_was_revoked_otherwise_is_not_let_in_again_by_its_old_link(opened: Opened) -> None:
     _, secret = links.make(opened, NOW, 900, "phone")
-    links.use(opened, secret, MINE, NOW + 1)
+    links.use(opened, Opening(secret, MINE), NOW + 1)
     register.revoke(opened, "phone", datetime.fromtimestamp(NOW + 2, timezone.utc))
     with pytest.raises(LinkError, match="was revoked"):
-        links.use(opened, secret, MINE, NOW + 3)
+        links.use(opened, Opening(secret, MINE), NOW + 3)
     _, again = links.make(opened, NOW + 4, 900, "phone")  # the operator means it
-    assert links.use(opened, again, OTHER, NOW + 5).name == "phone"
+    assert links.use(opened, Opening(again, OTHER), NOW + 5).name == "phone"
     assert enrolled(opened) == ["phone"]
 
 
@@ -121,7 +122,7 @@ def test_a_device_that_was_enrolled_by_hand_keeps_its_password(opened: Opened) -
     register.add(opened, "phone", datetime.fromtimestamp(NOW, timezone.utc))
     passwords = opened.read(PASSWORDS)
     with pytest.raises(RegisterError, match="enrolled otherwise meanwhile"):
-        links.use(opened, secret, MINE, NOW + 1)
+        links.use(opened, Opening(secret, MINE), NOW + 1)
     assert opened.read(PASSWORDS) == passwords
 
 
@@ -147,15 +148,15 @@ def test_a_kill_between_any_two_files_leaves_one_device_and_the_same_claim_may_g
     with monkeypatch.context() as patched:
         patched.setattr(Opened, "write", writing)
         with pytest.raises(Killed):
-            links.use(opened, secret, MINE, NOW + 1)
+            links.use(opened, Opening(secret, MINE), NOW + 1)
     assert written == ["links.json", "passwords", "devices.json"][:left]
     if left:
         with pytest.raises(LinkError, match="used by another browser"):
-            links.use(opened, secret, OTHER, NOW + 2)
-    given = links.use(Opened(opened.folder), secret, MINE, NOW + 3)
+            links.use(opened, Opening(secret, OTHER), NOW + 2)
+    given = links.use(Opened(opened.folder), Opening(secret, MINE), NOW + 3)
     assert given.issued == (NOW + 1 if left else NOW + 3)
     assert enrolled(opened) == ["phone"]
-    assert links.use(opened, secret, MINE, NOW + 4) == given
+    assert links.use(opened, Opening(secret, MINE), NOW + 4) == given
 
 
 def test_of_many_that_use_a_link_at_once_one_gets_in(opened: Opened) -> None:
@@ -167,7 +168,7 @@ def test_of_many_that_use_a_link_at_once_one_gets_in(opened: Opened) -> None:
     def use(claim: str) -> None:
         start.wait()
         try:
-            got.append(links.use(opened, secret, claim, NOW))
+            got.append(links.use(opened, Opening(secret, claim), NOW))
         except LinkError as error:
             refused.append(error)
 
@@ -180,30 +181,48 @@ def test_of_many_that_use_a_link_at_once_one_gets_in(opened: Opened) -> None:
     assert enrolled(opened) == ["phone"]
 
 
-def test_names_are_drawn_or_given_and_none_is_given_twice(
+def test_a_name_is_given_with_the_link_or_chosen_by_who_opens_it_and_never_twice(opened: Opened) -> None:
+    register.add(opened, "pi", datetime.fromtimestamp(NOW, timezone.utc))
+    links.make(opened, NOW, 900, "given")
+    for taken in ("pi", "given", "aggregator"):
+        with pytest.raises(NameTaken, match="give another name"):
+            links.make(opened, NOW, 900, taken)
+    with pytest.raises(TopicError):
+        links.make(opened, NOW, 900, "a/b")
+    link, secret = links.make(opened, NOW, 900)
+    assert link.device == ""
+    for taken in ("pi", "given", "aggregator"):
+        with pytest.raises(NameTaken, match="give another name"):
+            links.use(opened, Opening(secret, MINE, taken), NOW)
+    with pytest.raises(TopicError):
+        links.use(opened, Opening(secret, MINE, "a/b"), NOW)
+    assert links.use(opened, Opening(secret, MINE, "chosen"), NOW).name == "chosen"
+    assert links.use(opened, Opening(secret, MINE, "otherwise"), NOW + 1).name == "chosen"
+    _, secret = links.make(opened, NOW, 900)
+    assert links.use(opened, Opening(secret, MINE), NOW).name.startswith("browser-")
+    _, secret = links.make(opened, NOW, 900, "fixed")
+    assert links.use(opened, Opening(secret, MINE, "otherwise"), NOW).name == "fixed"
+
+
+def test_only_so_many_links_are_open_and_those_that_are_long_over_are_forgotten(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, _ = links.make(opened, NOW, 900)
-    second, _ = links.make(opened, NOW, 900)
-    assert first.device.startswith("browser-")
-    assert first.device != second.device
-    register.add(opened, "pi", datetime.fromtimestamp(NOW, timezone.utc))
-    for taken in ("pi", first.device, "aggregator"):
-        with pytest.raises(LinkError, match="give another name"):
-            links.make(opened, NOW, 900, taken)
     monkeypatch.setattr(links, "MOST", 2)
-    with pytest.raises(LinkError, match="2 links are open"):
+    for _ in range(2):
         links.make(opened, NOW, 900)
-    assert links.make(opened, NOW + 901, 900)  # those before have expired
-    assert len(links.make(opened, NOW + 900 + links.KEPT_S, 900)[0].id) == 8
-    assert len(links.read(opened).links) == 2  # and are forgotten in a week
+    with pytest.raises(LinkError, match="2 links are open"):
+        links.make(opened, NOW + 899, 900)
+    links.make(opened, NOW + 900, 900)
+    assert len(links.read(opened).links) == 3
+    links.make(opened, NOW + 900 + links.KEPT_S, 900)
+    assert len(links.read(opened).links) == 2
 
 
 def test_a_link_leads_to_where_the_page_was_offered(opened: Opened) -> None:
     links.offered_at(opened, "https://fl.example.org/join/", "wss://fl.example.org/mqtt")
     _, secret = links.make(opened, NOW, 900)
     assert links.read(opened).page == "https://fl.example.org/join/"
-    assert links.use(opened, secret, MINE, NOW).url == "wss://fl.example.org/mqtt"
+    assert links.use(opened, Opening(secret, MINE), NOW).url == "wss://fl.example.org/mqtt"
 
 
 def test_a_line_of_passwords_is_of_its_password_alone() -> None:

@@ -1,0 +1,191 @@
+"""What is under /join/: the page's files, what it must know, and a credential for who has a link."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import RedirectResponse
+from starlette.concurrency import run_in_threadpool
+
+from aggregator.doorway import Doorway
+from aggregator.errors import AggregatorError
+from aggregator.flood import Flood
+from broker import links, register
+from broker.enrolment import Enrolment
+from broker.errors import BrokerError, BrokerRefused
+from broker.link import Link, LinkOptions
+from broker.links import LinkError, NameTaken, Opening
+from broker.messages import VERSION
+from broker.site import Opened
+from broker.topics import TopicError
+from broker.url import is_loopback
+from models import bundle as bundles
+from models.bundle import Bundle
+from models.errors import ModelError
+
+from .hosted import Hosted
+from .pages import Pages
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 4096
+"""Of what is posted; a secret and a claim are about 120."""
+BURST, RATE, ADDRESSES = 30.0, 1.0, 4096
+"""Of exchanges: so many at once from one address, then so many a second; addresses that are remembered."""
+TOLD_S, LOOK_S = 5.0, 0.1
+"""Seconds in which Mosquitto is to know a new device, and between looks."""
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """A task, as the page shows it before it has joined."""
+
+    name: str
+    bundle: str
+    rounds: int
+    deadline_s: float
+    kinds: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    input: dict[str, Any] = field(default_factory=dict)
+
+
+class Join:
+    """`clock`: seconds since 1970."""
+
+    def __init__(
+        self, doorway: Doorway, pages: Pages, hosted: list[Hosted], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._doorway, self._pages = doorway, pages
+        self._hosted, self._clock = hosted, clock
+        self._learnt: list[Learnt] = []
+        self._flood = Flood(BURST, RATE, ADDRESSES)
+        self.router = router = APIRouter(include_in_schema=False)
+        reads = ["GET", "HEAD"]
+        router.add_api_route("/join", lambda: RedirectResponse("join/", 308), methods=reads)
+        router.add_api_route("/join/config.json", self.config, methods=reads)
+        router.add_api_route("/join/enrol", self.enrol, methods=["POST"])
+        router.add_api_route("/join/{path:path}", self.file, methods=reads)
+
+    def file(self, path: str, request: Request) -> Response:
+        return self._pages.answer(path, request.headers)
+
+    def config(self, request: Request) -> dict[str, Any]:
+        """Where the broker is, what is learnt, and whether a link is needed to enrol.
+
+        The broker's URL holds the password of an open one. It is told to who calls us by a name of ours only:
+        a page of another site, whose name leads here, learns nothing (DNS rebinding).
+        """
+        doorway = self._doorway
+        if doorway.password and not self._ours(request):
+            raise HTTPException(403, "open to this machine only: ask as localhost")
+        return {
+            "version": 1,
+            "protocol": VERSION,
+            "enrol": doorway.site is not None,
+            "broker": doorway.broker.replace("//", f"//{doorway.user}:{doorway.password}@")
+            if doorway.password
+            else doorway.broker,
+            "key": doorway.site.signer.public.hex() if doorway.site else "",
+            "task": self._hosted[0].task.name if len(self._hosted) == 1 else "",
+            "tasks": self._tasks(),
+        }
+
+    async def enrol(self, request: Request) -> dict[str, str]:
+        """The credential of who has a link, as a token."""
+        site = self._doorway.site
+        if site is None or not self._doorway.writable:
+            raise HTTPException(404, "no device is enrolled by links here")
+        if not self._flood.lets(_from(request), self._clock()):
+            raise HTTPException(429, "too many asked from there: again in a while", {"Retry-After": "5"})
+        if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            raise HTTPException(403, "a link is used by its own page only")
+        enrolment = await run_in_threadpool(self._exchange, site, await _posted(request))
+        return {"token": enrolment.token, "name": enrolment.name}
+
+    def _exchange(self, site: Opened, opening: Opening) -> Enrolment:
+        try:
+            enrolment = links.use(site, opening, self._clock())
+        except (NameTaken, TopicError) as error:
+            raise HTTPException(409, str(error)) from None
+        except LinkError as error:
+            raise HTTPException(410 if error.over else 403, str(error)) from None
+        except BrokerError as error:
+            log.warning("a link could not be used: %s", error)
+            raise HTTPException(503, "the device could not be enrolled", {"Retry-After": "10"}) from None
+        told = register.tell(site)
+        log.info("%s is enrolled by its link; %s", enrolment.name, told)
+        self._wait_until_known(enrolment)
+        return enrolment
+
+    def _wait_until_known(self, enrolment: Enrolment) -> None:
+        """Mosquitto reads its passwords a moment after it was told: until then it would refuse the device."""
+        url = replace(self._doorway.reached, user=enrolment.name, password=enrolment.password)
+        end = time.monotonic() + TOLD_S
+        while time.monotonic() < end:
+            link = Link(url, f"{enrolment.client_id}-new", queue.SimpleQueue(), LinkOptions())
+            try:
+                link.connect(TOLD_S)
+            except BrokerRefused:
+                time.sleep(LOOK_S)
+                continue
+            except BrokerError as error:
+                log.warning("whether the broker knows %s cannot be seen: %s", enrolment.name, error)
+                return
+            finally:
+                link.close()
+            return
+        log.warning("the broker does not know %s yet: have it read its passwords", enrolment.name)
+
+    def _tasks(self) -> list[Learnt]:
+        if not self._learnt:
+            self._learnt = [_learnt(one) for one in self._hosted]
+        return self._learnt
+
+    def _ours(self, request: Request) -> bool:
+        host = request.url.hostname or ""
+        return is_loopback(host) or host == (urlsplit(self._doorway.address).hostname or "-")
+
+
+def _learnt(hosted: Hosted) -> Learnt:
+    task = hosted.task
+    kinds = tuple(kind.name for kind in task.kinds)
+    known = Learnt(task.name, task.bundle, task.rounds, task.round_deadline_s, kinds)
+    try:
+        manifest = Bundle.open(bundles.find(task.bundle)).manifest
+    except (ModelError, AggregatorError) as error:
+        log.warning("the page cannot tell what %s is about: %s", task.name, error)
+        return known
+    form = msgspec.to_builtins(manifest.input)
+    return Learnt(task.name, task.bundle, task.rounds, task.round_deadline_s, kinds, manifest.labels, form)
+
+
+async def _posted(request: Request) -> Opening:
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise HTTPException(415, "expected application/json")
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise HTTPException(413, f"expected at most {MOST_BYTES} bytes")
+    try:
+        return msgspec.json.decode(body, type=Opening)
+    except (msgspec.DecodeError, RecursionError):
+        raise HTTPException(400, 'expected {"secret": "...", "claim": "...", "name": "..."}') from None
+
+
+def _from(request: Request) -> str:
+    """Of whom a count is kept: an IPv4 address, or an IPv6 network."""
+    try:
+        address = ipaddress.ip_address(request.client.host if request.client else "")
+    except ValueError:
+        return ""
+    return str(ipaddress.ip_network((address, 64), strict=False) if address.version == 6 else address)

@@ -1,0 +1,205 @@
+"""Where browsers come in: what the settings and the broker make of it, and what no browser could reach."""
+
+import os
+import pwd
+from datetime import datetime, timezone
+
+import pytest
+
+from aggregator import config, doorway, welcome
+from aggregator.command import add_arguments, server_of
+from aggregator.errors import ConfigError
+from aggregator.welcome import Reader
+from broker import links, production
+from broker.running import BrokerOptions, WebSockets
+from broker.site import Site, SiteError
+from broker.url import BrokerUrl
+
+NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
+HERE = BrokerUrl("127.0.0.1", 1883)
+SECURE = BrokerUrl("fl.example.org", 8883, secure=True)
+
+
+class Started:
+    """A broker that was started here, with WebSockets."""
+
+    options = BrokerOptions(web=WebSockets(password="told"))
+    web_url = "ws://127.0.0.1:9001/mqtt"
+
+
+@pytest.fixture
+def enrolment(tmp_path):
+    def make(websockets=8884, *names):
+        user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() == 0 else ""
+        site = Site(names=names or ("192.0.2.7",), websockets=websockets, run_as=user)
+        return production.found(tmp_path / f"enrolment-{websockets}-{len(names)}", site, NOW).folder
+
+    return make
+
+
+def settings(*words):
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return server_of(parser.parse_args(list(map(str, words))))
+
+
+def opened(*words, broker=None, reached=HERE):
+    return doorway.open_to(settings(*words), broker, reached)
+
+
+def test_nobody_comes_in_unless_it_is_asked_for():
+    assert settings().http is None
+    assert opened("--http", "8080", broker=Started()) is None
+
+
+def test_web_alone_is_for_browsers_of_this_machine():
+    server = settings("--web")
+    assert (server.http.host, server.http.port) == ("127.0.0.1", 8080)
+    door = opened("--web", broker=Started())
+    assert (door.broker, door.user, door.password) == (Started.web_url, "browser", "told")
+    assert door.page("http://127.0.0.1:8080") == "http://127.0.0.1:8080/join/"
+    assert (door.site, door.writable, "told" in repr(door)) == (None, False, False)
+
+
+def test_an_enrolment_brings_broker_certificate_and_the_right_to_make_links(enrolment):
+    folder = enrolment()
+    words = ("--web", "--enrolment", folder, "--http", "192.0.2.7:8443")
+    http = settings(*words).http
+    assert (http.cert, http.key) == (folder / "server.pem", folder / "server.key")
+    door = opened(*words, reached=SECURE)
+    assert (door.broker, door.password) == ("wss://192.0.2.7:8884/mqtt", "")
+    assert door.writable
+    assert door.page("https://192.0.2.7:8443") == "https://192.0.2.7:8443/join/"
+    assert settings("--enrolment", folder).http is None
+
+
+def test_where_http_listens_everywhere_the_page_is_at_the_host_that_devices_know(enrolment):
+    folder = enrolment(8884, "fl.example.org", "192.0.2.7")
+    door = opened("--web", "--enrolment", folder, "--http", "0.0.0.0:8443", reached=SECURE)
+    assert door.page("https://0.0.0.0:8443") == "https://fl.example.org:8443/join/"
+
+
+def test_a_broker_of_one_s_own_and_an_address_in_front_are_named_in_the_file(tmp_path, enrolment):
+    file = tmp_path / "server.toml"
+    file.write_text(
+        '[web]\naddress = "https://fl.example.org/"\n'
+        'broker = "wss://fl.example.org/mqtt"\nlink_minutes = 60\n'
+        f'[broker]\nenrolment = "{enrolment()}"'
+    )
+    server = config.load(file, {})
+    door = doorway.open_to(server, None, SECURE)
+    assert door.broker == "wss://fl.example.org:443/mqtt"
+    assert (door.page("http://127.0.0.1:8080"), door.link_s) == ("https://fl.example.org/join/", 3600)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[web]\nlink_minutes = 0", "web.link_minutes: expected `float` > 0"),
+        ("[web]\npage = 1", "web.page: there is no such key; there are address, broker, link_minutes"),
+        ('[web]\naddress = "fl.example.org"', "web.address = fl.example.org: expected https://host"),
+        ('[web]\naddress = "https://x/#y"', "expected https://host, with a port or a path"),
+        ("web = true", "web: expected a table"),
+        ('[web]\n[http]\nhost = "192.0.2.7"', "would send the token over the network in the clear"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(tmp_path, text, said):
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r".") as caught:
+        config.load(file, {})
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--broker", "mqtt://127.0.0.1"), "web.broker: browsers reach a broker over WebSockets only"),
+        (
+            ("--insecure", "--http", "192.0.2.7:80"),
+            "which is this machine only: set one up",
+        ),
+        (("--insecure", "--http", "0.0.0.0:80"), "web.address: expected how browsers reach us"),
+    ],
+)
+def test_what_no_browser_could_reach_is_refused(words, said):
+    broker = None if "--broker" in words else Started()
+    with pytest.raises(ConfigError) as caught:
+        opened("--web", *words, broker=broker)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("web", "said"),
+    [
+        ('broker = "mqtts://fl.example.org"', "expected ws:// or wss://"),
+        ('broker = "ws://fl.example.org/mqtt"', "would send passwords and updates over the network"),
+        ('address = "https://fl.example.org"', "but the broker at ws://127.0.0.1:9001/mqtt, which is this"),
+        ('address = "http://f.org"\nbroker = "wss://f.org/m"', "a browser computes for pages over https://"),
+    ],
+)
+def test_what_no_browser_would_speak_to_is_refused(tmp_path, web, said):
+    file = tmp_path / "server.toml"
+    file.write_text(f"[web]\n{web}\n")
+    with pytest.raises(ConfigError) as caught:
+        doorway.open_to(config.load(file, {}), Started(), HERE)
+    assert said in str(caught.value)
+
+
+def test_an_enrolment_without_web_sockets_says_how_there_are_some(enrolment):
+    with pytest.raises(SiteError, match="broker init --websockets PORT"):
+        opened("--web", "--enrolment", enrolment(0))
+
+
+def test_the_next_life_of_a_run_has_the_same_port_and_password(tmp_path):
+    first = doorway.web_sockets(tmp_path)
+    assert (first.port, len(first.password)) == (0, 32)
+    door = opened("--web", broker=Started())
+    doorway.keep(tmp_path, door)
+    again = doorway.web_sockets(tmp_path)
+    assert (again.port, again.password) == (9001, "told")
+    assert (tmp_path / doorway.PASSWORD).stat().st_mode & 0o077 == 0
+    (tmp_path / doorway.PORT).write_text("nonsense")
+    assert doorway.web_sockets(tmp_path).password != "told"
+
+
+def test_at_the_start_a_terminal_is_told_a_link_and_a_log_is_not(enrolment):
+    folder = enrolment()
+    door = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
+    listens = "https://192.0.2.7:8443"
+    logged = welcome.told(door, listens, None)
+    assert logged == f"browsers join at {listens}/join/, by one-time links that the dashboard makes"
+    assert links.read(door.site).links == ()
+    assert links.read(door.site).page == f"{listens}/join/"
+    lines = welcome.told(door, listens, Reader(NOW.timestamp(), terminal=True)).splitlines()
+    address = lines[1].rpartition(" ")[2]
+    assert address.startswith(f"{listens}/join/#link=")
+    assert lines[1].startswith("  one of them, in the next 15 minutes, by")
+    assert len(lines) > 15  # the QR code
+    [link] = links.read(door.site).links
+    assert link.ends - link.made == 900
+    plain = welcome.told(door, listens, Reader(NOW.timestamp(), terminal=False))
+    assert len(plain.splitlines()) == 2
+
+
+def test_an_open_broker_needs_no_link_and_without_the_folder_s_files_none_is_made(enrolment):
+    assert welcome.told(opened("--web", broker=Started()), "http://127.0.0.1:1", Reader(0, True)) == (
+        "browsers join at http://127.0.0.1:1/join/"
+    )
+    folder = enrolment()
+    (folder / "passwords").unlink()
+    door = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
+    said = welcome.told(door, "https://192.0.2.7:8443", Reader(0, True))
+    assert "device add NAME --websockets" in said
+
+
+def test_plain_http_over_a_network_is_refused_and_with_insecure_said_aloud(enrolment):
+    folder = enrolment()
+    with pytest.raises(ConfigError, match="in the clear"):
+        settings("--web", "--http", "192.0.2.7:8443")
+    words = ("--web", "--enrolment", folder, "--http", "192.0.2.7:8080", "--insecure")
+    assert settings(*words).http.cert is None
+    said = welcome.told(opened(*words, reached=SECURE), "http://192.0.2.7:8080", None)
+    assert "insecure: links and tokens go over the network in the clear" in said

@@ -1,0 +1,318 @@
+"""Browsers that come in over real HTTP: what they are told, and who is enrolled by a link."""
+
+import http.client
+import json
+import os
+import pwd
+import threading
+from datetime import datetime, timezone
+
+import pytest
+
+from aggregator.config import HttpSection
+from aggregator.doorway import Doorway
+from aggregator.task import Task, kinds_named
+from aggregator.web import join, site
+from aggregator.web.hosted import Hosted
+from aggregator.web.pages import Pages, policies
+from aggregator.web.site import Site
+from broker import links, mosquitto, production, register
+from broker.enrolment import Enrolment
+from broker.link import Link
+from broker.running import BrokerOptions, WebSockets, find_ports
+from broker.site import Opened
+from broker.site import Site as BrokerSite
+from broker.url import BrokerUrl
+
+from .conftest import TOKEN, Answer
+from .test_pages import FILES, LIBRARIES, lay
+from .test_watch import Broker
+
+TASK = Task(bundle="digits-wrn-10-1", name="digits", rounds=9, kinds=kinds_named(["full", "class-means"]))
+CLAIM = "c" * 43
+NOW = datetime.now(timezone.utc)
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """A broker that was set up, and is not running."""
+    user = pwd.getpwuid(os.geteuid()).pw_name if os.geteuid() == 0 else ""
+    port, web = find_ports(BrokerOptions(web=WebSockets()))
+    names = ("127.0.0.1", "localhost")
+    return production.found(
+        tmp_path / "enrolment", BrokerSite(names=names, port=port, websockets=web, run_as=user), NOW
+    )
+
+
+@pytest.fixture
+def running(tmp_path, clock, monkeypatch):
+    """HTTP in this process, with a page of a few files; says what it answers."""
+    web = lay(tmp_path / "web", FILES), lay(tmp_path / "libraries", LIBRARIES)
+    monkeypatch.setattr(Pages, "of", classmethod(lambda cls, broker: cls(*web, policies(broker))))
+    monkeypatch.setattr(join, "TOLD_S", 1.0)
+    (tmp_path / "token").write_text(TOKEN)
+    started = []
+
+    def start(doorway, **settings):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        hosted = Hosted(TASK, tmp_path / "run", Broker(), lambda: 0.0, clock)
+        given = {"port": 0, "min_free_mb": 0, **(settings or {"token_file": tmp_path / "token"})}
+        started.append(Site(HttpSection(**given), [hosted], doorway))
+        started[-1].start()
+        return started[-1].url
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+def of(opened, **changes):
+    return Doorway(opened.site.web_url, opened.for_aggregator, site=opened, **changes)
+
+
+def ask(url, path, method="GET", body=None, token=None, **headers):
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    if body is not None:
+        headers.setdefault("Content-Type", "application/json")
+    connection.request(method, path, None if body is None else json.dumps(body), headers)
+    answer = connection.getresponse()
+    told = Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+    connection.close()
+    return told
+
+
+def invited(url, query=""):
+    made = ask(url, f"/api/v1/links{query}", "POST", token=TOKEN)
+    assert made.status == 201, made.body
+    return made.json
+
+
+def secret_of(made):
+    return made["url"].partition("#link=")[2]
+
+
+def enrol(url, secret, claim=CLAIM, **more):
+    return ask(url, "/join/enrol", "POST", {"secret": secret, "claim": claim, **more})
+
+
+def test_the_page_is_served_to_everybody_and_isolated(running):
+    url = running(Doorway("ws://127.0.0.1:1/mqtt", BrokerUrl("127.0.0.1", 1)))
+    for path, where in (("/join", "join/"), ("/join/", "page/")):
+        moved = ask(url, path)
+        assert (moved.status, moved.headers["location"]) == (308, where)
+    page = ask(url, "/join/page/")
+    assert (page.status, page.body.decode()) == (200, FILES["page/index.html"])
+    assert page.headers["cross-origin-opener-policy"] == "same-origin"
+    assert page.headers["cross-origin-embedder-policy"] == "require-corp"
+    assert page.headers["cross-origin-resource-policy"] == "same-origin"
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert page.headers["referrer-policy"] == "no-referrer"
+    head = ask(url, "/join/page/main.js", "HEAD")
+    assert (head.status, head.body) == (200, b"")
+    wasm = ask(url, "/join/vendor/ort/ort-wasm-simd-threaded.wasm")
+    assert (wasm.headers["content-type"], wasm.body) == ("application/wasm", b"\0asm")
+    for path in (
+        "/join/package.json",
+        "/join/../etc/passwd",
+        "/join/page/../../token",
+        "/join/page/%2e%2e/%2e%2e/token",
+        "/join/page/..%2f..%2ftoken",
+        "/join//etc/passwd",
+        "/join/%2fetc/passwd",
+        "/join/page/..\\..\\token",
+    ):
+        assert ask(url, path).status == 404, path
+    assert "embedder" not in "".join(ask(url, "/").headers)
+
+
+def test_without_web_there_is_no_page_and_the_dashboard_knows(running):
+    url = running(None)
+    assert ask(url, "/join/").status == 404
+    assert ask(url, "/join/config.json").status == 404
+    told = ask(url, "/api/v1/links", token=TOKEN).json
+    assert told == {"page": "", "open": False, "makes": False, "qr": [], "links": []}
+
+
+def test_an_open_broker_is_named_with_its_password_to_who_calls_us_by_our_name(running):
+    broker = Doorway("ws://127.0.0.1:1234/mqtt", BrokerUrl("127.0.0.1", 1), "browser", "secret")
+    url = running(broker)
+    told = ask(url, "/join/config.json")
+    assert told.headers["cache-control"] == "no-store"
+    config = told.json
+    assert (config["enrol"], config["broker"]) == (False, "ws://browser:secret@127.0.0.1:1234/mqtt")
+    assert (config["task"], config["key"], config["version"]) == ("digits", "", 1)
+    [task] = config["tasks"]
+    assert task["kinds"] == ["full", "class-means"]
+    assert task["labels"] == [str(digit) for digit in range(10)]
+    assert task["input"]["shape"] == [1, 8, 8]
+    for name in ("evil.example", "127.0.0.1.evil.example", "evil.example:80"):
+        refused = ask(url, "/join/config.json", Host=name)
+        assert (refused.status, b"secret" in refused.body) == (403, False)
+    assert ask(url, "/join/config.json", Host="localhost").status == 200
+    assert enrol(url, "anything").status == 404
+    told = ask(url, "/api/v1/links", token=TOKEN).json
+    assert (told["open"], told["makes"], told["page"]) == (True, False, f"{url}/join/")
+    assert ask(url, "/api/v1/links", "POST", token=TOKEN).status == 403
+
+
+def test_a_link_that_the_dashboard_makes_enrols_one_browser_once(running, opened):
+    url = running(of(opened))
+    config = ask(url, "/join/config.json").json
+    assert (config["enrol"], config["broker"]) == (True, opened.site.web_url)
+    assert config["key"] == opened.signer.public.hex()
+    made = invited(url)
+    assert made["url"].startswith(f"{url}/join/#link=")
+    assert (made["link"]["state"], made["link"]["used"]) == ("open", None)
+    answer = enrol(url, secret_of(made), name="phone")
+    assert answer.status == 200
+    enrolment = Enrolment.of_token(answer.json["token"])
+    assert (enrolment.name, answer.json["name"]) == ("phone", "phone")
+    assert (enrolment.url, enrolment.key) == (opened.site.web_url, opened.signer.public)
+    assert enrol(url, secret_of(made), name="phone").json == answer.json
+    other = enrol(url, secret_of(made), "d" * 43, name="phone")
+    assert (other.status, "used by another browser" in other.json["detail"]) == (410, True)
+    assert [entry.name for entry in register.entries(opened)] == ["phone"]
+    [listed] = ask(url, "/api/v1/links", token=TOKEN).json["links"]
+    assert (listed["state"], listed["device"]) == ("used", "phone")
+    assert secret_of(made) not in json.dumps(listed)
+
+
+def test_the_qr_code_is_of_the_link(running, opened):
+    import segno
+
+    made = invited(running(of(opened, address="https://fl.example.org")), "?device=phone&minutes=5")
+    assert made["url"].startswith("https://fl.example.org/join/#link=")
+    assert (made["link"]["device"], made["link"]["ends"] - made["link"]["made"]) == ("phone", 300)
+    code = segno.make(made["url"], error="m", micro=False)
+    assert made["qr"] == ["".join(str(int(module)) for module in row) for row in code.matrix]
+
+
+def test_what_is_no_link_or_is_over_is_refused_with_what_to_do(running, opened):
+    url = running(of(opened))
+    wrong = enrol(url, "w" * 32)
+    assert (wrong.status, wrong.json["detail"]) == (403, "there is no such link: ask for a new one")
+    first, second = invited(url), invited(url, "?device=given")
+    assert ask(url, f"/api/v1/links/{first['link']['id']}", "DELETE", token=TOKEN).json["state"] == "revoked"
+    assert enrol(url, secret_of(first)).status == 410
+    assert enrol(url, secret_of(invited(url)), name="given").status == 409
+    assert enrol(url, secret_of(invited(url)), name="a/b").status == 409
+    link, secret = links.make(opened, NOW.timestamp() - 1000, 900)
+    assert (enrol(url, secret).status, link.state(NOW.timestamp())) == (410, "expired")
+    assert ask(url, "/api/v1/links?device=given", "POST", token=TOKEN).status == 409
+    assert ask(url, "/api/v1/links/nothing", "DELETE", token=TOKEN).status == 409
+    assert register.entries(opened) == []
+    assert enrol(url, secret_of(second)).json["name"] == "given"
+
+
+def test_what_is_posted_must_be_what_a_page_of_ours_posts(running, opened):
+    url = running(of(opened))
+    secret = secret_of(invited(url))
+    whole = {"secret": secret, "claim": CLAIM}
+    for body, status in ((None, 415), ({}, 400), ([], 400), ({**whole, "more": 1}, 400), (secret, 400)):
+        assert ask(url, "/join/enrol", "POST", body).status == status
+    assert ask(url, "/join/enrol", "POST", {**whole, "name": "x" * 5000}).status == 413
+    assert ask(url, "/join/enrol", "POST", whole, **{"Content-Type": "text/plain"}).status == 415
+    assert ask(url, "/join/enrol", "POST", whole, **{"Sec-Fetch-Site": "cross-site"}).status == 403
+    assert ask(url, "/join/enrol").status == 404
+    assert register.entries(opened) == []
+    assert ask(url, "/join/enrol", "POST", whole, **{"Sec-Fetch-Site": "same-origin"}).status == 200
+
+
+def test_who_guesses_is_slowed(running, opened, monkeypatch):
+    monkeypatch.setattr(join, "BURST", 5.0)
+    monkeypatch.setattr(join, "RATE", 1e-6)
+    url = running(of(opened))
+    secret = secret_of(invited(url))
+    assert [enrol(url, "w" * 32).status for _ in range(7)] == [403] * 5 + [429] * 2
+    slowed = enrol(url, secret)
+    assert (slowed.status, slowed.headers["retry-after"]) == (429, "5")
+    assert register.entries(opened) == []
+
+
+def test_of_browsers_that_use_a_link_at_once_one_gets_in(running, opened):
+    url = running(of(opened))
+    secret = secret_of(invited(url))
+    answers = []
+    threads = [
+        threading.Thread(target=lambda letter=letter: answers.append(enrol(url, secret, letter * 43)))
+        for letter in "abcdef"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answer.status for answer in answers) == [200, 410, 410, 410, 410, 410]
+    assert len(register.entries(opened)) == 1
+
+
+def test_links_are_for_who_has_the_token(running, opened):
+    url = running(of(opened))
+    for token in (None, "wrong", TOKEN + "x"):
+        for path, method in (("", "GET"), ("", "POST"), ("/x", "DELETE")):
+            assert ask(url, f"/api/v1/links{path}", method, token=token).status == 401
+    assert links.read(opened).links == ()
+
+
+def test_where_no_token_is_asked_for_nobody_makes_links(running, opened):
+    url = running(of(opened), open=True)
+    assert ask(url, "/api/v1/links").json["makes"] is False
+    assert ask(url, "/api/v1/links", "POST").status == 403
+    assert ask(url, "/api/v1/links/x", "DELETE").status == 403
+
+
+def test_without_the_broker_s_own_files_no_link_is_made_or_used(running, opened):
+    for name in ("passwords", "devices.json"):
+        (opened.folder / name).unlink()
+    url = running(of(opened))
+    assert ask(url, "/api/v1/links", token=TOKEN).json["makes"] is False
+    assert ask(url, "/api/v1/links", "POST", token=TOKEN).status == 403
+    assert enrol(url, "w" * 32).status == 404
+
+
+def test_links_survive_a_new_start(running, opened):
+    made = invited(running(of(opened)))
+    url = running(of(Opened(opened.folder)))
+    answer = enrol(url, secret_of(made))
+    again = running(of(Opened(opened.folder)))
+    assert enrol(again, secret_of(made)).json == answer.json
+    assert enrol(again, secret_of(made), "d" * 43).status == 410
+
+
+@pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
+def test_when_the_answer_is_there_the_broker_knows_the_device_and_a_revoked_one_no_more(
+    running, opened, launched, tmp_path, eventually
+):
+    import queue
+
+    from broker.errors import BrokerRefused
+
+    command = (str(mosquitto.find()), "-c", str(opened.folder / "mosquitto.conf"))
+    with launched(tmp_path / "mosquitto.log", other=command):
+        eventually(lambda: "running" in (tmp_path / "mosquitto.log").read_text())
+        url = running(of(opened))
+        made = invited(url)
+        enrolment = Enrolment.of_token(enrol(url, secret_of(made)).json["token"])
+        link = Link(enrolment.address, enrolment.client_id, queue.SimpleQueue())
+        link.connect()
+        link.close()
+        ask(url, f"/api/v1/links/{made['link']['id']}", "DELETE", token=TOKEN)
+
+        def refused():
+            another = Link(enrolment.address, enrolment.client_id, queue.SimpleQueue())
+            try:
+                another.connect()
+            except BrokerRefused:
+                return True
+            finally:
+                another.close()
+            return False
+
+        assert eventually(refused)
+
+
+def test_the_dashboard_s_own_pages_keep_their_policy(running):
+    url = running(Doorway("ws://127.0.0.1:1/mqtt", BrokerUrl("127.0.0.1", 1)))
+    assert ask(url, "/").headers["content-security-policy"] == site.HEADERS["content-security-policy"]
+    assert ask(url, "/").headers["permissions-policy"].startswith("camera=()")
