@@ -1,0 +1,64 @@
+/** FedNCM: sums of features by class, whose means make a classifier (strategies/class_means.py). */
+
+import { float32 } from "../flat.js";
+import { number, oneOf, whole } from "../records.js";
+import { forwardWork } from "../workload.js";
+import { Usual, pace } from "./kind.js";
+import { counts, positive } from "./settings.js";
+
+/**
+ * One forward pass; per class, the sum of the features and the count. What is made of them is the
+ * aggregator's.
+ */
+export class ClassMeans extends Usual {
+  static kind = "class-means";
+  static fields = {
+    head: [oneOf("normalised-means", "nearest-mean", "trained"), "normalised-means"],
+    steps: [whole(), 20],
+    lr: [number, 0.1],
+  };
+
+  /** @param {any} settings Throws RangeError. */
+  constructor(settings) {
+    super(settings);
+    counts(settings, ["steps"]);
+    positive(settings, "lr");
+  }
+
+  /** @param {import("./kind.js").Workload} workload */
+  work(workload) {
+    return forwardWork(workload, workload.samples, (workload.featureWidth + 1) * workload.labels);
+  }
+
+  /**
+   * @param {import("./kind.js").DeviceModel} model
+   * @param {import("./kind.js").LocalData} data
+   * @param {import("./kind.js").Run} run
+   */
+  async train(model, data, run) {
+    const began = run.clock();
+    const features = await model.features(data.x);
+    await pace(run, { began, done: 1 });
+    const { labels, head } = model.manifest;
+    const sums = new Float64Array(labels.length * head.features);
+    const seen = new Int32Array(labels.length);
+    data.y.forEach((label, row) => {
+      seen[label] += 1;
+      for (let i = 0; i < head.features; i += 1)
+        sums[label * head.features + i] += features[row * head.features + i];
+    });
+    const tensors = new Map([
+      ["sums", float32([labels.length, head.features], Float32Array.from(sums))],
+      ["counts", { dtype: "int32", shape: [labels.length], data: seen }],
+    ]);
+    return { kind: this.name, form: this.form, tensors, numExamples: data.y.length, trainLoss: NaN };
+  }
+
+  /** @param {import("../manifest.js").Manifest} manifest */
+  expected({ labels, head }) {
+    return [
+      { name: "sums", shape: [labels.length, head.features], dtype: "float32" },
+      { name: "counts", shape: [labels.length], dtype: "int32" },
+    ];
+  }
+}

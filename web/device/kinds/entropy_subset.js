@@ -1,0 +1,104 @@
+/** FedFT-EDS: fine-tune the upper part on the samples of highest entropy (strategies/entropy_subset.py). */
+
+import { Generator, rngOf } from "../randomness.js";
+import { listOf, number, oneOf, text, whole } from "../records.js";
+import { percent } from "../rounding.js";
+import { entropy } from "../softmax.js";
+import { everyOne } from "./kind.js";
+import { positive } from "./settings.js";
+import { FIELDS, TensorUpdate } from "./tensor_update.js";
+
+/**
+ * The upper part, on the share of local samples that the model is least sure of, or on as many that are drawn
+ * in each round. `rho` is the temperature of the hardened softmax softmax(z / rho).
+ */
+export class EntropySubset extends TensorUpdate {
+  static kind = "entropy-subset";
+  static fields = {
+    ...FIELDS,
+    epochs: [whole(), 5],
+    weight_decay: [number, 0],
+    shares: [listOf(number), [0.5, 0.25, 0.1]],
+    rho: [number, 0.1],
+    tunable: [text, "mid"],
+    select: [oneOf("entropy", "random"), "entropy"],
+    weigh: [oneOf("selected", "local"), "selected"],
+  };
+
+  /** @param {any} settings Throws RangeError. */
+  constructor(settings) {
+    const { shares } = settings;
+    if (!shares.length || !shares.every((/** @type {number} */ share) => share > 0 && share <= 1)) {
+      throw new RangeError(`shares are ${shares.join(", ")}, expected one or more in (0, 1]`);
+    }
+    positive(settings, "rho");
+    super(settings);
+  }
+
+  get trained() {
+    return this.settings.tunable;
+  }
+
+  /** @returns {number} */
+  get share() {
+    return this.settings.shares[0];
+  }
+
+  get form() {
+    return percent(this.share);
+  }
+
+  variants() {
+    return [...this.settings.shares].sort((a, b) => b - a).map((share) => this.with({ shares: [share] }));
+  }
+
+  /** @param {import("./kind.js").Workload} workload */
+  work(workload) {
+    const { samples } = workload;
+    return this.workOn(workload, this.#count(samples), this.#scores ? samples : 0);
+  }
+
+  /**
+   * Drawn at random from other bits than the order of training is.
+   * @param {import("./kind.js").DeviceModel} model
+   * @param {import("./kind.js").LocalData} data
+   * @param {import("./kind.js").Run} run
+   */
+  async chosen(model, data, run) {
+    const samples = data.y.length;
+    if (this.#scores) return this.leastSure(await model.logits(data.x), model.manifest.labels.length);
+    if (this.share === 1) return everyOne(samples);
+    const rng = new Generator((await rngOf(run)).integers(1n << 63n));
+    return rng.permutation(samples).subarray(0, this.#count(samples)).sort();
+  }
+
+  /**
+   * Indices of the `share` of samples with the highest hardened entropy, highest first (equations 6.8 and
+   * 6.9). Equal entropies keep the order of the data.
+   * @param {Float32Array} logits (n, classes)
+   * @param {number} classes
+   */
+  leastSure(logits, classes) {
+    const rho = Math.fround(this.settings.rho);
+    const scores = entropy(
+      logits.map((value) => value / rho),
+      classes,
+    );
+    const order = everyOne(scores.length).sort((one, other) => scores[other] - scores[one]);
+    return order.subarray(0, this.#count(scores.length));
+  }
+
+  get #scores() {
+    return this.settings.select === "entropy" && this.share < 1;
+  }
+
+  /** @param {number} samples */
+  #count(samples) {
+    return Math.ceil(this.share * samples);
+  }
+
+  /** Never: which samples it trains on is not said by their labels. */
+  trainsHead() {
+    return false;
+  }
+}

@@ -1,0 +1,75 @@
+/**
+ * Every kind of update that a browser trains, by its name; settings as they stand in an offer
+ * (strategies/registry.py).
+ */
+
+import { named } from "../codecs.js";
+import { CodecError, KindError, UnknownGenerator } from "../errors.js";
+import { record } from "../records.js";
+import { ClassMeans } from "./class_means.js";
+import { EntropySubset } from "./entropy_subset.js";
+import { FewShot } from "./few_shot.js";
+import { Full } from "./full.js";
+import { Peft } from "./peft.js";
+import { ZerothOrder } from "./zeroth_order.js";
+
+/** The richest first. */
+const KINDS = new Map(
+  [Full, Peft, EntropySubset, FewShot, ZerothOrder, ClassMeans].map((Kind) => [
+    Kind.kind,
+    /** @type {any} */ (Kind),
+  ]),
+);
+
+/**
+ * A kind by its name, with these settings over its defaults. Raises KindError.
+ * @param {string} name @param {Record<string, any>} [settings] @returns {any}
+ */
+export function make(name, settings = {}) {
+  const Kind = KINDS.get(name);
+  if (!Kind)
+    throw new KindError(
+      `a browser has no kind of update called '${name}'; there are ${[...KINDS.keys()].join(", ")}`,
+    );
+  const unknown = Object.keys(settings)
+    .filter((setting) => !Object.hasOwn(Kind.fields, setting))
+    .sort();
+  if (unknown.length) {
+    throw new KindError(
+      `${name} has no setting '${unknown[0]}'; it has ${Object.keys(Kind.fields).join(", ")}`,
+    );
+  }
+  try {
+    const made = new Kind(record(Kind.fields)(settings, name));
+    named(made.codec);
+    return made;
+  } catch (error) {
+    const expected =
+      error instanceof RangeError || error instanceof UnknownGenerator || error instanceof CodecError;
+    if (!expected) throw error;
+    throw new KindError(`settings of ${name}: ${error.message}`);
+  }
+}
+
+/**
+ * Those kinds of an offer that can be done here; a newer aggregator, or one with other devices, may offer
+ * others. Raises KindError when there is none.
+ * @param {{name: string, settings: any}[]} kinds
+ * @param {(text: string) => void} [log] told of those passed over
+ * @returns {any[]}
+ */
+export function known(kinds, log = () => {}) {
+  const usable = [];
+  const reasons = [];
+  for (const { name, settings } of kinds) {
+    try {
+      usable.push(make(name, settings));
+    } catch (error) {
+      if (!(error instanceof KindError)) throw error;
+      reasons.push(error.message);
+    }
+  }
+  if (!usable.length) throw new KindError(reasons.join("; ") || "no kind of update is offered");
+  for (const reason of reasons) log(`passed over: ${reason}`);
+  return usable;
+}

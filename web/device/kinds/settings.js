@@ -1,0 +1,57 @@
+/**
+ * What hyperparameters may be (strategies/ranges.py): they come over the wire, and are checked before
+ * anything is done with them. The checks throw RangeError, naming the setting, its value and what was
+ * expected.
+ */
+
+import { TUNABLE_SETS } from "../manifest.js";
+
+/** Epochs, samples of a batch, shots: more is a mistake, not a setting. */
+const MOST = 1_000_000;
+
+/**
+ * @param {any} settings
+ * @param {(value: number) => boolean} may
+ * @param {string} expected
+ * @param {string[]} names
+ */
+function all(settings, may, expected, names) {
+  const wrong = names.find((name) => !may(settings[name]));
+  if (wrong) throw new RangeError(`${wrong} is ${settings[wrong]}, expected ${expected}`);
+}
+
+/** From 1 to `most`. @param {any} settings @param {string[]} names @param {number} [most] */
+export function counts(settings, names, most = MOST) {
+  all(settings, (value) => value >= 1 && value <= most, `1 to ${most}`, names);
+}
+
+/** Finite and more than 0. @param {any} settings @param {string[]} names */
+export function positive(settings, ...names) {
+  all(settings, (value) => Number.isFinite(value) && value > 0, "more than 0", names);
+}
+
+/** Finite and 0 or more. @param {any} settings @param {string[]} names */
+export function notNegative(settings, ...names) {
+  all(settings, (value) => Number.isFinite(value) && value >= 0, "0 or more", names);
+}
+
+/** @param {any} settings @param {string[]} names */
+export function belowOne(settings, ...names) {
+  all(settings, (value) => value >= 0 && value < 1, "at least 0 and less than 1", names);
+}
+
+/** One that bundles have. @param {string} name */
+export function tunableSet(name) {
+  if (TUNABLE_SETS.includes(name)) return;
+  throw new RangeError(`there is no tunable set '${name}'; there are ${TUNABLE_SETS.join(", ")}`);
+}
+
+/**
+ * A setting that is served at one value alone. @param {any} off that value @param {string} why
+ * @returns {import("../records.js").Reader}
+ */
+export const onlyOff = (off, why) => (value, where) => {
+  const same = value === off || (typeof value === "bigint" && Number(value) === off);
+  if (same) return off;
+  throw new RangeError(`${where} is set: ${why}`);
+};

@@ -1,0 +1,138 @@
+/**
+ * Local epochs of mini-batches on a tunable set: what all kinds that train a device's model share
+ * (strategies/local_training.py).
+ *
+ * @typedef {import("./kinds/kind.js").Run} Run
+ * @typedef {import("./kinds/kind.js").LocalData} LocalData
+ *
+ * E epochs over `indices`, shuffled anew in each, in batches of `batch` samples. `clipNorm`: of a step's
+ * whole gradient, proximal terms included; 0 for none. `least`: where 1 or more, training ends after the last
+ * whole epoch when the clock says that not all can be done in time, if so many are.
+ * @typedef {{sgd: import("./optimizer.js").Sgd, epochs: number, batch: number, indices: Int32Array, tunable:
+ *   string, objective?: string, extras?: (batch: Int32Array) => import("./trainer.js").Extras, proximal?:
+ *   import("./gradients.js").Proximal[], clipNorm?: number, least?: number}} Epochs
+ *
+ * The tunable set after training with the statistics it moved, the last epoch's mean loss, epochs done.
+ * @typedef {{tensors: import("./flat.js").Tensors, loss: number, epochs: number}} Trained
+ */
+
+import { OutOfTime } from "./errors.js";
+import { checkAnchor, clip, pull } from "./gradients.js";
+import { gathered, pace } from "./kinds/kind.js";
+import { rngOf } from "./randomness.js";
+
+/**
+ * Train from the distributed weights. Raises OutOfTime by the device's own clock, TensorError for a proximal
+ * term that does not fit. The tensors given back are the trainer's own.
+ * @param {import("./engine.js").DeviceModel} model
+ * @param {LocalData} data
+ * @param {Epochs} plan
+ * @param {Run} run
+ * @returns {Promise<Trained>}
+ */
+export async function train(model, data, plan, run) {
+  const trainer = await model.trainer(plan.tunable, plan.objective);
+  const { params, grads, statistics } = trainer;
+  const { proximal = [], clipNorm = 0, extras } = plan;
+  for (const term of proximal) checkAnchor(term, params);
+  const steps = plan.sgd.start(params.vector);
+  const goal = new Goal(plan, run, [params.vector, statistics.vector]);
+  const trained = new Map([...params.views, ...statistics.views]);
+  const rng = await rngOf(run);
+  let loss = 0;
+  for (let epoch = 0; epoch < plan.epochs; epoch += 1) {
+    let [total, seen] = [0, 0];
+    for (const { batch, done } of batches(plan, rng)) {
+      const { x, y } = gathered(data, batch);
+      total += (await trainer.lossAndGrads(x, y, extras?.(batch))) * batch.length;
+      seen += batch.length;
+      for (const term of proximal) pull(term, params, grads);
+      if (clipNorm) clip(grads.vector, clipNorm);
+      steps.step(params.vector, grads.vector);
+      if ((await goal.reached(epoch + done)) && done < 1) {
+        goal.restore();
+        return { tensors: trained, loss, epochs: epoch };
+      }
+    }
+    loss = total / Math.max(seen, 1);
+    if (goal.epochs === epoch + 1) break;
+    goal.keep(epoch + 1);
+  }
+  return { tensors: trained, loss, epochs: goal.epochs };
+}
+
+/**
+ * How many epochs one run has time for, and its parameters after the last whole one, while they may be sent.
+ */
+class Goal {
+  #planned;
+  #least;
+  #run;
+  #began;
+  #held;
+  /** @type {Float32Array[] | null} */
+  #kept = null;
+
+  /** @param {Epochs} plan @param {Run} run @param {Float32Array[]} held */
+  constructor({ epochs, least = 0 }, run, held) {
+    this.epochs = epochs;
+    this.#planned = epochs;
+    this.#least = least > 0 && least < epochs ? least : epochs;
+    this.#run = run;
+    this.#began = run.clock();
+    this.#held = held;
+  }
+
+  /**
+   * Whether training ends here, `done` epochs after its start. Raises OutOfTime for too few.
+   * @param {number} done
+   */
+  async reached(done) {
+    try {
+      await this.#pace(done);
+    } catch (error) {
+      if (!(error instanceof OutOfTime) || this.epochs === this.#least) throw error;
+      this.epochs = Math.max(this.#least, Math.trunc(done));
+      if (done < this.epochs) await this.#pace(done);
+    }
+    return done >= this.epochs;
+  }
+
+  /** @param {number} done */
+  #pace(done) {
+    return pace(this.#run, { began: this.#began, done: done / this.epochs, of: this.epochs / this.#planned });
+  }
+
+  /** The parameters after `done` whole epochs, if they could be the last. @param {number} done */
+  keep(done) {
+    if (this.#least <= done && done < this.epochs) this.#kept = this.#held.map((vector) => vector.slice());
+  }
+
+  /** Back to what was kept. */
+  restore() {
+    this.#kept?.forEach((copy, i) => this.#held[i].set(copy));
+  }
+}
+
+/**
+ * The batches of one epoch, each with the share of the epoch that is done after it.
+ * @param {Pick<Epochs, "indices" | "batch">} plan @param {import("./randomness.js").Generator} rng
+ */
+function* batches({ indices, batch: size }, rng) {
+  const order = rng.permutation(indices);
+  for (let start = 0; start < order.length; start += size) {
+    const batch = order.subarray(start, start + size);
+    yield { batch, done: (start + batch.length) / order.length };
+  }
+}
+
+/**
+ * The batches of all epochs, and how many come before the last epoch.
+ * @param {Epochs} plan @param {Run} run @returns {Promise<{batches: Int32Array[], before: number}>}
+ */
+export async function stepsOf(plan, run) {
+  const rng = await rngOf(run);
+  const epochs = Array.from({ length: plan.epochs }, () => [...batches(plan, rng)].map(({ batch }) => batch));
+  const every = epochs.flat();
+  return { batches: every, before: every.length - epochs[epochs.length - 1].length };
+}

@@ -1,0 +1,102 @@
+/**
+ * ONNX Runtime as it runs here: WASM on one thread or several, or WebGPU, and why.
+ *
+ * The build with WebGPU is another 27 MB; it is loaded only where a browser has an adapter.
+ */
+
+import { EngineError } from "./errors.js";
+
+const MOST_THREADS = 4;
+
+/** How graphs are run. `provider` is "wasm" or "webgpu"; `why` is for people. */
+export class Runtime {
+  #making = Promise.resolve();
+
+  /** @param {any} ort the library's module @param {{provider: string, threads: number, why: string}} how */
+  constructor(ort, { provider, threads, why }) {
+    this.ort = ort;
+    this.provider = provider;
+    this.threads = threads;
+    this.why = why;
+  }
+
+  /** As a profile names an engine. @returns {string} */
+  get name() {
+    return `onnxruntime-web ${this.ort.env.versions.web ?? this.ort.env.versions.common} ${this.provider}`;
+  }
+
+  /**
+   * A session; `given` has the content of each file that the model names. One is made at a time: the library
+   * keeps the files of one. Raises EngineError.
+   * @param {Uint8Array} model @param {Map<string, Uint8Array>} given @param {string} what for the error
+   * @returns {Promise<any>}
+   */
+  session(model, given, what) {
+    const make = () =>
+      engineErrors(what, () =>
+        this.ort.InferenceSession.create(model, {
+          executionProviders: [this.provider],
+          externalData: [...given].map(([path, data]) => ({ path, data })),
+          enableMemPattern: false, // a third less peak memory at the same speed
+          enableCpuMemArena: false, // as quick, and what one session frees is there for the next
+          logSeverityLevel: 3,
+        }),
+      );
+    const made = this.#making.then(make);
+    this.#making = made.then(
+      () => {},
+      () => {},
+    );
+    return made;
+  }
+}
+
+/**
+ * What the library throws, as an EngineError of one line. @template T
+ * @param {string} what @param {() => Promise<T>} work @returns {Promise<T>}
+ */
+export async function engineErrors(what, work) {
+  try {
+    return await work();
+  } catch (error) {
+    if (error instanceof EngineError) throw error;
+    const text = String(/** @type {any} */ (error)?.message ?? error).replace(/\s+/g, " ");
+    throw new EngineError(`ONNX Runtime, ${what}: ${text.slice(0, 300)}`);
+  }
+}
+
+/**
+ * WASM, on several threads where the page is isolated from others (so that memory can be shared), else on
+ * one. `threads`: 0 for a choice. Raises EngineError where the library cannot be loaded.
+ * @param {{threads?: number}} [wish]
+ * @returns {Promise<Runtime>}
+ */
+export async function wasmRuntime({ threads = 0 } = {}) {
+  const ort = await engineErrors("its WASM build", () => import("../vendor/ort/ort.wasm.min.mjs"));
+  const shares = /** @type {any} */ (globalThis).crossOriginIsolated === true;
+  const cores = globalThis.navigator?.hardwareConcurrency ?? 1;
+  const count = threads || (shares ? Math.max(1, Math.min(MOST_THREADS, cores - 1)) : 1);
+  ort.env.wasm.numThreads = count;
+  ort.env.logLevel = "error";
+  const alone = shares ? "one is enough" : "the page is not isolated, so memory cannot be shared";
+  const why =
+    count > 1
+      ? `WASM on ${count} of ${cores} threads`
+      : `WASM on one thread: ${threads ? "as asked" : alone}`;
+  return new Runtime(ort, { provider: "wasm", threads: count, why });
+}
+
+/** WebGPU, or why there is none. @returns {Promise<Runtime | string>} */
+export async function webgpuRuntime() {
+  const gpu = /** @type {any} */ (globalThis.navigator)?.gpu;
+  if (!gpu) return "no WebGPU here";
+  try {
+    if (!(await gpu.requestAdapter())) return "no adapter for WebGPU here";
+    const ort = await import("../vendor/ort/ort.webgpu.min.mjs");
+    ort.env.wasm.numThreads = 1;
+    ort.env.logLevel = "error";
+    return new Runtime(ort, { provider: "webgpu", threads: 1, why: "WebGPU" });
+  } catch (error) {
+    return `WebGPU cannot be used: ${/** @type {Error} */ (error).message}`;
+  }
+}

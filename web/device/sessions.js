@@ -1,0 +1,120 @@
+/** One graph with its weights, ready to run; and those of a model, made when they are first needed. */
+
+import { BundleError, EngineError } from "./errors.js";
+import { outside } from "./outside.js";
+import { engineErrors } from "./runtime.js";
+
+/**
+ * Told of what an engine does: before a session of a graph is made, and after each run of a batch.
+ * @typedef {{willLoad?: (name: string, graph: any) => void,
+ *   ran?: (name: string, graph: any, samples: number, seconds: number) => void}} Watch
+ * @typedef {import("./flat.js").Tensors} Tensors
+ */
+
+/** A session and what it was made of. */
+export class Loaded {
+  #session;
+  #watch;
+
+  /** @param {string} name @param {any} graph of the manifest @param {any} session @param {Watch} watch */
+  constructor(name, graph, session, watch) {
+    this.name = name;
+    this.graph = graph;
+    this.#session = session;
+    this.#watch = watch;
+  }
+
+  /**
+   * Outputs by name, or those wanted. Raises EngineError.
+   * @param {Record<string, any>} feeds the library's tensors
+   * @param {number} samples
+   * @param {string[]} [wanted]
+   * @returns {Promise<Record<string, any>>}
+   */
+  async run(feeds, samples, wanted) {
+    const began = performance.now();
+    const what = `graph ${this.name} on ${samples} samples`;
+    const given = await engineErrors(what, () =>
+      wanted ? this.#session.run(feeds, wanted) : this.#session.run(feeds),
+    );
+    this.#watch.ran?.(this.name, this.graph, samples, (performance.now() - began) / 1000);
+    return given;
+  }
+
+  /** Gives its memory back. @returns {Promise<void>} */
+  async release() {
+    await this.#session.release();
+  }
+}
+
+/** The sessions of one model. */
+export class Sessions {
+  /** @type {Map<string, Promise<Loaded>>} */
+  #open = new Map();
+
+  /**
+   * @param {import("./bundle.js").Bundle} bundle @param {import("./runtime.js").Runtime} runtime
+   * @param {Watch} watch
+   */
+  constructor(bundle, runtime, watch) {
+    this.bundle = bundle;
+    this.runtime = runtime;
+    this.watch = watch;
+  }
+
+  /**
+   * The session of a graph at these weights. Raises BundleError, EngineError, and what the watch throws.
+   * @param {string} name @param {Tensors} weights @returns {Promise<Loaded>}
+   */
+  get(name, weights) {
+    const there = this.#open.get(name);
+    if (there) return there;
+    const made = this.#make(name, weights);
+    this.#open.set(name, made);
+    made.catch(() => this.#open.delete(name));
+    return made;
+  }
+
+  /** @param {string} name @param {Tensors} weights */
+  async #make(name, weights) {
+    const graph = this.bundle.entry(name);
+    if (graph.derived.length) {
+      throw new EngineError(
+        `graph ${name} takes weights in lower precision, which are not made in a browser`,
+      );
+    }
+    const { model, names } = outside(this.bundle.graph(name));
+    const stray = names.find((one) => !graph.frozen.includes(one));
+    if (stray !== undefined)
+      throw new BundleError(`graph ${name} asks for ${stray}, which the manifest does not give it`);
+    this.watch.willLoad?.(name, graph);
+    const given = new Map(names.map((one) => [one, bytesOf(/** @type {any} */ (weights.get(one)))]));
+    const session = await this.runtime.session(model, given, `graph ${name}`);
+    return new Loaded(name, graph, session, this.watch);
+  }
+
+  /** Those that hold one of these parameters are given back. @param {Set<string>} changed */
+  async drop(changed) {
+    for (const name of [...this.#open.keys()]) {
+      const held = this.bundle.entry(name).frozen;
+      if (held.some((/** @type {string} */ one) => changed.has(one))) await this.#release(name);
+    }
+  }
+
+  /** All are given back; the next use makes them again. */
+  async clear() {
+    for (const name of [...this.#open.keys()]) await this.#release(name);
+  }
+
+  /** @param {string} name */
+  async #release(name) {
+    const loaded = await this.#open.get(name);
+    this.#open.delete(name);
+    await loaded?.release();
+  }
+}
+
+/** @param {import("./flat.js").Tensor} tensor */
+function bytesOf({ data }) {
+  return new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
+}

@@ -1,0 +1,105 @@
+/** Back-propagation; the optimiser is the caller's, on the two flat vectors (models/onnx_engine.py). */
+
+import { Bound } from "./bound.js";
+import { breathe } from "./breathing.js";
+import { EngineError } from "./errors.js";
+import { Flat, shapeText, sizeOf } from "./flat.js";
+
+/** @typedef {import("./engine.js").DeviceModel} DeviceModel */
+/**
+ * @typedef {Map<string, {shape: number[], data: Float32Array}>} Extras the objective's inputs beside x and y
+ */
+
+/**
+ * More samples than one run's are micro-batches with summed gradients; batch statistics are of a micro-batch.
+ */
+export class Gradients extends Bound {
+  #sum = new Float32Array(0);
+
+  /**
+   * @param {DeviceModel} model @param {import("./sessions.js").Loaded} loaded
+   * @param {import("./flat.js").Flat} params
+   */
+  constructor(model, loaded, params) {
+    super(model, loaded, params);
+    /** Of the mean loss at the last call, laid out as `params`; overwritten by the next. */
+    this.grads = new Flat(params.specs);
+    const moved = loaded.graph.statistics;
+    /** Running statistics, where training moves any; each call does. */
+    this.statistics = new Flat(model.manifest.stored().filter((spec) => moved.includes(spec.name)));
+    this.statistics.load(model.weights);
+    this.fed = { ...this.fed, ...this.tensors(this.statistics) };
+  }
+
+  /**
+   * The objective's mean loss; its gradient is left in `grads`. Raises EngineError.
+   * @param {import("./engine.js").Inputs} x @param {Int32Array} y @param {Extras} [extras]
+   * @returns {Promise<number>}
+   */
+  async lossAndGrads(x, y, extras = new Map()) {
+    this.#checkExtras(extras, y.length);
+    const whole = y.length <= this.model.rows(this.loaded.graph);
+    const { vector } = this.grads;
+    if (!whole && !this.#sum.length) this.#sum = new Float32Array(vector.length);
+    this.#sum.fill(0);
+    let total = 0;
+    for (const { start, end, feeds } of this.runs(x, y)) {
+      const given = await this.loaded.run({ ...feeds, ...this.#rows(extras, start, end) }, end - start);
+      const share = (end - start) / y.length;
+      total += whole ? given.loss.data[0] : share * given.loss.data[0];
+      this.#take(given);
+      if (!whole) addScaled(this.#sum, vector, share);
+      await breathe();
+    }
+    if (!whole) vector.set(this.#sum);
+    return total;
+  }
+
+  /** @param {Record<string, any>} given what one run gave */
+  #take(given) {
+    for (const [name, view] of this.grads.views) view.data.set(given[`grad.${name}`].data);
+    for (const [name, view] of this.statistics.views) view.data.set(given[`next.${name}`].data);
+  }
+
+  /** @param {Extras} extras @param {number} start @param {number} end */
+  #rows(extras, start, end) {
+    const { Tensor } = this.model.runtime.ort;
+    /** @type {Record<string, any>} */
+    const fed = {};
+    for (const { name, per_sample: perSample } of this.loaded.graph.extras) {
+      const { shape, data } = /** @type {any} */ (extras.get(name));
+      const width = perSample ? sizeOf(shape.slice(1)) : 0;
+      const part = perSample ? data.subarray(start * width, end * width) : data;
+      fed[name] = new Tensor("float32", part, perSample ? [end - start, ...shape.slice(1)] : shape);
+    }
+    return fed;
+  }
+
+  /** @param {Extras} extras @param {number} samples */
+  #checkExtras(extras, samples) {
+    const wanted = this.loaded.graph.extras;
+    const takes = wanted
+      .map((/** @type {any} */ one) => one.name)
+      .sort()
+      .join(", ");
+    const given = [...extras.keys()].sort().join(", ");
+    if (given !== takes)
+      throw new EngineError(`extra inputs are ${given || "none"}, expected ${takes || "none"}`);
+    for (const { name, shape, per_sample: perSample } of wanted) {
+      const expected = shapeText(perSample ? [samples, ...shape] : shape);
+      const found = shapeText(/** @type {any} */ (extras.get(name)).shape);
+      if (found !== expected) throw new EngineError(`extra input ${name} is ${found}, expected ${expected}`);
+    }
+  }
+}
+
+/**
+ * sum += share * vector, product and sum rounded to float32.
+ * @param {Float32Array} sum
+ * @param {Float32Array} vector
+ * @param {number} share
+ */
+function addScaled(sum, vector, share) {
+  const scale = Math.fround(share);
+  for (let i = 0; i < sum.length; i += 1) sum[i] += Math.fround(vector[i] * scale);
+}
