@@ -81,8 +81,8 @@ class Join:
     def config(self, request: Request) -> dict[str, Any]:
         """Where the broker is, what is learnt, and whether a link is needed to enrol.
 
-        The broker's URL holds the password of an open one. It is told to who calls us by a name of ours only:
-        a page of another site, whose name leads here, learns nothing (DNS rebinding).
+        The password of an open broker is told to who calls us by a name of ours only: a page of another site,
+        whose name leads here, learns nothing (DNS rebinding).
         """
         doorway = self._doorway
         if doorway.password and not self._ours(request):
@@ -90,12 +90,9 @@ class Join:
         return {
             "version": 1,
             "protocol": VERSION,
-            "enrol": doorway.site is not None,
-            "broker": doorway.broker.replace("//", f"//{doorway.user}:{doorway.password}@")
-            if doorway.password
-            else doorway.broker,
+            "enrolment": "link" if doorway.site else "open",
+            "broker": {"url": doorway.broker, "user": doorway.user, "password": doorway.password},
             "key": doorway.site.signer.public.hex() if doorway.site else "",
-            "task": self._hosted[0].task.name if len(self._hosted) == 1 else "",
             "tasks": self._tasks(),
         }
 

@@ -141,9 +141,11 @@ def test_an_open_broker_is_named_with_its_password_to_who_calls_us_by_our_name(r
     told = ask(url, "/join/config.json")
     assert told.headers["cache-control"] == "no-store"
     config = told.json
-    assert (config["enrol"], config["broker"]) == (False, "ws://browser:secret@127.0.0.1:1234/mqtt")
-    assert (config["task"], config["key"], config["version"]) == ("digits", "", 1)
+    named = {"url": "ws://127.0.0.1:1234/mqtt", "user": "browser", "password": "secret"}
+    assert (config["enrolment"], config["broker"]) == ("open", named)
+    assert (config["key"], config["version"]) == ("", 1)
     [task] = config["tasks"]
+    assert task["name"] == "digits"
     assert task["kinds"] == ["full", "class-means"]
     assert task["labels"] == [str(digit) for digit in range(10)]
     assert task["input"]["shape"] == [1, 8, 8]
@@ -160,7 +162,7 @@ def test_an_open_broker_is_named_with_its_password_to_who_calls_us_by_our_name(r
 def test_a_link_that_the_dashboard_makes_enrols_one_browser_once(running, opened):
     url = running(of(opened))
     config = ask(url, "/join/config.json").json
-    assert (config["enrol"], config["broker"]) == (True, opened.site.web_url)
+    assert (config["enrolment"], config["broker"]["url"]) == ("link", opened.site.web_url)
     assert config["key"] == opened.signer.public.hex()
     made = invited(url)
     assert made["url"].startswith(f"{url}/join/#link=")
