@@ -128,7 +128,8 @@ export class Samples {
   _data(wanted) {
     const raw = [];
     const y = [];
-    for (const group of this._groups.values()) {
+    const groups = [...this._groups.values()].sort((a, b) => (a.key < b.key ? -1 : 1)); // the same after a restart
+    for (const group of groups) {
       group.held.forEach((held, i) => {
         if (held !== wanted) return;
         raw.push(group.raw.subarray(i * this._size, (i + 1) * this._size));

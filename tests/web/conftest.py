@@ -1,0 +1,108 @@
+"""A Chromium of this machine, and pages in it that note what went wrong and what they asked for."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .serving_pages import WEB, Pages
+
+PATIENCE_MS = 60_000
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+)
+SCRIPTED = Path(__file__).parent / "scripted_worker.js"
+OPEN: dict[str, Any] = {
+    "enrolment": "open",
+    "broker": {"url": "ws://127.0.0.1:9", "user": "", "password": ""},
+    "key": "",
+    "tasks": [{"name": "scripted"}],
+}
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip("no Chromium is installed")
+    if not (WEB / "vendor" / "msgpack" / "index.mjs").exists():
+        pytest.skip("web/vendor is missing: npm ci && npm run vendor in web/")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=program, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """A browser of its own with the page open in it. `wrong`: errors; `asked`: addresses it asked for."""
+
+    def __init__(self, chromium: Any, pages: Pages, **context: Any) -> None:
+        self.pages = pages
+        self.context = chromium.new_context(permissions=["camera", "microphone"], **context)
+        self.context.set_default_timeout(PATIENCE_MS)
+        self.wrong: list[str] = []
+        self.asked: list[str] = []
+        self.context.on("request", lambda request: self.asked.append(request.url))
+        self.context.on("weberror", lambda error: self.wrong.append(str(error.error)))
+        self.context.on(
+            "console", lambda said: self.wrong.append(said.text) if said.type == "error" else None
+        )
+        self.page = self.context.new_page()
+
+    def open(self, fragment: str = "") -> Any:
+        self.page.goto(self.pages.url + fragment)
+        return self.page
+
+    def joined(self) -> Any:
+        """With the task known, and the fourth round begun."""
+        page = self.open()
+        page.click("#join button")
+        page.wait_for_selector("#teach:not([hidden])")
+        page.get_by_text("Round 4: working").wait_for()
+        return page
+
+    def said(self) -> list[dict[str, Any]]:
+        """To the scripted worker."""
+        told: list[dict[str, Any]] = self.page.workers[0].evaluate("JSON.parse(JSON.stringify(self.asked))")
+        return told
+
+    def draw(self, lines: list[list[tuple[float, float]]]) -> None:
+        """Lines of points, as shares of the drawing area."""
+        canvas = self.page.locator("canvas.paper")
+        canvas.evaluate("e => e.scrollIntoView({ block: 'center' })")
+        box = canvas.bounding_box()
+        mouse = self.page.mouse
+        for line in lines:
+            for number, (x, y) in enumerate(line):
+                mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=4)
+                if number == 0:
+                    mouse.down()
+            mouse.up()
+
+
+@pytest.fixture
+def visit(chromium: Any) -> Iterator[Callable[..., Visit]]:
+    """A page with a scripted device, for one of its cases; more goes to the browser's context."""
+    visits: list[Visit] = []
+
+    def make(case: str = "digits", **context: Any) -> Visit:
+        script = f"self.scripted = {case!r};\n" + SCRIPTED.read_text()
+        visits.append(Visit(chromium, Pages(OPEN, {}, {"/join/worker.js": script}), **context))
+        return visits[-1]
+
+    yield make
+    for one in visits:
+        one.context.close()
+        one.pages.shutdown()

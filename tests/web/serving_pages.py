@@ -1,0 +1,89 @@
+"""The page's files over HTTP, with the headers that `serve --web` gives them; nothing else is there."""
+
+import json
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+WEB = Path(__file__).parents[2] / "web"
+POLICY = (
+    "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self' ws: wss:; "
+    "img-src 'self' blob: data:; style-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'self'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Embedder-Policy": "require-corp",
+    "Cache-Control": "no-cache",
+}
+
+
+class Pages(ThreadingHTTPServer):
+    """`config` is what join/config.json says; a secret in `tokens` is exchanged for its token, by one claim.
+
+    `instead`: scripts that stand for files, by path.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, config: dict[str, Any], tokens: dict[str, str], instead: dict[str, str]) -> None:
+        self.config, self.tokens, self.instead = config, tokens, instead
+        self.claims: dict[str, str] = {}
+        super().__init__(("127.0.0.1", 0), _Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.origin}/join/page/"
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    server: Pages
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | {
+        ".js": "text/javascript",
+        ".mjs": "text/javascript",
+        ".wasm": "application/wasm",
+        ".svg": "image/svg+xml",
+    }
+
+    def translate_path(self, path: str) -> str:
+        inside = path.split("?")[0].removeprefix("/join/")
+        return str(WEB / inside) if ".." not in inside else str(WEB / "none")
+
+    def end_headers(self) -> None:
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def do_GET(self) -> None:
+        if self.path == "/join/config.json":
+            self._say(200, json.dumps(self.server.config), "application/json")
+        elif self.path in self.server.instead:
+            self._say(200, self.server.instead[self.path], "text/javascript")
+        else:
+            super().do_GET()
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        token = self.server.tokens.get(asked["secret"])
+        claim = self.server.claims.setdefault(asked["secret"], asked["claim"])
+        if token is None or claim != asked["claim"]:
+            self._say(410, json.dumps({"detail": "this link was used already"}), "application/json")
+        else:
+            self._say(200, json.dumps({"token": token}), "application/json")
+
+    def _say(self, status: int, text: str, kind: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *said: object) -> None:
+        """Nothing."""

@@ -1,0 +1,83 @@
+/** A Disk (device/disk.js) in IndexedDB, of the page and its worker alike. */
+
+import { DiskError } from "../device/errors.js";
+
+const STORE = "files";
+
+/** @param {string} name of the database, see crossing.js @returns {Promise<IndexedDbDisk>} Rejects with DiskError. */
+export async function openDisk(name) {
+  const asked = indexedDB.open(name, 1);
+  asked.onupgradeneeded = () => asked.result.createObjectStore(STORE);
+  const database = await answer(asked);
+  database.onversionchange = () => database.close(); // somebody deletes all
+  return new IndexedDbDisk(database);
+}
+
+/** Everything that was ever stored. @param {string} name */
+export async function deleteDisk(name) {
+  await answer(indexedDB.deleteDatabase(name));
+}
+
+export class IndexedDbDisk {
+  /** @param {IDBDatabase} database */
+  constructor(database) {
+    this._database = database;
+  }
+
+  /** @param {string} key @returns {Promise<Uint8Array | null>} */
+  async get(key) {
+    return (await answer(this._files("readonly").get(key))) ?? null;
+  }
+
+  /** All or nothing. @param {string} key @param {Uint8Array} bytes */
+  async put(key, bytes) {
+    const whole = bytes.byteLength === bytes.buffer.byteLength ? bytes : bytes.slice();
+    await this._write((files) => files.put(whole, key));
+  }
+
+  /** @param {string} key */
+  async delete(key) {
+    await this._write((files) => files.delete(key));
+  }
+
+  /** @param {string} prefix @returns {Promise<string[]>} */
+  async keys(prefix = "") {
+    const range = IDBKeyRange.bound(prefix, `${prefix}\uffff`);
+    return (await answer(this._files("readonly").getAllKeys(range))).map(String);
+  }
+
+  close() {
+    this._database.close();
+  }
+
+  /** @param {IDBTransactionMode} mode */
+  _files(mode) {
+    try {
+      return this._database.transaction(STORE, mode, { durability: "strict" }).objectStore(STORE);
+    } catch (error) {
+      throw new DiskError(`the browser's storage is closed: ${error.message}`);
+    }
+  }
+
+  async _write(change) {
+    const files = this._files("readwrite");
+    change(files);
+    await new Promise((resolve, reject) => {
+      files.transaction.oncomplete = () => resolve(undefined);
+      files.transaction.onabort = () => reject(refusal(files.transaction.error));
+    });
+  }
+}
+
+/** @template T @param {IDBRequest<T>} asked @returns {Promise<T>} */
+function answer(asked) {
+  return new Promise((resolve, reject) => {
+    asked.onsuccess = () => resolve(asked.result);
+    asked.onerror = () => reject(refusal(asked.error));
+  });
+}
+
+function refusal(error) {
+  if (error?.name === "QuotaExceededError") return new DiskError("the browser's storage is full: delete something on this device");
+  return new DiskError(`the browser's storage refused: ${error?.message ?? "no reason given"}`);
+}

@@ -1,0 +1,32 @@
+/** Making elements. Text is always text: nothing here ever parses HTML. */
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") node.addEventListener(name, value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, String(value));
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+/** An HTML element; an attribute that is a function hears the event of its name; children are nodes or texts. */
+export const h = (name, attributes = {}, ...children) => fill(document.createElement(name), attributes, children);
+
+/** The same of SVG. */
+export const s = (name, attributes = {}, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
+
+/** @returns {any} the element of the page */
+export const byId = (id) => document.getElementById(id);
+
+/** Say something to whoever sees or hears the page: only where it is new. */
+export function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+/** A list of what is called what, as tiles. @param {[string, string][]} pairs */
+export function tiles(node, pairs) {
+  node.replaceChildren(...pairs.filter(([, value]) => value).map(([name, value]) => h("div", { class: "tile" }, h("dt", {}, name), h("dd", {}, value))));
+}

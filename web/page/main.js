@@ -1,0 +1,200 @@
+/** The page: joins, starts the device, and hands what it tells to the sections. */
+
+import { DEVICE, SAMPLES } from "../crossing.js";
+import { Samples } from "../device/samples.js";
+import { Device } from "./device.js";
+import { deleteDisk, openDisk } from "./disk_indexeddb.js";
+import { byId, say } from "./dom.js";
+import { configuration, dropLink, forget, join, linkOfAddress, remember, remembered, suggestedName } from "./joining.js";
+import { Learning } from "./learning.js";
+import { Manners, OWNER, persist } from "./manners.js";
+import { Now, showDevice } from "./now.js";
+import { showStored } from "./stored.js";
+import { Teaching } from "./teaching.js";
+
+/** @param {string} text empty: all is well again */
+function trouble(text) {
+  byId("trouble").hidden = !text;
+  say(byId("trouble"), text);
+}
+
+/** Asks before something is deleted. @param {string} text @returns {Promise<boolean>} */
+function sure(text) {
+  const dialog = byId("sure");
+  byId("sure-text").textContent = text;
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+}
+
+class Page {
+  /** @param {import("./disk_indexeddb.js").IndexedDbDisk} disk of samples @param {import("./joining.js").Joined} joined */
+  constructor(disk, { settings, tasks }) {
+    this._disk = disk;
+    this._settings = settings;
+    this._paused = new Set();
+    this._now = new Now();
+    this._learning = new Learning();
+    this._about = null;
+    this._persisted = false;
+    /** @type {{input: any, labels: string[]} | null} */
+    this._model = null;
+    this._device = new Device((told) => this._hear(told));
+    this._device.ask({ do: "start", settings });
+    this._manners = new Manners({
+      pause: (why) => this._pause(why),
+      resume: (why) => this._resume(why),
+      battery: (percent, plugged) => this._device.ask({ do: "battery", percent, plugged }),
+      said: (text) => say(byId("manners"), text),
+    });
+    this._wire();
+    if (tasks.length === 1) this._begin(tasks[0]);
+  }
+
+  async _wire() {
+    byId("board").hidden = byId("controls").hidden = false;
+    byId("pause").addEventListener("click", () => (this._paused.has(OWNER) ? this._resume(OWNER) : this._pause(OWNER)));
+    byId("leave").addEventListener("click", () => this._leave());
+    byId("forget").addEventListener("click", () => this._forget());
+    byId("clear").addEventListener("click", () => this._clear());
+    this._showDevice();
+    this._persisted = await persist();
+    this._showDevice();
+  }
+
+  async _hear(told) {
+    this._now.hear(told);
+    this._manners.training(this._now.training);
+    if (told.type === "link") connection(told.connected);
+    if (told.type === "log" && told.level !== "info") trouble(`${told.text}.`);
+    if (told.type === "stopped") trouble(`The device has stopped: ${told.text}. Reload the page to start it again.`);
+    if (["link", "receipt"].includes(told.type)) trouble("");
+    if (told.type === "device") this._about = told;
+    if (["device", "traffic", "receipt"].includes(told.type)) this._showDevice();
+    if (told.type === "task") await this._begin(told.manifest);
+    if (told.type === "evaluated" && this._model) this._learning.evaluated(told, this._model.labels.length);
+    if (["task", "evaluated"].includes(told.type)) await this._teaching?.again();
+  }
+
+  /** Its input and labels are known: from here on there can be samples. */
+  async _begin({ input, labels }) {
+    if (JSON.stringify([input.shape, labels]) === JSON.stringify([this._model?.input.shape, this._model?.labels])) return;
+    this._model = { input, labels };
+    this._samples = await new Samples(this._disk, input, labels).open();
+    this._teaching = new Teaching({
+      samples: this._samples,
+      spec: input,
+      guess: (x) => this._device.guess(x),
+      changed: () => this._changed(),
+      trouble,
+    });
+    this._showStored();
+  }
+
+  _showDevice() {
+    showDevice(this._about, { name: this._settings.name, persisted: this._persisted, totals: this._now.totals });
+  }
+
+  _changed() {
+    this._showStored();
+    this._device.ask({ do: "samples" });
+  }
+
+  _showStored() {
+    showStored(this._samples, this._model?.input, { removed: () => this._changed(), sure });
+  }
+
+  _pause(why) {
+    this._paused.add(why);
+    this._device.ask({ do: "pause", why });
+    this._showPaused();
+  }
+
+  _resume(why) {
+    if (!this._paused.delete(why)) return;
+    this._device.ask({ do: "resume", why });
+    this._showPaused();
+  }
+
+  _showPaused() {
+    const own = this._paused.has(OWNER);
+    byId("pause").setAttribute("aria-pressed", String(own));
+    say(byId("pause"), own ? "Go on" : "Pause");
+    this._now.paused([...this._paused]);
+  }
+
+  async _clear() {
+    if (!(await sure("Delete all samples that are stored in this browser?"))) return;
+    await this._samples.clear();
+    this._changed();
+  }
+
+  async _leave() {
+    await this._device.leave();
+    await forget(this._disk);
+    location.reload();
+  }
+
+  async _forget() {
+    if (!(await sure("Leave the task, and delete everything that this page has stored: samples, model, name?"))) return;
+    await this._device.leave();
+    this._disk.close();
+    await Promise.all([deleteDisk(SAMPLES), deleteDisk(DEVICE)]);
+    location.reload();
+  }
+}
+
+/** @param {boolean} on */
+function connection(on) {
+  const pill = byId("connection");
+  pill.className = `pill ${on ? "good" : "bad"}`;
+  say(pill, on ? "connected" : "not connected");
+}
+
+/** Shows the form, and gives what came of it. @returns {Promise<import("./joining.js").Joined>} */
+async function asked(link) {
+  const config = await configuration();
+  if (config.enrolment === "link" && !link) {
+    throw new Error("Open the link, or scan the code, that the organisers gave you: without it this address lets nobody in.");
+  }
+  const form = byId("join");
+  form.hidden = false;
+  byId("naming").hidden = config.enrolment === "link";
+  byId("name").value = suggestedName(navigator.userAgent);
+  say(byId("about"), config.tasks.map((task) => task.name).join(", "));
+  return new Promise((resolve) => {
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      trouble("");
+      form.querySelector("button").disabled = true;
+      try {
+        resolve(await join(config, { name: byId("name").value, link }));
+        form.hidden = true;
+      } catch (error) {
+        trouble(error.message);
+      }
+      form.querySelector("button").disabled = false;
+    });
+  });
+}
+
+async function start() {
+  const link = linkOfAddress();
+  const disk = await openDisk(SAMPLES);
+  const joined = (await remembered(disk)) ?? (await asked(link));
+  await remember(disk, joined);
+  dropLink();
+  new Page(disk, joined);
+}
+
+/** One tab of a browser is the device; in another it could only be it twice. */
+function alone() {
+  if (!globalThis.isSecureContext) return trouble("Open this page by https: otherwise the browser keeps back what a device needs.");
+  return navigator.locks.request("device-runtime", { ifAvailable: true }, (lock) => {
+    if (!lock) return trouble("This device is open in another tab: close that one, or this one.");
+    start().catch((error) => trouble(error.message));
+    return new Promise(() => {}); // held as long as the page is there
+  });
+}
+
+alone();

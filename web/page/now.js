@@ -1,0 +1,138 @@
+/** The section that says what happens: the round, what is done in it, what was sent, and why. */
+
+import { byId, h, say, tiles } from "./dom.js";
+import { bytes, joules, plural, seconds } from "./format.js";
+import { became, does, sends } from "./meaning.js";
+
+const ROUND = "Waiting for the next round …";
+
+export class Now {
+  constructor() {
+    this._said = "Connecting …";
+    this._round = { task: "", number: 0 };
+    /** @type {any} */
+    this._plan = null;
+    /** @type {any} */
+    this._made = null;
+    /** @type {any} */
+    this._progress = null;
+    this._counted = 0;
+    this._up = 0;
+    /** @type {string[]} */
+    this._paused = [];
+  }
+
+  /** Whether a round is being worked on. */
+  get training() {
+    return Boolean(this._plan?.label) && this._made?.round !== this._plan.round;
+  }
+
+  /** @param {string[]} reasons empty: it works */
+  paused(reasons) {
+    this._paused = reasons;
+    this._show();
+  }
+
+  /** One message of the worker; what concerns other sections changes nothing here. */
+  hear(told) {
+    if (told.type === "offer") this._begin(told);
+    if (told.type === "plan") [this._plan, this._progress] = [told, null];
+    if (told.type === "progress") this._progress = told;
+    if (told.type === "made") this._made = told;
+    if (told.type === "traffic") this._up = told.up;
+    if (told.type === "receipt" && ["accepted", "duplicate"].includes(told.status)) this._counted += 1;
+    this._said = line(told, this) ?? this._said;
+    this._show();
+  }
+
+  /** Of all rounds. @returns {[string, string][]} */
+  get totals() {
+    return [
+      ["Contributions counted", this._counted ? String(this._counted) : ""],
+      ["Sent in all", this._up ? bytes(this._up) : ""],
+    ];
+  }
+
+  _begin({ task, round }) {
+    this._round = { task, number: round };
+    if (this._plan?.round !== round) this._plan = this._progress = null;
+  }
+
+  _show() {
+    const plan = this._plan;
+    say(byId("state"), this._paused.length ? `Paused: ${this._paused.join(", ")}.` : this._said);
+    byId("progress").hidden = !this.training;
+    byId("progress").value = this._progress?.share ?? 0;
+    say(byId("does"), plan?.label ? does(plan.label) : "");
+    tiles(byId("round"), [
+      ["Task", this._round.task],
+      ["Round", this._round.number ? String(this._round.number) : ""],
+      ["Kind of update", plan?.label ?? ""],
+      ["Time, estimated", plan?.cost ? seconds(plan.cost.seconds) : ""],
+      ["Energy, estimated", plan?.cost ? joules(plan.cost.energyJ) : ""],
+      ["Left, estimated", this.training && this._progress ? seconds(this._progress.leftS) : ""],
+    ]);
+    if (this._made) say(byId("sent"), `Sent in round ${this._made.round}: ${sends(this._made)}. Computing it took ${seconds(this._made.seconds)}.`);
+    if (plan) explain(plan);
+  }
+}
+
+/** What goes on now, in one line; null where a message says nothing of it. @param {any} told @param {Now} now */
+function line(told, now) {
+  const lines = {
+    link: () => (told.connected ? "Connected. Asking for the task …" : `Not connected: ${told.reason}. Trying again …`),
+    fetched: () => (now.training ? null : `Fetched ${bytes(told.bytes)} …`),
+    task: () => (told.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
+    offer: () => offered(told),
+    plan: () => (told.label ? `Round ${told.round}: working …` : `Round ${told.round}: this device sits out.`),
+    made: () => `Round ${told.round}: done here, and sent. Waiting for the receipt …`,
+    receipt: () => `Round ${told.round}: ${became(told)}. ${ROUND}`,
+  };
+  return lines[told.type]?.() ?? null;
+}
+
+function offered({ done, round }) {
+  if (done) return `The task is over after ${plural(round, "round")}. Thank you!`;
+  return round ? `Round ${round} is open. Getting the model ready …` : "The next round begins when enough devices are ready.";
+}
+
+/** The table of kinds: what each would cost here, and why it is or is not taken. */
+function explain(plan) {
+  byId("explain").hidden = false;
+  say(byId("verdict"), plan.verdict);
+  const shown = JSON.stringify(plan.rows);
+  if (byId("rows").dataset.shown === shown) return;
+  byId("rows").dataset.shown = shown;
+  const heads = ["Kind", "Time", "Memory", "Sends", "Energy", "Why"];
+  const rows = plan.rows.map((row) =>
+    h(
+      "tr",
+      { class: row.taken ? "taken" : null },
+      h("th", { scope: "row" }, row.kind),
+      ...cells(row).map((cell, i) => h("td", { "data-head": heads[i + 1] }, cell)),
+    ),
+  );
+  const head = h("tr", {}, ...heads.map((name) => h("th", { scope: "col" }, name)));
+  byId("rows").replaceChildren(h("table", {}, h("caption", { class: "sr" }, "Kinds of update"), h("thead", {}, head), h("tbody", {}, ...rows)));
+}
+
+function cells({ cost, why }) {
+  const costs = cost && [seconds(cost.seconds), bytes(cost.peakMemoryBytes), bytes(cost.bytesUp), `${cost.energyJ.toPrecision(2)} J`];
+  return [...(costs ?? ["–", "–", "–", "–"]), why];
+}
+
+/**
+ * What is known of this device, as tiles.
+ * @param {any} told what the worker told of it, null while it has not
+ * @param {{name: string, persisted: boolean, totals: [string, string][]}} own
+ */
+export function showDevice(told, { name, persisted, totals }) {
+  tiles(byId("device"), [
+    ["Name", name],
+    ["Computes with", told?.engine ?? ""],
+    ["Processor cores", told ? String(told.cores) : ""],
+    ["Memory it may use", told ? bytes(told.memoryBytes) : ""],
+    ["Storage", persisted ? "kept until deleted" : "kept while there is room"],
+    ...totals,
+  ]);
+}

@@ -1,0 +1,48 @@
+/** The section that shows what is stored here, and deletes it. */
+
+import { byId, h, say } from "./dom.js";
+import { plural } from "./format.js";
+import { thumbnail } from "./thumbnail.js";
+
+const SHOWN = 12;
+
+/**
+ * @param {import("../device/samples.js").Samples} samples
+ * @param {import("../device/preparing.js").InputSpec} spec
+ * @param {{removed: () => void, sure: (text: string) => Promise<boolean>}} ears
+ */
+export function showStored(samples, spec, { removed, sure }) {
+  const counts = samples.counts();
+  const total = counts.reduce((all, { training, held }) => all + training + held, 0);
+  const held = counts.reduce((all, one) => all + one.held, 0);
+  byId("stored").hidden = false;
+  byId("clear").hidden = total === 0;
+  say(byId("totals"), total ? `${plural(total, "sample")}, ${held} of them kept out of training. They never leave this browser.` : "Nothing is stored yet.");
+  const filled = counts.filter((one) => one.training + one.held);
+  byId("folders").replaceChildren(...filled.map((count) => folder(samples, spec, count, { removed, sure })));
+}
+
+function folder(samples, spec, { label, training, held }, { removed, sure }) {
+  const all = samples.list(label);
+  const drop = async (id) => {
+    await samples.remove(id);
+    removed();
+  };
+  const clear = async () => {
+    if (!(await sure(`Delete all ${plural(all.length, "sample")} of “${label}”?`))) return;
+    await samples.clear(label);
+    removed();
+  };
+  const shown = all.slice(0, SHOWN).map(({ id, held: out }, i) => {
+    const name = `${label}, ${i + 1} of ${all.length}${out ? ", kept out of training" : ""}`;
+    const button = h("button", { type: "button", class: "drop", title: `Delete ${name}`, "aria-label": `Delete ${name}`, click: () => drop(id) }, "×");
+    return h("li", { class: out ? "out" : null }, thumbnail(spec, samples.raw(id), name), button);
+  });
+  const more = all.length > SHOWN ? h("li", { class: "quiet" }, `and ${all.length - SHOWN} more`) : null;
+  return h(
+    "li",
+    {},
+    h("div", { class: "folder" }, h("h3", {}, label), h("span", { class: "quiet" }, `${training} to train on, ${held} kept out`), h("button", { type: "button", click: clear, "aria-label": `Delete all of ${label}` }, "Delete all")),
+    h("ul", { class: "thumbs", "aria-label": `Samples of ${label}` }, ...shown, more),
+  );
+}

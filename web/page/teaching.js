@@ -1,0 +1,84 @@
+/** The section in which samples are made: a pad, and a button for each label that shows the model's guess. */
+
+import { prepare, whatOf } from "../device/preparing.js";
+import { drawingPad } from "./canvas.js";
+import { byId, h, say } from "./dom.js";
+import { filesForm } from "./files.js";
+import { percent } from "./format.js";
+import { numbersPad } from "./numbers.js";
+import { cameraPad } from "./pictures.js";
+import { recordingPad } from "./recorder.js";
+
+/**
+ * @typedef {{samples: import("../device/samples.js").Samples, spec: import("../device/preparing.js").InputSpec,
+ *   guess: (x: Float32Array) => Promise<number[] | null>, changed: () => void, trouble: (text: string) => void}} Lesson
+ */
+export class Teaching {
+  /** @param {Lesson} lesson */
+  constructor(lesson) {
+    this._lesson = lesson;
+    this._raw = null;
+    this._pad = padOf(lesson.spec, (raw) => this._taken(raw), lesson.trouble);
+    this._buttons = lesson.samples.labels.map((label) => labelButton(label, () => this._keep(label)));
+    byId("teach").hidden = false;
+    say(byId("teach-how"), this._pad?.how ?? "This task is about texts, which this page cannot take yet.");
+    byId("pad").replaceChildren(...(this._pad ? [this._pad.element] : []));
+    byId("labels").replaceChildren(...(this._pad ? this._buttons : []));
+    byId("files").hidden = this._pad === null;
+    if (this._pad) byId("files-form").replaceChildren(filesForm(lesson.samples, lesson.spec, lesson.changed));
+    this._taken(null);
+  }
+
+  /** Ask anew what the model takes it for: the model is another. */
+  async again() {
+    if (this._raw) await this._guess(this._raw);
+  }
+
+  async _taken(raw) {
+    this._raw = raw;
+    for (const button of this._buttons) button.disabled = raw === null;
+    if (raw) await this._guess(raw);
+    else this._show(null);
+  }
+
+  async _guess(raw) {
+    const shares = await this._lesson.guess(prepare(this._lesson.spec, raw));
+    if (this._raw === raw) this._show(shares);
+  }
+
+  /** @param {number[] | null} shares */
+  _show(shares) {
+    const best = shares ? shares.indexOf(Math.max(...shares)) : -1;
+    this._buttons.forEach((button, i) => {
+      button.classList.toggle("best", i === best);
+      button.querySelector("meter").value = shares ? shares[i] : 0;
+      say(button.querySelector(".share"), shares ? percent(shares[i]) : "");
+    });
+    const label = this._lesson.samples.labels[best];
+    say(byId("question"), shares ? `It takes this for “${label}” (${percent(shares[best])}). What is it?` : "What is it?");
+  }
+
+  async _keep(label) {
+    try {
+      await this._lesson.samples.add(label, this._raw, Date.now());
+      say(byId("kept"), `Kept as “${label}”, on this device only.`);
+      this._pad.clear();
+      this._lesson.changed();
+    } catch (error) {
+      this._lesson.trouble(error.message);
+    }
+  }
+}
+
+function padOf(spec, taken, trouble) {
+  const what = whatOf(spec);
+  if (what === "sound") return recordingPad(spec, taken, trouble);
+  if (what === "numbers") return numbersPad(spec, taken);
+  if (what === "picture") return spec.shape[0] === 1 ? drawingPad(spec, taken) : cameraPad(spec, taken, trouble);
+  return null;
+}
+
+function labelButton(label, keep) {
+  const meter = h("meter", { max: 1, value: 0, "aria-hidden": "true" });
+  return h("button", { type: "button", class: "label", disabled: true, click: keep }, h("span", { class: "word" }, label), h("span", { class: "share" }), meter);
+}

@@ -1,0 +1,80 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { MemoryDisk } from "../device/disk.js";
+import { DataError } from "../device/errors.js";
+import { Samples } from "../device/samples.js";
+
+const SPEC = { shape: [1, 2, 2], scale: 0.5, mean: [1], std: [2], dtype: "float32", vocabulary: null };
+const opened = (disk, labels = ["no", "yes"]) => new Samples(disk, SPEC, labels).open();
+const many = (count) => new Uint8Array(Uint32Array.from({ length: count }, (_, i) => i * 2654435761).buffer);
+
+test("samples stay on the disk, with their labels, in the order in which they came", async () => {
+  const disk = new MemoryDisk();
+  const samples = await opened(disk);
+  await samples.add("yes", Uint8Array.of(1, 2, 3, 4), 1000);
+  await samples.add("yes", Float32Array.of(0.5, 6, 7, 8), 2000);
+  await samples.add("no", Uint8Array.of(9, 9, 9, 9), 1500);
+  const again = await opened(disk);
+  assert.deepEqual(again.list("yes").map(({ id }) => [...again.raw(id)]), [[0.5, 6, 7, 8], [1, 2, 3, 4]]);
+  assert.deepEqual(again.counts().map(({ training, held }) => training + held), [1, 2]);
+});
+
+test("about a fifth is kept out of training, and always the same", async () => {
+  const disk = new MemoryDisk();
+  const samples = await opened(disk);
+  await samples.add("no", many(1200), 1);
+  const [{ training, held }] = samples.counts();
+  assert.equal(training + held, 1200);
+  assert.ok(held > 180 && held < 300, `${held} held out`);
+  assert.equal(samples.training().y.length, training);
+  assert.deepEqual((await opened(disk)).held(), samples.held());
+});
+
+test("what is trained on is prepared, and numbered by the task's labels", async () => {
+  const samples = await opened(new MemoryDisk());
+  for (let at = 0; at < 12; at++) await samples.add("Yes ", Uint8Array.of(at, 2, 4, 6), at);
+  const { x, y, shape } = samples.training();
+  assert.deepEqual(shape, [1, 2, 2]);
+  assert.deepEqual([...x.slice(1, 4)], [0, 0.5, 1]); // (raw * 0.5 - 1) / 2
+  assert.ok(y.length >= 6 && y.every((label) => label === 1));
+});
+
+test("one, a label, or all can be deleted, from the disk too", async () => {
+  const disk = new MemoryDisk();
+  const samples = await opened(disk);
+  await samples.add("no", Uint8Array.of(1, 1, 1, 1, 2, 2, 2, 2), 1);
+  await samples.add("yes", Uint8Array.of(3, 3, 3, 3), 2);
+  const two = samples.list("no").find(({ id }) => samples.raw(id)[0] === 2);
+  await samples.remove(two.id);
+  assert.deepEqual((await opened(disk)).list("no").map(({ id }) => samples.raw(id)[0]), [1]);
+  await samples.clear("no");
+  assert.deepEqual((await opened(disk)).counts().map(({ training, held }) => training + held), [0, 1]);
+  await samples.clear();
+  assert.deepEqual(await disk.keys("samples/"), []);
+});
+
+test("a label that the task has not, and values that are no sample, are refused", async () => {
+  const samples = await opened(new MemoryDisk());
+  await assert.rejects(samples.add("maybe", many(1), 1), /'maybe' is not one of this task: no, yes/);
+  await assert.rejects(samples.add("no", many(1).slice(1), 1), DataError);
+  await assert.rejects(samples.add("no", Float32Array.of(1, 2, 3, NaN), 1), DataError);
+});
+
+test("whole numbers are classes, unless labels are numbers themselves", async () => {
+  assert.equal((await opened(new MemoryDisk())).number(1), 1);
+  const numbers = await opened(new MemoryDisk(), ["3", "1"]);
+  assert.equal(numbers.number(1), 1);
+  assert.throws(() => numbers.number(0), DataError);
+});
+
+test("another task's samples are not touched", async () => {
+  const disk = new MemoryDisk();
+  const other = new Samples(disk, { ...SPEC, shape: [4] }, ["a", "no"]);
+  await other.add("a", many(2), 1);
+  await other.add("no", many(1), 1);
+  const samples = await opened(disk);
+  assert.deepEqual(samples.list("no"), []);
+  await samples.clear();
+  assert.equal((await disk.keys("samples/")).length, 2);
+});
