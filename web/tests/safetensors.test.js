@@ -1,0 +1,62 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { fromHex, hex } from "../device/bytes.js";
+import { TensorError } from "../device/errors.js";
+import { read, write } from "../device/safetensors.js";
+import { vectors } from "./vectors.js";
+
+const given = vectors("safetensors");
+const bytesOf = (data) => hex(new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+
+for (const { of, bytes, tensors } of given.sets) {
+  test(`Python's tensors are read: ${of}`, () => {
+    const found = [...read(fromHex(bytes))].map(([name, { dtype, shape, data }]) => ({
+      name,
+      dtype,
+      shape: [...shape],
+      values: bytesOf(data),
+    }));
+    assert.deepEqual(found, tensors);
+  });
+
+  test(`and written in the same bytes, in whatever order they are given: ${of}`, () => {
+    const found = [...read(fromHex(bytes))];
+    assert.equal(hex(write(new Map(found))), bytes);
+    assert.equal(hex(write(new Map(found.reverse()))), bytes);
+  });
+}
+
+for (const { of, bytes } of given.refused) {
+  test(`what Python refuses is refused: ${of}`, () => {
+    assert.throws(() => read(fromHex(bytes)), TensorError);
+  });
+}
+
+test("metadata is left aside", () => {
+  assert.deepEqual([...read(fromHex(given.with_metadata)).keys()], ["a"]);
+});
+
+test("the arrays are the reader's own, wherever the bytes lie", () => {
+  const bytes = fromHex(given.sets.find((one) => one.of === "of every dtype").bytes);
+  const shifted = new Uint8Array(bytes.length + 3);
+  shifted.set(bytes, 3);
+  const tensors = read(shifted.subarray(3));
+  tensors.get("t.float32").data[0] = 7;
+  assert.equal(hex(shifted.subarray(3)), hex(bytes));
+  assert.deepEqual([...tensors.get("t.float64").data], [0, 1, 2, 3, 4, 5]);
+});
+
+test("a part of a larger array is written alone", () => {
+  const whole = Float32Array.of(1, 2, 3, 4);
+  const tensor = { dtype: "float32", shape: [2], data: whole.subarray(1, 3) };
+  assert.deepEqual([...read(write(new Map([["a", tensor]]))).get("a").data], [2, 3]);
+});
+
+test("what has no name there, or another size, is not written", () => {
+  const data = Float32Array.of(1, 2);
+  const of = (tensor) => () => write(new Map([["a", tensor]]));
+  assert.throws(of({ dtype: "complex64", shape: [1], data }), /a is complex64/);
+  assert.throws(of({ dtype: "int32", shape: [2], data }), TensorError);
+  assert.throws(of({ dtype: "float32", shape: [3], data }), /2 values, expected 3/);
+});
