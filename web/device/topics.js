@@ -5,6 +5,8 @@ import { TopicError } from "./errors.js";
 export const ROOT = "fl/v1";
 /** Of every task. */
 export const OFFERS = `${ROOT}/all/round/+`;
+/** Ends of topics for what is said in few bytes. */
+export const IN_FEW_BYTES = ["up/c", "dn/n"];
 
 const NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 const SHA = /^[0-9a-f]{64}$/;

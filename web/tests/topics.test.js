@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { fromHex, hex } from "../device/bytes.js";
 import { TopicError } from "../device/errors.js";
-import { packetBytes } from "../device/packets.js";
+import { packetBytes, qosOf } from "../device/packets.js";
 import * as topics from "../device/topics.js";
 import { vectors } from "./vectors.js";
 
@@ -32,9 +32,12 @@ for (const { topic, python } of given.others) {
   });
 }
 
-test("a packet weighs what it weighs in Python", () => {
-  for (const { topic, payload, bytes } of given.packets) {
-    assert.equal(packetBytes(topic, new Uint8Array(payload)), bytes);
+test("a packet weighs what it weighs in Python, and asks for as much", () => {
+  for (const { topic, first, size, qos, bytes, mqtt5 } of given.packets) {
+    const payload = new Uint8Array(size).fill(first);
+    assert.equal(qosOf(topic, payload), qos);
+    assert.equal(packetBytes(topic, payload), bytes);
+    assert.equal(packetBytes(topic, payload, 1, true), mqtt5);
   }
 });
 

@@ -20,6 +20,17 @@ METRICS = Metrics(0.625, 1234, 5678, 90_000, 1500, "rapl", 12)
 EXAMPLES: tuple[Message, ...] = (
     wire.State(boot=BOOT, online=True),
     wire.State(boot=0, online=False, leaving=True, paused=True),
+    wire.Hello(boot=BOOT, num_examples=120, profile="phone, Straße 🦊", memory_bytes=2**33, engine="wasm"),
+    wire.Hello(
+        boot=1,
+        num_examples=0,
+        profile="p",
+        memory_bytes=512 * 2**20,
+        engine="onnx",
+        battery_percent=80,
+        task="words",
+        key=bytes(range(32)),
+    ),
     wire.Offer(
         task="digits",
         run="r1",

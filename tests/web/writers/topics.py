@@ -3,7 +3,7 @@
 from typing import Any
 
 from broker import topics
-from broker.packets import packet_bytes
+from broker.packets import packet_bytes, qos_of
 
 SHA = bytes(range(32))
 ADDRESSES = (
@@ -12,6 +12,13 @@ ADDRESSES = (
     topics.up("1", topics.block(SHA, 0)),
     topics.down("x" * 64, topics.block(SHA, -1)),
     topics.down("d", topics.block(SHA, 12_345_678)),
+)
+SAID = (
+    "fl/v1/d/x/up/hello",
+    "fl/v1/d/ü/up/plan",
+    "fl/v1/d/x/up/c",
+    "fl/v1/d/x/dn/n",
+    topics.offer("digits"),
 )
 OTHERS = (
     "",
@@ -49,8 +56,16 @@ def vectors() -> dict[str, Any]:
         ],
         "others": [{"topic": topic, "python": refused(topic)} for topic in OTHERS],
         "packets": [
-            {"topic": topic, "payload": size, "bytes": packet_bytes(topic, bytes(size))}
-            for topic in ("fl/v1/d/x/up/hello", "fl/v1/d/ü/up/plan")
+            {
+                "topic": topic,
+                "first": first,
+                "size": size,
+                "qos": qos_of(topic, bytes([first]) * size),
+                "bytes": packet_bytes(topic, bytes([first]) * size),
+                "mqtt5": packet_bytes(topic, bytes([first]) * size, 1, True),
+            }
+            for topic in SAID
+            for first in (0x04, 0x9D)
             for size in (0, 1, 100, 120, 16_000, 16_400, 65_536, 3_000_000)
         ],
     }

@@ -1,0 +1,236 @@
+/**
+ * A device's connection to its broker, kept alive: MQTT.js over WebSockets in a browser, over TCP as well in
+ * Node. A session is clean each time; a PUBACK is never taken for more than it is.
+ *
+ * What has no PUBACK yet is kept here, and sent again, in order, on the next connection.
+ *
+ * @typedef {{ topic: string, payload: Uint8Array, retain?: boolean }} Will
+ *   A message for later: what the broker sends when we vanish, or what we send as we come or leave. Retained.
+ * @typedef {{ kind: "connected", first: boolean } | { kind: "disconnected", reason: string }
+ *   | { kind: "received", topic: string, payload: Uint8Array, retain: boolean }} Event
+ *   What is retained for us may come just before "connected".
+ */
+import { inBrowser, open } from "./connection.js";
+import { ended, refusal, unreachable, unreadable } from "./diagnosis.js";
+import { BrokerRefused, BrokerUnreachable, MessageError, oneLine } from "./errors.js";
+import { MESSAGE_LIMIT } from "./messages.js";
+import { packetBytes, qosOf } from "./packets.js";
+import { Patience } from "./patience.js";
+import { matches } from "./topics.js";
+
+/** Seconds that `close` waits for its last messages to leave. */
+const FAREWELL_S = 2;
+/** In seconds; `queueLimit`: messages that wait for their PUBACK, at most. */
+const DEFAULTS = {
+  subscriptions: /** @type {string[]} */ ([]),
+  keepaliveS: 30,
+  reconnectS: /** @type {[number, number]} */ ([0.5, 30]),
+  timeoutS: 10,
+  queueLimit: 4096,
+  will: /** @type {Will | null} */ (null),
+  greeting: /** @type {Will | null} */ (null),
+  log: (/** @type {string} */ _level, /** @type {string} */ _line) => {},
+  draw: Math.random,
+  clock: () => performance.now() / 1000,
+};
+
+const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
+
+export class Link {
+  /** PUBLISH packets as they are on the wire, each message once. */
+  bytesUp = 0;
+  bytesDown = 0;
+  #clientId;
+  #options;
+  #tell;
+  #transport;
+  #patience;
+  #connection = null;
+  #ready = false;
+  #wasReady = false;
+  #closing = true;
+  #since = 0;
+  #next = null;
+  #answer = null;
+  /** What the broker has not acknowledged, in order. */
+  #pending = new Set();
+
+  /**
+   * @param {ReturnType<import("./url.js").parseUrl>} url @param {string} clientId
+   * @param {(event: Event) => void} tell is told of everything, in order
+   * @param {Partial<typeof DEFAULTS>} options `greeting` goes before all else at each connection
+   * @param {() => Promise<(url: string, options: object) => any>} transport gives `connect` of MQTT.js
+   */
+  constructor(url, clientId, tell, options = {}, transport = inBrowser) {
+    this.url = url;
+    this.#clientId = clientId;
+    this.#tell = tell;
+    this.#options = { ...DEFAULTS, ...options };
+    this.#transport = transport;
+    this.#patience = new Patience(this.#options.reconnectS, this.#options.draw);
+  }
+
+  /** Whether the broker has us now, as far as we know. */
+  get connected() {
+    return this.#ready;
+  }
+
+  /**
+   * Connect for the first time; from then on the link reconnects by itself. Rejects with BrokerUnreachable when
+   * no broker answers in time, BrokerRefused when it says no. Either may be followed by another `connect`.
+   */
+  async connect() {
+    const { timeoutS } = this.#options;
+    this.#closing = false;
+    const answer = new Promise((resolve, reject) => {
+      this.#answer = { resolve, reject };
+    });
+    const tooLate = new BrokerUnreachable(unreachable(this.url, "timed out"));
+    const silence = setTimeout(() => this.#fail(tooLate), 1000 * timeoutS);
+    try {
+      await this.#open();
+      await answer;
+    } catch (error) {
+      this.#stop();
+      throw error;
+    } finally {
+      clearTimeout(silence);
+      this.#answer = null;
+    }
+  }
+
+  /**
+   * Send, now or when the link is back; never waits. Resolves to whether the broker has acknowledged it, which
+   * says nothing about who has it: only a receipt does. To false at once when too much waits already, and for
+   * what is said in few bytes (`qosOf`) while the link is away: that is never sent later. Throws MessageError for
+   * more than MESSAGE_LIMIT bytes, which brokers drop without a word, and for wildcards.
+   * @returns {Promise<boolean>}
+   */
+  publish(topic, payload, retain = false) {
+    if (payload.length > MESSAGE_LIMIT) {
+      throw new MessageError(
+        `${payload.length} bytes on ${topic}: at most ${MESSAGE_LIMIT} go into one message, send a Blob`,
+      );
+    }
+    if (/[+#]/.test(topic)) throw new MessageError(`${topic} has wildcards: nothing can be sent there`);
+    if (this.#pending.size >= this.#options.queueLimit) return Promise.resolve(false);
+    const qos = qosOf(topic, payload);
+    const live = this.#connection?.live;
+    if (!qos && !live) return Promise.resolve(false);
+    this.bytesUp += packetBytes(topic, payload, qos, this.url.mqtt5);
+    return new Promise((resolve) => {
+      const message = { topic, payload, retain, qos, resolve };
+      if (qos) this.#pending.add(message);
+      if (live) this.#send(message);
+    });
+  }
+
+  /** Messages that the broker has not acknowledged yet: on this topic, or on any. */
+  underWay(topic = "") {
+    if (!topic) return this.#pending.size;
+    return [...this.#pending].filter((message) => message.topic === topic).length;
+  }
+
+  /** Say goodbye and leave; a link that is closed has no last will. Waits FAREWELL_S at most. */
+  async close(/** @type {Will | null} */ farewell = null) {
+    if (farewell && this.#ready) this.publish(farewell.topic, farewell.payload, farewell.retain ?? true);
+    for (let waited = 0; this.#ready && this.#pending.size && waited < FAREWELL_S; waited += 0.02) await pause(0.02);
+    this.#stop();
+    for (const message of this.#pending) message.resolve(false);
+    this.#pending.clear();
+  }
+
+  async #open() {
+    const { will, keepaliveS, timeoutS } = this.#options;
+    const connect = await this.#transport();
+    if (this.#closing) return;
+    const said = { clientId: this.#clientId, will, keepaliveS, timeoutS };
+    this.#connection = open(connect, this.url, said, {
+      accepted: () => this.#accepted(),
+      received: (topic, payload, packet) => this.#received(topic, payload, packet),
+      lost: (why) => this.#lost(why),
+      refused: (error) => this.#refused(error),
+    });
+  }
+
+  /** What waits goes up while the broker answers to the subscriptions; who comes back is greeted before that. */
+  #accepted() {
+    const { subscriptions } = this.#options;
+    const waiting = [...this.#pending];
+    if (subscriptions.length) this.#connection.subscribe(subscriptions, (refused) => this.#subscribed(refused));
+    if (this.#wasReady) this.#greet();
+    for (const message of waiting) this.#send(message);
+    if (!subscriptions.length) this.#nowReady();
+  }
+
+  /** @param {string[]} refused */
+  #subscribed(refused) {
+    if (refused.length) {
+      const text = unreadable(this.url, refused);
+      if (!this.#wasReady) return this.#fail(new BrokerRefused(text));
+      this.#options.log("warning", text);
+    }
+    return this.#nowReady();
+  }
+
+  #nowReady() {
+    const first = !this.#wasReady;
+    this.#wasReady = this.#ready = true;
+    if (first) this.#greet();
+    this.#since = this.#options.clock();
+    this.#tell({ kind: "connected", first });
+    this.#answer?.resolve();
+  }
+
+  #greet() {
+    const { greeting } = this.#options;
+    if (greeting) this.publish(greeting.topic, greeting.payload, greeting.retain ?? true);
+  }
+
+  #send(message) {
+    this.#connection.send(message, () => {
+      this.#pending.delete(message);
+      message.resolve(true);
+    });
+  }
+
+  #received(topic, payload, { retain, qos }) {
+    this.bytesDown += packetBytes(topic, payload, qos, this.url.mqtt5);
+    if (this.#options.subscriptions.some((one) => matches(one, topic))) {
+      this.#tell({ kind: "received", topic, payload, retain });
+    }
+  }
+
+  #refused(error) {
+    const text = refusal(this.url, error);
+    if (!this.#wasReady) return this.#fail(new BrokerRefused(text));
+    this.#options.log("warning", text);
+    return this.#lost("");
+  }
+
+  /** @param {string} why */
+  #lost(why) {
+    if (!this.#wasReady) return this.#fail(new BrokerUnreachable(unreachable(this.url, why)));
+    const wasReady = this.#ready;
+    this.#ready = false;
+    if (wasReady) this.#patience.lost(this.#options.clock() - this.#since);
+    const again = () => this.#open().catch((error) => this.#lost(oneLine(error)));
+    this.#next = setTimeout(again, 1000 * this.#patience.wait());
+    this.#patience.failed();
+    const rival = this.#patience.crowded ? this.#clientId : "";
+    if (wasReady) this.#tell({ kind: "disconnected", reason: ended(why, rival) });
+    return undefined;
+  }
+
+  #fail(error) {
+    this.#answer?.reject(error);
+  }
+
+  #stop() {
+    this.#closing = true;
+    this.#ready = false;
+    clearTimeout(this.#next);
+    this.#connection?.end({ orderly: this.#pending.size === 0 });
+    this.#connection = null;
+  }
+}

@@ -1,0 +1,59 @@
+/** The build of MQTT.js that browsers load, with what it needs of a browser: WebSocket, and a navigator. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import WebSocket from "ws";
+
+import { text, utf8 } from "../device/bytes.js";
+import { Link } from "../device/link.js";
+import { parseUrl } from "../device/url.js";
+import { inNode } from "../node/transport.js";
+import { skip, start, until } from "./mosquitto.js";
+
+Object.assign(globalThis, { WebSocket, navigator: { userAgent: "test", product: "Gecko" } });
+
+/** A link that ends with the test, as a page has it, and what it told. */
+async function connected(t, url, name, options = {}, transport = undefined) {
+  const events = [];
+  const given = { reconnectS: [0.05, 0.2], ...options };
+  const link = new Link(parseUrl(url), name, (event) => events.push(event), given, transport);
+  t.after(() => link.close());
+  await link.connect();
+  return { link, heard: () => events.filter((one) => one.kind === "received"), events };
+}
+
+test("a page speaks to the broker, leaves its will, and comes back", { skip }, async (t) => {
+  const broker = await start(t);
+  const reader = await connected(t, broker.url, "reader", { subscriptions: ["up/#"] }, inNode());
+  const options = { subscriptions: ["dn/#"], will: { topic: "up/state", payload: utf8("lost"), retain: true } };
+  const page = await connected(t, broker.webUrl, "page", options);
+  const block = new Uint8Array(64 * 1024).map((_, at) => at % 251);
+  assert.ok(await page.link.publish("up/block", block));
+  await reader.link.publish("dn/block", block);
+  await until(() => reader.heard().length === 1 && page.heard().length === 1);
+  assert.deepEqual(reader.heard()[0].payload, block);
+  assert.deepEqual(page.heard()[0].payload, block);
+  const rival = await connected(t, broker.url, "page", {}, inNode());
+  await until(() => reader.heard().some((one) => one.topic === "up/state" && text(one.payload) === "lost"));
+  await rival.link.close();
+  await until(() => page.events.filter((one) => one.kind === "connected").length > 1);
+  assert.ok(await page.link.publish("up/again", utf8("here")));
+});
+
+test("a burst of blocks from a page arrives whole", { skip }, async (t) => {
+  const broker = await start(t);
+  const reader = await connected(t, broker.url, "reader", { subscriptions: ["up/#"] }, inNode());
+  const page = await connected(t, broker.webUrl, "page");
+  const blocks = Array.from({ length: 40 }, (_, at) => new Uint8Array(64 * 1024).fill(at));
+  const sent = blocks.map((block, at) => page.link.publish(`up/${at}`, block));
+  assert.ok((await Promise.all(sent)).every(Boolean));
+  await until(() => reader.heard().length === 40);
+  assert.ok(reader.heard().every((one, at) => one.payload.every((byte) => byte === at)));
+});
+
+test("a page that is refused, and one whose broker is not there, are told", { skip }, async (t) => {
+  const broker = await start(t, { users: { pi: "secret" } });
+  const link = new Link(parseUrl(broker.webUrl), "page", () => {});
+  await assert.rejects(link.connect(), { name: "BrokerRefused" });
+  await broker.stop();
+  await assert.rejects(link.connect(), { name: "BrokerUnreachable", message: /WebSockets are served at this port/ });
+});
