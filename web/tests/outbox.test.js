@@ -1,0 +1,132 @@
+import assert from "node:assert/strict";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { test } from "node:test";
+
+import { MemoryDisk } from "../device/disk.js";
+import { Contribution, encode } from "../device/messages.js";
+import { Outbox } from "../device/outbox.js";
+import { FileDisk } from "../node/disk_files.js";
+
+const METRICS = { train_loss: 0.5, train_time_ms: 1, energy_mj: 2, peak_memory_kib: 3 };
+const contribution = (seq, round, more = {}) => ({
+  task: "digits",
+  run: "r1",
+  round,
+  boot: 7n,
+  seq,
+  kind: "full",
+  num_examples: 10,
+  metrics: { ...METRICS, epsilon_milli: 0, energy_source: "", energy_off_percent: 0 },
+  body: Uint8Array.of(1, 2, 3),
+  blob: null,
+  form: "",
+  ...more,
+});
+const receipt = (seq, round, more = {}) => ({
+  boot: 7n,
+  seq,
+  round,
+  status: "accepted",
+  reason: "",
+  retry_after_s: 0,
+  ...more,
+});
+
+test("a contribution is on the disk until its receipt, whatever becomes of the process", async (t) => {
+  const folder = mkdtempSync(join(tmpdir(), "outbox-"));
+  t.after(() => rmSync(folder, { recursive: true, force: true }));
+  for (const disk of [new MemoryDisk(), new FileDisk(folder)]) {
+    const outbox = await Outbox.open(disk);
+    await outbox.add(contribution(1, 4));
+    await outbox.add(contribution(2, 5));
+    const later = await Outbox.open(disk);
+    assert.deepEqual([...later], [contribution(1, 4), contribution(2, 5)]);
+    assert.equal(later.nextSeq, 3);
+    assert.deepEqual(await later.settle(receipt(1, 4)), contribution(1, 4));
+    assert.deepEqual([...(await Outbox.open(disk))], [contribution(2, 5)]);
+  }
+});
+
+test("a receipt of another life, round or number ends nothing", async () => {
+  const outbox = await Outbox.open(new MemoryDisk());
+  await outbox.add(contribution(1, 4));
+  const others = [receipt(1, 4, { boot: 8n }), receipt(1, 5), receipt(2, 4), receipt(0, 5), receipt(0, 4, { boot: 6n })];
+  for (const other of others) assert.equal(await outbox.settle(other), null);
+  assert.equal(outbox.size, 1);
+});
+
+test("a receipt that says when to come again ends nothing, but names the contribution", async () => {
+  const outbox = await Outbox.open(new MemoryDisk());
+  await outbox.add(contribution(1, 4));
+  const full = receipt(1, 4, { status: "refused", retry_after_s: 30 });
+  assert.equal(await outbox.settle(full), null);
+  assert.equal(outbox.named(full).seq, 1);
+});
+
+test("a receipt without a number is for the latest of its round", async () => {
+  const outbox = await Outbox.open(new MemoryDisk());
+  await outbox.add(contribution(1, 4, { task: "words" }));
+  await outbox.add(contribution(2, 4));
+  assert.equal((await outbox.settle(receipt(0, 4))).seq, 2);
+});
+
+test("numbers are not used twice in one life, and not while one waits", async () => {
+  const disk = new MemoryDisk();
+  const outbox = await Outbox.open(disk);
+  await outbox.add(contribution(outbox.nextSeq, 4));
+  await outbox.settle(receipt(1, 4));
+  assert.equal(outbox.nextSeq, 2);
+  await outbox.add(contribution(9, 5));
+  assert.equal((await Outbox.open(disk)).nextSeq, 10);
+});
+
+test("a round that is answered is known in a later life, also after an older one is receipted", async () => {
+  const disk = new MemoryDisk();
+  const outbox = await Outbox.open(disk);
+  for (const [seq, round] of [[1, 4], [2, 5], [3, 6]]) await outbox.add(contribution(seq, round));
+  await outbox.settle(receipt(2, 5));
+  await outbox.settle(receipt(1, 4));
+  const later = await Outbox.open(disk);
+  assert.deepEqual([4, 5, 6, 7].map((round) => later.answered("r1", round)), [false, true, true, false]);
+  assert.ok(!later.answered("r2", 5));
+  await later.drop(3);
+  assert.ok(!(await Outbox.open(disk)).answered("r1", 6));
+});
+
+test("a settled one of an earlier run makes room for that of the next", async () => {
+  const outbox = await Outbox.open(new MemoryDisk());
+  await outbox.add(contribution(1, 9));
+  await outbox.settle(receipt(1, 9));
+  await outbox.add(contribution(2, 1, { run: "r2" }));
+  await outbox.settle(receipt(2, 1));
+  assert.ok(outbox.answered("r2", 1) && !outbox.answered("r1", 9));
+});
+
+test("what is ended between its two keys is sent again, which counts once", async () => {
+  const disk = new MemoryDisk();
+  const outbox = await Outbox.open(disk);
+  await outbox.add(contribution(1, 4));
+  await disk.put("outbox/settled", encode(Contribution, contribution(1, 4)));
+  const later = await Outbox.open(disk);
+  assert.equal(later.size, 1);
+  await later.settle(receipt(1, 4, { status: "duplicate" }));
+  assert.deepEqual(await disk.keys(), ["outbox/settled"]);
+});
+
+test("what cannot be read is dropped, and said", async () => {
+  const disk = new MemoryDisk();
+  await disk.put("outbox/00000003", Uint8Array.of(1, 2));
+  const said = [];
+  const outbox = await Outbox.open(disk, (level, line) => said.push(`${level} ${line}`));
+  assert.equal(outbox.size, 0);
+  assert.deepEqual(await disk.keys(), []);
+  assert.match(said[0], /^warning dropped outbox\/00000003: not a Contribution/);
+});
+
+test("a full disk says so, and the contribution does not wait", async () => {
+  const outbox = await Outbox.open(new MemoryDisk(20));
+  await assert.rejects(outbox.add(contribution(1, 4)), { name: "DiskError" });
+  assert.equal(outbox.size, 0);
+});
