@@ -37,6 +37,9 @@ export const tasks = async () => (await ask("api/v1/tasks")).json();
 export const rounds = async (task, after) => (await ask(`${of(task, "rounds")}?${query({ after })}`)).json();
 export const devices = async (task, wanted) => (await ask(`${of(task, "devices")}?${query(wanted)}`)).json();
 export const entries = async (task, wanted) => (await ask(`${of(task, "contributions")}?${query(wanted)}`)).json();
+export const links = async () => (await ask("api/v1/links")).json();
+export const invite = async (wanted) => (await ask(`api/v1/links?${query(wanted)}`, { method: "POST" })).json();
+export const revoke = async (link) => (await ask(`api/v1/links/${encodeURIComponent(link)}`, { method: "DELETE" })).json();
 export const model = async (task) => (await ask(of(task, "model"))).blob();
 
 /** Calls `take(live)` whenever something has happened, until the connection ends. (EventSource cannot send a token.) */

@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { byId, h } from "./dom.js";
 import * as fleet from "./fleet.js";
+import * as invite from "./invite.js";
 import * as live from "./live.js";
 import * as log from "./log.js";
 
@@ -114,6 +115,7 @@ class Shown {
     try {
       await this.more();
       if (!within("fleet-table")) await fleet.show(this.task.name);
+      if (!within("invite")) await invite.show();
       if (log.latest() && !within("log-table")) await log.show(this.task.name);
     } catch (error) {
       this.stale = true;
@@ -166,7 +168,7 @@ asked("enter", "submit", () => {
   api.token.set(byId("token").value.trim());
   byId("token").value = "";
   byId("denied").textContent = "";
-  enter();
+enter();
 });
 asked("leave", "click", () => locked(""));
 asked("model", "click", download);
@@ -181,4 +183,8 @@ for (const kind of ["input", "submit", "change"]) {
     quietly(log.show(task()));
   });
 }
+asked("invite-form", "submit", () => {
+  byId("invite-trouble").textContent = "";
+  invite.make().catch((error) => (error instanceof api.Denied ? locked(error.message) : (byId("invite-trouble").textContent = error.message)));
+});
 enter();

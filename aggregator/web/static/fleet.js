@@ -8,9 +8,12 @@ let offset = 0;
 
 const provenance = (d) => `${joules(d.energy_j)}${d.energy_uncertainty === null ? "" : ` ± ${Math.round(100 * d.energy_uncertainty)} %`}, ${d.energy_source}`;
 
+/** By what it says of its engine. */
+const isBrowser = (d) => d.engine.startsWith("onnxruntime-web");
+
 const columns = [
   { head: "device", look: "name", cell: (d) => h("span", { class: d.online ? "on" : "off" }, d.device, h("span", { class: "sr" }, d.online ? ", online" : ", offline")) },
-  { head: "class", cell: (d) => [d.profile, d.engine].filter(Boolean).join(", ") },
+  { head: "class", cell: (d) => h("span", {}, isBrowser(d) ? h("span", { class: "browser" }, "browser") : "", " ", [d.profile, d.engine].filter(Boolean).join(", ")) },
   { head: "battery", look: "number", cell: (d) => (d.battery_percent === null ? "" : `${d.battery_percent} %`) },
   { head: "kind", look: "name", cell: (d) => d.kind || d.doing },
   { head: "why", look: "wide", cell: (d) => d.why },
