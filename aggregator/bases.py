@@ -25,10 +25,10 @@ from .store import Store
 
 @dataclass(frozen=True)
 class Line:
-    """What steps are taken on: a model, by the rounds of a task with this seed."""
+    """What steps are taken on: a model, by the rounds of a task with this seed (None: of any)."""
 
     manifest: Manifest
-    seed: int
+    seed: int | None
 
 
 def checkpoint(weights: Tensors, models: Blobs, manifest: Manifest) -> Base:

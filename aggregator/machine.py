@@ -197,10 +197,10 @@ def _worked(state: State, event: Worked) -> Result:
 
 
 def _given(state: State, event: Give) -> Result:
-    """While a round is being merged none can be given."""
+    """While a round is being merged none can be given; some numbers may be left out."""
     state = state.but(rules=replace(state.rules, round_deadline_s=event.deadline_s))
     if state.phase == "wait":
-        return attendance.begun(state, event.now), (Announce(state.round + 1),)
+        return attendance.begun(state.but(round=event.round - 1), event.now), (Announce(event.round),)
     if state.phase == "collect":
         return attendance.extended(state, event.now), (Extend(state.round, state.contributions),)
     return state, ()

@@ -7,6 +7,7 @@ it changed of that round's base.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import nan
 
@@ -32,20 +33,20 @@ BASES_HELD = 4
 """Bases in memory of each model, while late contributions are merged."""
 
 
-def merge_round(store: Store, task: Task, tools: Tools, of: tuple[int, int]) -> MergeResult:
-    """What the contributions of a round make; its blobs are durable, nothing is committed yet.
+Seeds = Callable[[int], int]
+"""That all devices of a round of this number share."""
 
-    `of` is the round's number and its seed.
-    """
-    number, seed = of
+
+def merge_round(store: Store, task: Task, tools: Tools, number: int, seed: Seeds) -> MergeResult:
+    """What the contributions of a round make; its blobs are durable, nothing is committed yet."""
     manifest = tools.manifest()
     weights = base_weights(store, number, manifest)
-    model = RoundModel(manifest, weights, number, seed, tools=tools)
+    model = RoundModel(manifest, weights, number, seed(number), tools=tools)
     kinds = {kind.name: kind.strategy for kind in task.kinds}
     before = _carried(store, number, tools)
     folding = Folding(kinds, model, before, task.server)
     with Screen(folding, task.screening, store.folder) as screen:
-        lost = _fold(store, task, model, screen)
+        lost = _fold(_Earlier(store, task, model, seed), screen)
         merged, odd = screen.merged()
     notes = [f"content of {name} was damaged on disk and is left out" for name in lost]
     note = "; ".join([*notes, odd] if odd else notes)
@@ -78,38 +79,36 @@ def _carried(store: Store, number: int, tools: Tools) -> Carried:
     )
 
 
-def _fold(store: Store, task: Task, model: RoundModel, screen: Screen) -> list[str]:
+def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
     """Fold all that counts in the round; returns whose content could not be read."""
-    kinds = {kind.name: kind for kind in task.kinds}
-    earlier = _Earlier(store, task, model)
     lost = []
-    for stored in store.contributions.of_round(model.round):
+    for stored in earlier.store.contributions.of_round(earlier.model.round):
         try:
             update = earlier.rebased(earlier.read(stored), stored.round)
         except (BlobError, TensorError):
             lost.append(f"{stored.device} ({stored.kind})")
             continue
-        screen.add(update, kinds[stored.kind].weight_of(update), stored.device)
+        screen.add(update, earlier.kinds[stored.kind].weight_of(update), stored.device)
     return lost
 
 
 class _Earlier:
     """The bases that contributions were made for; a few are held."""
 
-    def __init__(self, store: Store, task: Task, model: RoundModel) -> None:
-        self._store, self._model, self._task = store, model, task
-        self._kinds = {kind.name: kind for kind in task.kinds}
+    def __init__(self, store: Store, task: Task, model: RoundModel, seed: Seeds) -> None:
+        self.store, self.model, self._task, self._seed = store, model, task, seed
+        self.kinds = {kind.name: kind for kind in task.kinds}
         self._kept = lru_cache(BASES_HELD * (1 + len(task.family)))(
             lambda number, member: base_weights(store, number, model.manifest, member)
         )
 
     def rebased(self, update: Contribution, number: int) -> Contribution:
         """An update made for round `number` as one of the model's. Raises BlobError, RunFolderError."""
-        now = self._model.round
+        now = self.model.round
         if number == now:
             return update
-        member = formed(self._kinds[update.kind].strategy, update.form).member
-        late = Late(number, self._task.round_seed(number), self._task.late_share(now - number))
+        member = formed(self.kinds[update.kind].strategy, update.form).member
+        late = Late(number, self._seed(number), self._task.late_share(now - number))
         return brought_forward(update, late, now, lambda one: self._base(one, member))
 
     def read(self, stored: Stored) -> Contribution:
@@ -117,18 +116,18 @@ class _Earlier:
 
         Raises BlobError, RunFolderError, and TensorError where the disk does not hold what was checked.
         """
-        kind = self._kinds[stored.kind]
+        kind = self.kinds[stored.kind]
         form, codec = formed(kind.strategy, stored.form), codec_of(kind)
-        tools = self._model.tools
-        expected = form.expected(tools.manifest(form.member) if tools else self._model.manifest)
+        tools = self.model.tools
+        expected = form.expected(tools.manifest(form.member) if tools else self.model.manifest)
         base = self._base(stored.round, form.member) if codec.word else {}
-        content = codec.decode(self._store.contributions.content(stored), base, expected)
+        content = codec.decode(self.store.contributions.content(stored), base, expected)
         loss = stored.metrics.train_loss
         known = loss if np.isfinite(loss) else nan
         return Contribution(stored.kind, content, stored.num_examples, known, form.form)
 
     def _base(self, number: int, member: str) -> Tensors:
         """What round `number` distributed of this member, or of the main model."""
-        if number == self._model.round and not member:
-            return self._model.weights
+        if number == self.model.round and not member:
+            return self.model.weights
         return self._kept(number, member)

@@ -121,10 +121,13 @@ class Invited:
 
 @dataclass(frozen=True)
 class Give:
-    """From outside: the next round may be opened, or the open one has so many seconds from now on."""
+    """From outside: this round may be opened, a later one than any so far, or if it is the open one it has so
+    many seconds from now on.
+    """
 
     now: float
     deadline_s: float
+    round: int
 
 
 @dataclass(frozen=True)

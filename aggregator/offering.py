@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from broker import small
 from broker.messages import Offer
 from broker.transfer import opening
@@ -12,6 +14,9 @@ from .outbound import Outbound
 from .rounds import Rounds
 from .state import State
 from .store import Store
+
+SPARED = 1.25
+"""Times the last deadline that was told: one that is longer by less is not told where that saves words."""
 
 
 class Offering:
@@ -44,7 +49,7 @@ class Offering:
             return True
         self.everybody(state)
         store, number = self._rounds.store, state.round
-        if number > 1 and not self._rounds.task.family and not store.base(number).at:
+        if store.opened(number - 1) and not self._rounds.task.family and not store.base(number).at:
             self._push(state, store, number)
         return False
 
@@ -53,6 +58,8 @@ class Offering:
         before, now = self._last, self._standing(state, state.phase == "collect")
         if before is None or now is None or now.round != before.round + 1:
             return False
+        if before.deadline_s <= now.deadline_s <= SPARED * before.deadline_s:
+            now = replace(now, deadline_s=before.deadline_s)
         steps = self._rounds.store.steps(now.round, max(0, now.base.at - before.base.at))
         made = small.next_after(before, now, steps, over=not self._rounds.rules.counts_late)
         if made is None:

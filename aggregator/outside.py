@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from broker.messages import Base
+from broker.messages import Base, Step
 from broker.partial import replace_file
 
 from .errors import RunFolderError
@@ -14,6 +14,8 @@ from .store import CarriedBlobs
 
 FILE = "outside.msg"
 """In the run folder: the round that was given last."""
+SEEDS = 64
+"""Of the rounds before it that are kept: more than late contributions are counted for."""
 ITS_ROUNDS = (
     "this run is of an edge: what its rounds begin with comes from the aggregator above, go back to another "
     "model there"
@@ -23,7 +25,9 @@ ITS_ROUNDS = (
 class GivenRound(msgspec.Struct, frozen=True, array_like=True):
     """Round `number` of this run: what it distributes, its seed, and how many seconds it has.
 
-    `source` is whose round it is, in the words of whoever gave it.
+    `source` is whose round it is, in the words of whoever gave it. `steps` lead to its base from that of the
+    round given before, where both are on one line. `earlier` are the seeds of rounds before it; `Outside`
+    knows them.
     """
 
     number: int
@@ -32,6 +36,8 @@ class GivenRound(msgspec.Struct, frozen=True, array_like=True):
     base: Base
     carried: CarriedBlobs
     source: bytes
+    steps: tuple[Step, ...] = ()
+    earlier: dict[int, int] = {}
 
 
 class Outside:
@@ -44,6 +50,7 @@ class Outside:
 
     def keep(self, given: GivenRound) -> None:
         """It is durable when this returns; given again, it is replaced."""
+        given = msgspec.structs.replace(given, earlier=self._seeds(given.number))
         try:
             replace_file(self._path, msgspec.msgpack.encode(given))
         except OSError as error:
@@ -53,6 +60,17 @@ class Outside:
     def round(self, number: int) -> GivenRound | None:
         """Of this number, if it is the one that was given last."""
         return self.latest if self.latest and self.latest.number == number else None
+
+    def seed(self, number: int) -> int:
+        """Of this round. Raises KeyError for one that was not given, or too long ago."""
+        return self._seeds(number + 1)[number]
+
+    def _seeds(self, before: int) -> dict[int, int]:
+        """Of the latest rounds before this one."""
+        latest = self.latest
+        known = {**latest.earlier, latest.number: latest.seed} if latest else {}
+        numbers = sorted(number for number in known if number < before)
+        return {number: known[number] for number in numbers[-SEEDS:]}
 
     def _read(self) -> GivenRound | None:
         try:

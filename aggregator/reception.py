@@ -76,6 +76,7 @@ class Reception:
             return
         try:
             check.check_message(message, self._offered(0))
+            self._check_opened(update.round)
         except UpdateRefused as error:
             self._say(update, str(error))
             return
@@ -84,6 +85,11 @@ class Reception:
             self._intake.want(update, message, message.blob)
         else:
             self._judge(Arrival(update, message), number)
+
+    def _check_opened(self, number: int) -> None:
+        """Rounds that are given need not be all."""
+        if self._rounds.outside and not self._rounds.store.opened(number):
+            raise UpdateRefused(f"round {number} was not offered here")
 
     def block(self, device: str, sha: bytes, block: tuple[int, bytes]) -> None:
         """One block (number, bytes) of an upload."""

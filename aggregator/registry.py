@@ -164,7 +164,7 @@ class Registry:
         latest = self._store.latest_closed()
         first = max(1, latest - self._keep + 1) if self._keep else 1
         wanted = {*range(first, latest + 1), best, self.served()} - {0}
-        for number in sorted(wanted):
+        for number in filter(self._store.opened, sorted(wanted)):
             made = self.made(number)
             if number >= first or self._is_kept(made):
                 yield from (*made.blobs, *made.base.log)

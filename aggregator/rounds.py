@@ -124,18 +124,18 @@ class Rounds:
 
     @property
     def rules(self) -> Rules:
-        """With the deadline of the round that was given last, where rounds are given: the seeds of those
-        before it are not kept, and scalars of theirs are along nothing.
+        """With the deadline of the round that was given last, where rounds are given. What comes of rounds of
+        scalars alone are scalars again, along the directions of one round.
         """
         rules = Rules.of(self.task)
         if self.outside is None:
             return rules
-        latest = self.outside.latest
+        latest, names = self.outside.latest, {kind.name for kind in self.task.kinds}
         return replace(
             rules,
             given=True,
             round_deadline_s=latest.deadline_s if latest else rules.round_deadline_s,
-            bound=rules.bound | {ZerothOrder.name},
+            bound=rules.bound | (names if names == {ZerothOrder.name} else frozenset()),
         )
 
     def given(self, number: int) -> GivenRound | None:
@@ -144,13 +144,12 @@ class Rounds:
 
     def seed(self, number: int) -> int:
         """The seed that all devices of a round share."""
-        given = self.given(number)
-        return given.seed if given else self.task.round_seed(number)
+        return self.outside.seed(number) if self.outside else self.task.round_seed(number)
 
     def open(self, number: int) -> None:
         """Keep that a round is open. The first distributes the bundles' own weights, if not given others."""
         if given := self.given(number):
-            self.store.open_round(number, given.base, given.carried)
+            self.store.open_given(number, given.base, given.carried, given.steps)
         elif back := self.store.rollback_into(number, instead=False):
             self.store.open_round(number, *self._made_again(back.to))
         elif number == 1:
@@ -223,9 +222,7 @@ class Rounds:
         if back := self.store.rollback_into(number, instead=True):
             self.store.merged(number, self._instead(back.to))
             return
-        self.store.merged(
-            number, merging.merge_round(self.store, self.task, self._tools, (number, self.seed(number)))
-        )
+        self.store.merged(number, merging.merge_round(self.store, self.task, self._tools, number, self.seed))
         self._tools.unload()
 
     def _made_again(self, number: int) -> tuple[Base, CarriedBlobs]:
@@ -287,7 +284,7 @@ class Rounds:
         """
         back = self.task.max_staleness - 1 if self.rules.counts_late else 0
         first = max(1, number - max(0, back))
-        kept = range(first, number + 2)
+        kept = [n for n in range(first, number + 1) if self.store.opened(n)] + [number + 1]
         offered = (self._first_base, *(self.store.base(n) for n in kept))
         blobs = [part for base in offered for part in (*base.checkpoint, *base.log)]
         for carried in (self._first_carried, *(self.store.carried(n) for n in kept)):

@@ -90,16 +90,16 @@ class Service:
         return self._rounds
 
     def give(self, given: GivenRound) -> None:
-        """The next round, or the open one with another deadline; on the disk when it is offered.
+        """A later round, or the open one with another deadline; on the disk when it is offered.
 
         Raises RunFolderError, and ValueError for a round that is neither.
         """
-        state, outside = self.state, self._rounds.outside
-        number = {"wait": state.round + 1, "collect": state.round}.get(state.phase)
-        if outside is None or given.number != number:
-            raise ValueError(f"round {given.number} cannot be given in round {state.round} ({state.phase})")
+        state, outside, number = self.state, self._rounds.outside, given.number
+        later, same = state.phase == "wait" and number > state.round, number == state.round
+        if outside is None or not (later or (same and state.phase == "collect")):
+            raise ValueError(f"round {number} cannot be given in round {state.round} ({state.phase})")
         outside.keep(given)
-        self._run.feed(moves.Give(self._ports.clock(), given.deadline_s))
+        self._run.feed(moves.Give(self._ports.clock(), given.deadline_s, number))
 
     def close_round(self) -> None:
         """The open round is merged from what it has."""

@@ -32,6 +32,10 @@ T = TypeVar("T")
 
 _ATTEND = "INSERT INTO present VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET boot = excluded.boot"
 _ASK = "INSERT INTO asked VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET round = excluded.round"
+_OPEN = """INSERT INTO rounds (round, phase, base, carried) VALUES (?, 'collect', ?, ?)
+ON CONFLICT DO NOTHING"""
+_FORGET_TAKEN = """DELETE FROM steps
+WHERE round >= (SELECT coalesce(max(round), 0) FROM rounds WHERE round < ?)"""
 _GO_BACK = """INSERT INTO rollbacks VALUES (?, ?, ?, ?) ON CONFLICT (into_round) DO UPDATE
 SET to_round = excluded.to_round, instead = excluded.instead, asked_s = excluded.asked_s"""
 
@@ -164,11 +168,17 @@ class Store:
     def open_round(self, number: int, base: Base, carried: CarriedBlobs) -> None:
         """A new round, whose phase is collect."""
         with self._db.commit() as db:
-            db.execute(
-                "INSERT INTO rounds (round, phase, base, carried) VALUES (?, 'collect', ?, ?) "
-                "ON CONFLICT DO NOTHING",
-                (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)),
-            )
+            db.execute(_OPEN, (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)))
+
+    def open_given(self, number: int, base: Base, carried: CarriedBlobs, steps: Sequence[Step]) -> None:
+        """The same, where `steps` lead to its base from that of the latest round before it, in place of those
+        that were taken in it.
+        """
+        with self._db.commit() as db:
+            db.execute(_FORGET_TAKEN, (number,))
+            rows = [(number - 1, i, msgspec.msgpack.encode(step)) for i, step in enumerate(steps)]
+            db.executemany("INSERT INTO steps VALUES (?, ?, ?)", rows)
+            db.execute(_OPEN, (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)))
 
     def opened(self, number: int) -> bool:
         """Whether a round was opened: its base is what it is from then on."""

@@ -1,4 +1,4 @@
-"""Rounds of scalars alone at a site: what its devices measure, and what it forwards as one device's."""
+"""Rounds of scalars alone at a site: what its devices are told and measure, and what it forwards."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from broker.messages import Step
+from broker import steps as log
+from broker.messages import MessageError, Offer, Step
 from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies.step_size import unit
 from strategies.zeroth_order import ZerothOrder
+
+
+def steps_between(before: Offer | None, now: Offer) -> tuple[Step, ...] | None:
+    """What leads from the base of one offer to that of a later one; None where the later one does not say."""
+    if before is None or before.base.line != now.base.line:
+        return None
+    try:
+        known, taken = log.unpack(now.base.tail), now.base.at - before.base.at
+    except MessageError:
+        return None
+    return known[len(known) - taken :] if 0 <= taken <= len(known) else None
 
 
 def at_site(kind: ZerothOrder, base: Tensors, manifest: Manifest) -> ZerothOrder:

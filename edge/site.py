@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import isfinite, nan
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from aggregator import bases
-from aggregator.observer import ContributionRecord, RoundClosed
+from aggregator.bases import Line
 from aggregator.outside import GivenRound
 from aggregator.ports import Ports
 from aggregator.service import Service
@@ -21,34 +18,16 @@ from aggregator.store import CarriedBlobs
 from aggregator.task import Task
 from broker import topics
 from broker.events import Event
-from broker.messages import Offer, Step, decode, encode
-from device_runtime.meters import Energy, together
+from broker.messages import Base, Offer, Step, decode, encode
 from device_runtime.task import Given
 from models import tensors
-from models.tensors import Tensors
 from strategies.kind import NOTHING
+from strategies.merge import Merged
+
+from .made import Made, made_of
+from .scalars import steps_between
 
 Standing = Literal["other", "open", "merged"]
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a round of the site came to, in the units of people. `weights` is all of the merged base, `steps`
-    what was taken along directions to it.
-
-    Samples, seconds and joules are sums over its contributions, the peak of memory and epsilon the most of
-    them; `train_loss` is their mean by samples, nan where none has one; epsilon nan where none is private.
-    """
-
-    weights: Tensors
-    steps: tuple[Step, ...]
-    num_examples: int
-    train_loss: float
-    train_time_s: float
-    energy: Energy
-    peak_memory_bytes: int
-    epsilon: float
-    summary: str
 
 
 class Site:
@@ -85,22 +64,35 @@ class Site:
 
     def give(self, given: Given, seconds: float) -> None:
         """Offer the site's devices a round from above, with so many seconds; the open one has them anew."""
-        rounds, state, latest = self._service.rounds, self._service.state, self._latest
+        rounds, latest = self._service.rounds, self._latest
         if self.standing(given.offer) == "open" and latest:
             self._service.give(msgspec.structs.replace(latest, deadline_s=seconds))
             return
         put = rounds.store.models.put
         aside = put(tensors.encode(given.aside)) if given.aside else None
+        steps = steps_between(self.source, given.offer)
         self._service.give(
             GivenRound(
-                number=state.round + 1,
+                number=given.offer.round,
                 seed=given.offer.seed,
                 deadline_s=seconds,
-                base=bases.checkpoint(given.base, rounds.store.models, rounds.manifest),
+                base=self._base(given, steps),
                 carried=CarriedBlobs(aside=aside),
                 source=encode(given.offer),
+                steps=steps or (),
             )
         )
+
+    def _base(self, given: Given, steps: tuple[Step, ...] | None) -> Base:
+        """What the site's devices are told of a base: that it is so many steps further than the last, on a
+        line of the site's own; else a checkpoint, at which another line begins.
+        """
+        rounds = self._service.rounds
+        if steps is None or not rounds.store.opened(self._number):
+            return bases.checkpoint(given.base, rounds.store.models, rounds.manifest)
+        seed = next((one.seeds for one in given.offer.base.tail if isinstance(one.seeds, int)), None)
+        led = Merged(given.base, given.base, steps, replayable=True)
+        return bases.next_base(rounds.store, self._number, led, Line(rounds.manifest, seed))
 
     @property
     def contributions(self) -> int:
@@ -140,8 +132,9 @@ class Site:
             return f"{len(closed.contributions)} of {self.task.min_contributions} contributions"
         if closed.note and rounds.store.base(number + 1).sha == rounds.store.base(number).sha:
             return closed.note
-        taken = rounds.store.base(number + 1).steps  # what the round was given is a checkpoint
-        return _made(closed, rounds.weights(number + 1), rounds.store.steps(number + 1, taken))
+        before, after = rounds.store.base(number), rounds.store.base(number + 1)
+        taken = after.at - before.at if after.line == before.line else 0
+        return made_of(closed, rounds.weights(number + 1), rounds.store.steps(number + 1, taken))
 
     def handle(self, event: Event) -> None:
         """One event of the site's link."""
@@ -179,27 +172,3 @@ class Site:
         step()
         if before == "collect" and self._service.state.phase == "wait":
             self.merge_s = time.monotonic() - began
-
-
-def _energy(one: ContributionRecord) -> Energy:
-    off = one.energy_uncertainty
-    return Energy(one.energy_j, one.energy_source, off if isfinite(off) else 1.0)
-
-
-def _made(closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...]) -> Made:
-    sent = closed.contributions
-    devices = len({one.device for one in sent})
-    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in sent).items())
-    told = [one for one in sent if isfinite(one.train_loss)]
-    examples = sum(one.num_examples for one in told)
-    return Made(
-        weights=weights,
-        steps=steps,
-        num_examples=sum(one.num_examples for one in sent),
-        train_loss=sum(one.train_loss * one.num_examples for one in told) / examples if examples else nan,
-        train_time_s=sum(one.train_time_s for one in sent),
-        energy=together(_energy(one) for one in sent),
-        peak_memory_bytes=max(one.peak_memory_bytes for one in sent),
-        epsilon=max((one.epsilon for one in sent if isfinite(one.epsilon)), default=nan),
-        summary=f"of {devices} device{'' if devices == 1 else 's'}: {kinds}",
-    )

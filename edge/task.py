@@ -30,7 +30,8 @@ from strategies.zeroth_order import ZerothOrder
 from . import scalars
 from .ground import Ground
 from .kinds import NothingToForward, SiteKinds, site_kinds, usual_kinds
-from .site import Made, Site
+from .made import Made
+from .site import Site
 
 log = logging.getLogger(__name__)
 

@@ -38,25 +38,26 @@ def worked(now):
 def test_no_round_begins_by_itself_neither_the_first_nor_the_next():
     state, commands = play(State(RULES), *here("a", "b"), Tick(99.0))
     assert (state.phase, commands) == ("wait", [])
-    state, commands = play(state, Give(100.0, 7.0))
+    state, commands = play(state, Give(100.0, 7.0, 1))
     assert commands == [Announce(1)]
     assert (state.round, state.closes_s) == (1, 107.0)
     state, commands = play(state, Close(101.0), *worked(102.0), Tick(200.0))
     assert commands == [Work("merge", 1), Work("evaluate", 1), Work("publish", 1)]
     assert (state.phase, state.round) == ("wait", 1)
-    assert play(state, Give(300.0, 5.0))[1] == [Announce(2)]
+    state, commands = play(state, Give(300.0, 5.0, 4))
+    assert (state.round, commands) == (4, [Announce(4)])
 
 
 def test_the_open_round_may_be_given_again_with_another_deadline():
-    state, _ = play(State(RULES), *here("a"), Give(0.0, 7.0))
-    state, commands = play(state, Give(5.0, 20.0), Tick(24.0))
+    state, _ = play(State(RULES), *here("a"), Give(0.0, 7.0, 1))
+    state, commands = play(state, Give(5.0, 20.0, 1), Tick(24.0))
     assert commands == [Extend(1, 0)]
     assert state.closes_s == 25.0
 
 
 def test_a_round_that_is_being_merged_takes_no_other_and_is_not_closed_twice():
-    state, _ = play(State(RULES), *here("a"), Give(0.0, 7.0), Close(1.0))
-    assert play(state, Close(1.0), Give(1.0, 7.0))[1] == []
+    state, _ = play(State(RULES), *here("a"), Give(0.0, 7.0, 1), Close(1.0))
+    assert play(state, Close(1.0), Give(1.0, 7.0, 2))[1] == []
 
 
 def test_after_a_restart_the_latest_round_is_not_followed_by_another():
@@ -112,12 +113,33 @@ def test_a_given_round_outlives_the_process(site, update_of):
     assert (site.service.state.phase, site.service.state.round) == ("wait", 1)
 
 
-def test_a_round_is_given_in_its_turn_and_not_while_another_is_merged(site):
-    with pytest.raises(ValueError, match="round 2 cannot be given in round 0"):
-        site.service.give(given(site, 2, 0.5))
-    site.service.give(given(site, 1, 0.5))
-    with pytest.raises(ValueError, match=r"round 2 cannot be given in round 1 \(collect\)"):
-        site.service.give(given(site, 2, 0.5))
+def test_a_round_is_given_after_those_before_it_and_not_while_another_is_open(site):
+    site.service.give(given(site, 3, 0.5))
+    with pytest.raises(ValueError, match=r"round 4 cannot be given in round 3 \(collect\)"):
+        site.service.give(given(site, 4, 0.5))
+    site.service.close_round()
+    for number in (2, 3):
+        with pytest.raises(ValueError, match=rf"round {number} cannot be given in round 3 \(wait\)"):
+            site.service.give(given(site, number, 0.5))
+
+
+def test_rounds_that_were_not_given_take_no_contributions_and_harm_nobody(bench, make_task, update_of):
+    site = bench(make_task("full", "zeroth-order", rounds=9, late="count", max_staleness=5), given=True)
+    site.join("a", "b")
+    for number in (2, 5):
+        site.service.give(given(site, number, 0.5 * number))
+        receipts = site.contribute("a", site.contribution("full", update_of("full"), number))
+        assert receipts[0].status == "accepted"
+        site.service.close_round()
+    site.service.give(given(site, 6, 0.5))
+    [refused] = site.contribute("b", site.contribution("full", update_of("full"), 4))
+    assert (refused.status, refused.reason) == (
+        "refused",
+        "update from b refused: round 4 was not offered here",
+    )
+    assert site.contribute("b", site.contribution("full", update_of("full"), 2))[0].status == "accepted"
+    site.service.close_round()
+    assert [closed.record.participants for closed in site.heard(RoundClosed)] == [1, 1, 1]
 
 
 def test_what_was_given_and_cannot_be_read_is_said_in_one_line(site):

@@ -8,7 +8,7 @@ import pytest
 from aggregator.ports import Ports
 from aggregator.service import Service
 from aggregator.task import KindSettings, Task
-from broker import messages, topics
+from broker import messages, small, topics
 from broker.blobs import Blobs, block_count
 from broker.events import Connected, Received
 from broker.messages import (
@@ -196,9 +196,20 @@ class Levels:
 
     @property
     def offer(self):
-        """The retained one of the site."""
-        [payload] = [p for topic, p in self.below.retained.items() if topics.is_offer(topic)]
-        return messages.decode(payload, Offer)
+        """The retained one of the site, and what follows from it."""
+        [topic] = filter(topics.is_offer, self.below.retained)
+        known = None
+        for payload in [p for t, p in self.below.sent if t == topic]:
+            if small.is_next(payload):
+                known = small.following(known, small.decode_next(payload))
+            else:
+                known = messages.decode(payload, Offer)
+        return known
+
+    @property
+    def lengths(self):
+        """What went to all devices of the site: the bytes of each."""
+        return [len(payload) for topic, payload in self.below.sent if topics.is_offer(topic)]
 
     @property
     def counted(self):

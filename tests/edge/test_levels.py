@@ -321,7 +321,7 @@ def test_a_round_that_asks_for_no_full_updates_is_sat_out_and_the_next_is_not(le
     h = levels(*kinds, rounds=2)
     h.go().join("a")
     [reason] = h.said_above("plan", Plan)[-1].reasons
-    assert reason.startswith("round 1 asks for few-shot, and a site forwards full updates, or scalars")
+    assert reason.startswith("round 1 asks for few-shot, and a site forwards full updates or scalars")
     h.service.close_round()
     h.go()
     assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"

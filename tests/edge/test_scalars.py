@@ -1,0 +1,143 @@
+"""Rounds of scalars alone at a site: its devices are told steps, as those of the aggregator above are."""
+
+import numpy as np
+import pytest
+
+from aggregator.outside import SEEDS, GivenRound, Outside
+from aggregator.store import CarriedBlobs
+from broker import steps
+from broker.messages import Base, Blob, Offer
+from broker.messages import Step as LogStep
+from edge.ground import SiteRules
+from edge.scalars import steps_between
+
+KIND = "zeroth-order"
+
+
+def scalars(seed):
+    return {"g": np.random.default_rng(seed).normal(size=2).astype(np.float32)}
+
+
+def site(levels):
+    """What the site has on its disk."""
+    return levels.edge.ground.site._service.rounds
+
+
+def same_model(levels):
+    """Whether the site distributes, bit for bit, what the aggregator above does; from its disk."""
+    number, here = levels.offer.round, site(levels)
+    here.store.latest = None  # what it remembers is not what a later life has
+    weights, expected = here.weights(number), levels.service.rounds.weights(number)
+    return all(np.array_equal(weights[name], value) for name, value in expected.items())
+
+
+def test_devices_of_a_site_are_told_steps_and_fetch_no_checkpoint(levels):
+    h = levels(KIND, rounds=6, min_contributions=2)
+    h.go().join("a", "b")
+    for number in range(1, 6):
+        assert h.offer.round == number
+        assert same_model(h)
+        for name in "ab":
+            assert h.contribute(name, KIND, scalars(number), 30).status == "accepted"
+        h.go().contribute_above("direct", KIND, scalars(-number % 99), 30)
+        h.wait(1.0)
+    assert h.offer.round == 6
+    assert h.offer.base.at == 5
+    above = h.service.rounds.store.base(6)
+    assert h.offer.base.sha == above.sha[:4]
+    assert h.offer.seed == h.service.rounds.seed(6)
+    assert {site(h).store.base(n).checkpoint for n in range(1, 7)} == {site(h).store.base(1).checkpoint}
+    assert [length for length in h.lengths if length < 40] == h.lengths[-4:]  # the second says how steps are
+
+
+def test_a_site_that_was_killed_or_has_missed_rounds_goes_on_by_steps(levels):
+    h = levels(KIND, rounds=9)
+    h.go().join("a")
+    h.contribute("a", KIND, scalars(1), 30)
+    h.go()
+    h.kill()
+    h.go().join("a")
+    assert (h.offer.round, h.offer.base.at) == (2, 1)
+    assert same_model(h)
+    h.above.up = False
+    for number in (2, 3, 4):
+        h.contribute_above("direct", KIND, scalars(number), 30)
+        h.service.close_round()
+    h.kill()
+    h.go().join("a")
+    assert (h.offer.round, h.offer.base.at) == (5, 4)
+    assert same_model(h)
+    begun = site(h).store.base(1)
+    assert (h.offer.base.line, h.offer.base.checkpoint) == (begun.line, begun.checkpoint)
+    assert h.contribute("a", KIND, scalars(5), 30).status == "accepted"
+    h.wait(3.0)
+    assert h.counted[-1] == (5, "site", KIND, 30)
+    assert same_model(h)
+
+
+def test_late_scalars_count_where_weights_are_forwarded_along_the_directions_of_their_round(levels):
+    h = levels("full", KIND, rounds=4, rules=SiteRules(late="count"))
+    h.go().join("a", "b")
+    h.contribute("a", KIND, scalars(1), 30)
+    h.leave("b")
+    h.join("b")
+    assert h.offer.round == 2
+    assert h.contribute("b", KIND, scalars(2), 10, round=1).status == "accepted"
+    assert h.contribute("b", KIND, scalars(3), 10).status == "accepted"
+    h.above.up = False
+    h.leave("a")
+    seeds = [h.service.rounds.seed(number) for number in (1, 2)]
+    assert [step.seed for step in site(h).store.steps(3, 2)] == seeds
+    h.kill()
+    h.go()
+    assert h.counted[-1] == (2, "site", "full", 20)
+
+
+def test_late_scalars_of_rounds_of_scalars_alone_do_not_count(levels):
+    h = levels(KIND, rounds=4, rules=SiteRules(late="count"))
+    h.go().join("a", "b")
+    h.contribute("a", KIND, scalars(1), 30)
+    h.leave("b")
+    h.join("b")
+    assert h.contribute("b", KIND, scalars(2), 10, round=1).status == "late"
+
+
+def offer(at, line=b"linelinE", tail=()):
+    blob = Blob(bytes(32), 1)
+    return Offer(
+        task="t", run="r", round=at + 1, seed=0, deadline_s=1.0, remaining_s=1.0, bundle=blob, kinds=(),
+        base=Base((blob,), bytes(32), line, steps=at, at=at, tail=steps.pack(tail, 5)),
+    )  # fmt: skip
+
+
+TAIL = [LogStep(n, "g", steps.round_seed(5, n), "all", 0.1, 1.0, (0.5,)) for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (None, offer(3, tail=TAIL), None),
+        (offer(1), offer(3, tail=TAIL), tuple(TAIL[1:])),
+        (offer(3), offer(3, tail=TAIL), ()),
+        (offer(0), offer(4, tail=TAIL), None),
+        (offer(4), offer(3, tail=TAIL), None),
+        (offer(2, line=b"another."), offer(3, tail=TAIL), None),
+    ],
+)
+def test_steps_lead_from_one_offer_to_another_on_the_same_line_where_it_has_them_all(before, now, expected):
+    assert steps_between(before, now) == expected
+
+
+def test_seeds_of_earlier_rounds_outlive_the_process_and_are_bounded(tmp_path):
+    base = Base((Blob(bytes(32), 1),), bytes(32))
+    outside = Outside(tmp_path)
+    for number in range(2, 2 * SEEDS + 2, 2):
+        outside.keep(GivenRound(number, 1000 + number, 9.0, base, CarriedBlobs(), b""))
+        outside.keep(GivenRound(number, 1000 + number, 5.0, base, CarriedBlobs(), b""))
+    outside.keep(GivenRound(1000, 7, 9.0, base, CarriedBlobs(), b""))
+    again = Outside(tmp_path)
+    assert (again.seed(1000), again.seed(2 * SEEDS), again.seed(2)) == (7, 1000 + 2 * SEEDS, 1002)
+    again.keep(GivenRound(1001, 8, 9.0, base, CarriedBlobs(), b""))
+    for number in (2, 999):
+        with pytest.raises(KeyError):
+            again.seed(number)
