@@ -13,6 +13,7 @@ from device_runtime.work import corrected
 from models.manifest import Manifest
 from profiles import DeviceProfile, Workload
 from profiles.fleets import BatterySpec, Chances, Fleet
+from strategies.kind import AnyStrategy
 from strategies.privacy import Ledger
 from strategies.workload import workload
 
@@ -29,7 +30,7 @@ class Known:
     """Of one device that was asked before: its corrections, and what it holds beside its bundles.
 
     `charge_j` is in its battery at `charged_s`, less what it spends on the work that it was then given;
-    `ledger` is what was spent of its samples' privacy.
+    `ledger` is what was spent of its samples' privacy; `like` as in Asked.
     """
 
     corrections: Mapping[str, float] = field(default_factory=lambda: NOTHING_LEARNT)
@@ -37,6 +38,7 @@ class Known:
     charged_s: float = 0.0
     held: Held = NOTHING_HELD
     ledger: Ledger = UNSPENT
+    like: AnyStrategy | None = None
 
 
 class Devices:
@@ -108,10 +110,10 @@ class Devices:
         if battery is not None:
             known.charge_j, known.charged_s = self._charge(device, battery, asked.now), asked.now
             asked = replace(asked, charge_j=known.charge_j, charge_w=battery.charge_w)
-        if known.ledger is not asked.ledger:
-            asked = replace(asked, ledger=known.ledger)
+        if known.ledger is not asked.ledger or known.like is not None:
+            asked = replace(asked, ledger=known.ledger, like=known.like)
         line = timeline(profile, self.loads(device), asked)
-        known.ledger = line.ledger
+        known.ledger, known.like = line.ledger, _known_of(known.like, line, asked)
         self._free_s[device] = line.back_s
         if battery is not None:
             known.charge_j -= line.energy_j
@@ -145,6 +147,16 @@ class Devices:
             there_s += left - at
             at = self.fleet.next(device, left)
         return min(battery.capacity_j, known.charge_j + battery.charge_w * there_s)
+
+
+def _known_of(like: AnyStrategy | None, line: Timeline, asked: Asked) -> AnyStrategy | None:
+    """The form of the latest contribution that was accepted: of one that is late, or of who was not heard for
+    a while and says hello again, nothing is known.
+    """
+    chosen = line.outcome.plan.chosen
+    if line.gaps or line.ends_s > asked.closes_s:
+        return None
+    return like if chosen is None else chosen.strategy
 
 
 def _with_counts(load: Workload, counts: tuple[int, ...]) -> Workload:

@@ -45,7 +45,8 @@ class Asked:
     `until` and `back` tell of its availability from a moment on: when it ends, and when the next begins.
     `charge_j` is what its battery holds (inf: it is on mains), `charge_w` what it gains while it works.
     `lobby_bytes` were fetched while it waited to be asked: they cost energy, and no time of the round.
-    `ledger` is what was spent of its samples' privacy.
+    `ledger` is what was spent of its samples' privacy. `like` is the form of the contribution that was
+    accepted last, if the aggregator still knows it.
     """
 
     now: float
@@ -60,6 +61,7 @@ class Asked:
     charge_w: float = 0.0
     lobby_bytes: int = 0
     ledger: Ledger = UNSPENT
+    like: AnyStrategy | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: Asked) -> Timeline:
     outcome = perform(worker, profile, Assignment(asked.kinds, 0, asked.closes_s))
     chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
     if chosen is not None and chosen.cost is not None:
-        bytes_up = chosen.cost.bytes_up
+        first, strategy = chosen.cost.bytes_up, chosen.strategy
+        bytes_up = strategy.again(first) if strategy == asked.like else first
         upload_s = asked.latency_s + bytes_up / (profile.bandwidth.up * luck.uplink)
     whole = busy = Busy(download_s, outcome.train_time_s, upload_s)
     share = min(1.0 if isnan(luck.crash) else luck.crash, _powered(whole, power, asked))

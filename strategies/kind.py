@@ -258,6 +258,9 @@ class Strategy(Protocol[S]):
     def counted(self, contribution: Contribution) -> float:
         """As how many samples an update counts in a mean."""
 
+    def again(self, first: int) -> int:
+        """Bytes on the wire of another contribution like one that was accepted, and took so many."""
+
     def start(self, model: RoundModel) -> S:
         """On the aggregator: an empty state of one round."""
 
@@ -317,6 +320,9 @@ class Usual:
 
     def counted(self, contribution: Contribution) -> float:
         return contribution.num_examples
+
+    def again(self, first: int) -> int:
+        return first
 
 
 def formed(strategy: AnyStrategy, form: str) -> AnyStrategy:

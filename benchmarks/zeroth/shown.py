@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from strategies.zeroth_order import WIRE_BYTES
-
 if TYPE_CHECKING:
     from .accuracy import Cell
 
-LATER_BYTES = 43
-"""Of two scalars of all rounds but a device's first, with topic and all (docs/wire.md)."""
 THESIS, OURS, FIRST_ORDER = "fedmezo", "ours", "first-order"
 Point = Mapping[str, float]
 
@@ -36,8 +32,8 @@ class Done:
 
     @property
     def up(self) -> float:
-        """Bytes of a client. A simulation charges each contribution of scalars with those of a first one."""
-        return self.points[-1]["up"] - max(0.0, self.cell.scalars - 1) * (WIRE_BYTES - LATER_BYTES)
+        """Bytes of a client."""
+        return self.points[-1]["up"]
 
 
 PANEL = ("data", "subset", "partition", "clients", "in a round")

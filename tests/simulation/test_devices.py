@@ -1,5 +1,7 @@
 """One device asked again and again: what it has learnt, what is left in its battery."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from simulation.clients import Clients
 from simulation.devices import Devices
 from simulation.timeline import Asked, Luck
 from strategies.class_means import ClassMeans
+from strategies.zeroth_order import ZerothOrder
 
 KINDS = (ClassMeans(),)
 MINE = 40
@@ -79,3 +82,20 @@ def test_a_device_without_samples_sits_out_and_has_spent_its_download(bundle):
     line = devices.ask(0, Asked(now=0.0, closes_s=60.0, down_bytes=lambda _: 1000, kinds=KINDS))
     assert (line.lost, line.bytes_down, line.bytes_up, line.flops) == ("sat out", 1000, 0, 0.0)
     assert line.outcome.reasons == ("class-means there is no local data",)
+
+
+def test_scalars_after_the_first_that_were_accepted_are_charged_what_few_bytes_take(bundle):
+    """190 bytes, then 45 until the aggregator may not know any more what they are like."""
+    devices = one(bundle)
+    scalars = ZerothOrder()
+
+    def up(kind=scalars, closes_s=1e6, **luck):
+        again = replace(asked(luck=Luck(**luck)), kinds=(kind,), closes_s=closes_s)
+        return devices.ask(0, again).bytes_up
+
+    assert [up(), up(), up()] == [190, 45, 45]
+    assert [up(ZerothOrder(num_z=4)), up(ZerothOrder(num_z=4)), up()] == [198, 53, 190]
+    assert up(ClassMeans()) == up(ClassMeans()) > 190
+    assert [up(), up()] == [190, 45]
+    devices.ask(0, replace(asked(luck=Luck(crash=0.5, away_s=7.0)), kinds=(scalars,)))
+    assert [up(), up()] == [190, 45]
