@@ -1,7 +1,7 @@
 /** FedNCM: sums of features by class, whose means make a classifier (strategies/class_means.py). */
 
 import { float32 } from "../flat.js";
-import { number, oneOf, whole } from "../records.js";
+import { number, oneOf, truth, whole } from "../records.js";
 import { forwardWork } from "../workload.js";
 import { Usual, pace } from "./kind.js";
 import { counts, positive } from "./settings.js";
@@ -16,6 +16,7 @@ export class ClassMeans extends Usual {
     head: [oneOf("normalised-means", "nearest-mean", "trained"), "normalised-means"],
     steps: [whole(), 20],
     lr: [number, 0.1],
+    gathered: [truth, false],
   };
 
   /** @param {any} settings Throws RangeError. */

@@ -1,0 +1,133 @@
+"""One contribution of each kind on the shipped bundle, what settings mean and which are refused.
+
+What an engine computed differs in last bits from processor to processor: numbers that are within `NEAR` of
+those that were written before stay as they were written.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from models.bundle import Bundle, pack, shipped
+from models.onnx_engine import OnnxModel
+from strategies import registry
+from strategies.errors import KindError
+from strategies.kind import LocalData, Run
+
+BUNDLE = "digits-wrn-10-1"
+COMMITTED = Path(__file__).parents[3] / "web" / "vectors" / "kinds.json"
+NEAR, NEAR_SCALARS = 1e-5, 2e-3
+"""Over 1, or over the number where that is larger. A scalar is a difference of two losses over 2 eps."""
+FEW = 12
+"""Values of a tensor that are written, evenly from the first to the last."""
+SEED, DEVICE, SAMPLES = 2**63 + 11, "phone-1", 41
+MEASURED = {"sides": 1, "sizing": "relative", "num_z": 4, "eps": 0.01, "generator": "philox4x64-rademacher/1"}
+WORK: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("full", {"epochs": 2, "batch": 16, "lr": 0.01, "mu": 0.1, "clip_norm": 1.0}),
+    ("full", {"epochs": 3, "reduced_epochs": 1, "batch": 36, "lr": 0.01}),
+    ("peft", {"epochs": 2, "batch": 16, "tunable": "head"}),
+    ("entropy-subset", {"epochs": 2, "batch": 8, "lr": 0.01, "shares": (0.1, 0.3)}),
+    ("entropy-subset", {"epochs": 2, "batch": 8, "lr": 0.01, "select": "random"}),
+    ("few-shot", {"shots": 2, "epochs": 3}),
+    ("zeroth-order", {}),
+    ("zeroth-order", {**MEASURED, "sampled": 0.5, "tunable": "mid"}),
+    ("class-means", {}),
+)
+WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("fuller", {}),
+    ("full", {"epoch": 1}),
+    ("full", {"epochs": 0}),
+    ("full", {"epochs": "2"}),
+    ("full", {"lr": 0}),
+    ("full", {"momentum": 1.0}),
+    ("full", {"reduced_epochs": 11}),
+    ("full", {"graded": True}),
+    ("full", {"codec": "int9"}),
+    ("peft", {"tunable": "all"}),
+    ("peft", {"tunables": ("bias", "bias")}),
+    ("entropy-subset", {"shares": ()}),
+    ("entropy-subset", {"shares": (1.5,)}),
+    ("entropy-subset", {"tunable": "low"}),
+    ("few-shot", {"codec": None}),
+    ("zeroth-order", {"codec": "half"}),
+    ("zeroth-order", {"sides": 3}),
+    ("zeroth-order", {"generator": "torch-normal/1"}),
+    ("zeroth-order", {"num_z": 2000}),
+    ("zeroth-order", {"sampled": 1.5}),
+    ("class-means", {"head": "best"}),
+    ("class-means", {"codec": "half"}),
+)
+
+
+def vectors() -> dict[str, Any]:
+    bundle = Bundle.open(shipped(BUNDLE))
+    raw, y = noise(5, SAMPLES * 64) % 17, noise(6, SAMPLES) % 9
+    data = LocalData(bundle.manifest.input.prepare(raw.reshape(-1, 8, 8)), y)
+    made = [_made(bundle, data, kind, settings) for kind, settings in WORK]
+    before = json.loads(COMMITTED.read_text("utf-8"))["made"] if COMMITTED.exists() else []
+    return {
+        "bundle": {"name": BUNDLE, "sha256": hashlib.sha256(pack(shipped(BUNDLE))).digest()},
+        "data": {"raw": raw.astype(np.uint8).tobytes(), "y": y.tolist(), "seed": str(SEED), "device": DEVICE},
+        "made": [_settled(one, before[i] if i < len(before) else None) for i, one in enumerate(made)],
+        "fields": {
+            kind: msgspec.to_builtins(registry.make(kind)) for kind in sorted({kind for kind, _ in WORK})
+        },
+        "refused": [_refused(kind, settings) for kind, settings in WRONG],
+    }
+
+
+def noise(seed: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """`count` numbers from 0 to 65536: x <- (75 x + 74) mod 65537."""
+    values = []
+    for _ in range(count):
+        seed = (75 * seed + 74) % 65537
+        values.append(seed)
+    return np.array(values)
+
+
+def _made(bundle: Bundle, data: LocalData, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """By the richest form of the kind."""
+    strategy = registry.make(kind, settings)
+    run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0)
+    made = strategy.variants()[0].train(OnnxModel(bundle), data, run)
+    return {
+        "kind": kind,
+        "settings": settings,
+        "forms": [form.form for form in strategy.variants()],
+        "form": made.form,
+        "num_examples": made.num_examples,
+        "train_loss": float(np.float32(made.train_loss)) if np.isfinite(made.train_loss) else None,
+        "tensors": {
+            name: {"dtype": value.dtype.name, "shape": list(value.shape), "values": _few(value)}
+            for name, value in sorted(made.tensors.items())
+        },
+    }
+
+
+def _few(value: np.ndarray[Any, Any]) -> list[float]:
+    flat = value.reshape(-1)
+    return [flat[i].item() for i in np.unique(np.linspace(0, flat.size - 1, FEW).astype(int))]
+
+
+def _settled(now: Any, before: Any, near: float = NEAR) -> Any:
+    """The same with the numbers of `before` that are as near as an engine is."""
+    if isinstance(now, dict) and isinstance(before, dict):
+        nears = {key: NEAR_SCALARS if key == "g" else near for key in now}
+        return {key: _settled(value, before.get(key), nears[key]) for key, value in now.items()}
+    if isinstance(now, list) and isinstance(before, list) and len(now) == len(before):
+        return [_settled(*pair, near) for pair in zip(now, before, strict=True)]
+    if isinstance(now, float) and isinstance(before, float | int):
+        return before if abs(now - before) <= near * max(1.0, abs(before)) else now
+    return now
+
+
+def _refused(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+    try:
+        registry.make(kind, settings)
+    except KindError:
+        return {"kind": kind, "settings": settings}
+    raise AssertionError(f"{kind} takes {settings}")
