@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint slow clean
+.PHONY: help demo test lint slow web clean
 
 help:
 	@echo "make demo   eight device processes, a real MQTT broker, real handwritten digits: about two minutes"
 	@echo "make test   lint, types, layers and all tests but the slow ones"
+	@echo "make web    the libraries of the page by which browsers join, from npm (Node.js 20 or newer)"
 	@echo "make slow   the slow tests: many repeats, real data of ../shared/data where it is there"
 	@echo "make clean  remove the environment and what was run"
 
@@ -30,11 +31,24 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo
 
+# Where Node.js is not installed, what needs it is skipped, and says so.
+web/vendor/.whole: web/package-lock.json web/vendor.js
+	@echo "== fetching the libraries of the page by which browsers join (npm)"
+	@if ! command -v npm > /dev/null; then \
+	  echo "   npm is not installed: tests of the browser's side will be skipped"; \
+	elif (cd web && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && npm run --silent vendor); then \
+	  touch $@; \
+	else \
+	  echo "   npm could not fetch them: tests of the browser's side will be skipped"; \
+	fi
+
+web: web/vendor/.whole
+
 demo: $(VENV)/.demo
 	@echo "== running the demo"
 	@$(BIN)/device-runtime demo $(DEMO)
 
-test: lint
+test: lint web
 	@echo "== running the tests"
 	@$(BIN)/python -m pytest -m "not slow"
 
@@ -45,9 +59,9 @@ lint: $(VENV)/.dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-slow: $(VENV)/.dev
+slow: $(VENV)/.dev web
 	@echo "== running the slow tests"
 	@$(BIN)/python -m pytest -m slow
 
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info
+	rm -rf $(VENV) runs build dist *.egg-info web/node_modules web/vendor

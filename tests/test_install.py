@@ -122,6 +122,20 @@ def test_the_wheel_holds_the_shipped_bundle_and_profiles_and_no_tests(installed)
     assert not any(file.startswith(("tests/", "benchmarks/")) for file in files)
 
 
+def test_the_wheel_holds_the_page_that_browsers_join_by_and_not_its_libraries(installed):
+    """Which are 15 MB that a device has no use for: `device-runtime web fetch`."""
+    page = installed / "aggregator" / "web" / "browser"
+    files = {str(path.relative_to(page)): path.stat().st_size for path in page.rglob("*") if path.is_file()}
+    known = subprocess.check_output(["git", "ls-files", "web"], cwd=ROOT, text=True).splitlines()
+    here = {path.removeprefix("web/") for path in known}
+    served = {path for path in here if path.startswith(("page/", "device/"))}
+    assert {"page/index.html", "device/bytes.js", "vendor.js", "package-lock.json"} <= set(files)
+    assert served <= set(files)
+    assert set(files) <= here
+    assert {path.split("/")[0] for path in files if "/" in path} == {"page", "device"}
+    assert sum(files.values()) < 1_000_000
+
+
 def test_the_device_s_image_starts_a_command_that_there_is():
     """Where the samples are is the one option that its default has; the enrolment tells the rest."""
     from device_runtime.commands import join

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import re
 import threading
 from dataclasses import dataclass
@@ -17,13 +18,12 @@ from aggregator.errors import MissingExtra
 BESIDE = Path(__file__).parent / "browser"
 """In an installed package: its copy of web/."""
 CHECKOUT = Path(__file__).parents[2] / "web"
-VENDOR = "vendor"
+VENDOR, LOCK = "vendor", "package-lock.json"
 FOLDERS = ("page", "device", VENDOR)
 HIDDEN = "vendor.js"
 """Of the scripts beside the folders, the one that is not the page's."""
 NEEDED = "ort/ort-wasm-simd-threaded.wasm"
 """In vendor/: where it is missing, no page can train."""
-COMPUTES = "wasm"
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -49,14 +49,15 @@ def root() -> Path:
     raise MissingExtra(f"the join page is not installed: neither {BESIDE} nor {CHECKOUT} has it")
 
 
-def kept_vendor() -> Path:
-    """Where `device-runtime web fetch` keeps the libraries, for who cannot write into the package."""
-    return Path(platformdirs.user_data_dir("device-runtime", appauthor=False)) / "web" / VENDOR
+def kept_vendor(web: Path) -> Path:
+    """Where `device-runtime web fetch` keeps the libraries of this page: others need others."""
+    needed = hashlib.sha256((web / LOCK).read_bytes()).hexdigest()[:12]
+    return Path(platformdirs.user_data_dir("device-runtime", appauthor=False)) / f"web-{needed}" / VENDOR
 
 
 def vendor(web: Path) -> Path:
     """The libraries of the page. Raises MissingExtra with what to do."""
-    for folder in (web / VENDOR, kept_vendor()):
+    for folder in (web / VENDOR, kept_vendor(web)):
         if (folder / NEEDED).is_file():
             return folder
     raise MissingExtra(

@@ -168,7 +168,7 @@ asked("enter", "submit", () => {
   api.token.set(byId("token").value.trim());
   byId("token").value = "";
   byId("denied").textContent = "";
-enter();
+  enter();
 });
 asked("leave", "click", () => locked(""));
 asked("model", "click", download);

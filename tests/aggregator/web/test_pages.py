@@ -152,13 +152,18 @@ def test_texts_are_sent_in_few_bytes_to_who_can_read_them(shelf, web):
 
 
 def test_without_the_libraries_it_is_said_what_brings_them(tmp_path, monkeypatch):
-    kept = tmp_path / "kept"
-    monkeypatch.setattr(pages, "kept_vendor", lambda: kept)
+    monkeypatch.setattr(pages.platformdirs, "user_data_dir", lambda *_, **__: str(tmp_path / "home"))
+    web = lay(tmp_path / "web", {"package-lock.json": "{}"})
     with pytest.raises(MissingExtra, match="run `device-runtime web fetch`"):
-        pages.vendor(tmp_path / "web")
-    lay(kept, LIBRARIES)
-    assert pages.vendor(tmp_path / "web") == kept
-    assert pages.vendor(lay(tmp_path / "web", {f"vendor/{n}": t for n, t in LIBRARIES.items()})) != kept
+        pages.vendor(web)
+    kept = lay(pages.kept_vendor(web), LIBRARIES)
+    assert kept.is_relative_to(tmp_path / "home")
+    assert pages.vendor(web) == kept
+    lay(web, {"package-lock.json": '{"of": "another release"}'})
+    with pytest.raises(MissingExtra):
+        pages.vendor(web)
+    lay(web / "vendor", LIBRARIES)
+    assert pages.vendor(web) == web / "vendor"
 
 
 def test_no_page_of_ours_has_script_or_style_of_its_own():
