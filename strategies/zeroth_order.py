@@ -32,7 +32,7 @@ MOST_DIRECTIONS = 1024
 """Of a round: its scalars stand in the log, 512 steps to a blob."""
 
 
-FEDMEZO: Mapping[str, Any] = {"sides": 2, "sizing": "absolute"}
+FEDMEZO: Mapping[str, Any] = {"sides": 2, "sizing": "absolute", "generator": directions.GENERATOR}
 """What makes it the thesis's: num_z = 2 is of its section 4.2.1, eps = 1e-3 of MeZO (it names no figure)."""
 MEASURED: Mapping[str, Any] = {
     "sides": 1,
@@ -40,7 +40,6 @@ MEASURED: Mapping[str, Any] = {
     "num_z": 4,
     "sampled": 0.1,
     "lr": 2e-2,
-    "generator": directions.RADEMACHER,
 }
 DRAWN = 5e-3
 """The `lr` of those settings where a round is of some of the devices: what they lack in samples is noise."""
@@ -60,10 +59,11 @@ class ZerothOrder(Usual):
     `sizing` = "absolute": u = 1, as in the thesis. "relative" (ours): u is the root mean square of the tuned
     weights, g_p counts in parts of the usual one so far (`step_size`), and the mean of n of them sqrt(n)
     times: a usual round moves a weight by lr times the weights' size, in root mean square, whatever the
-    network, the loss and n.
-    `sampled` (ours): the part of its samples that a device measures a round's losses on, drawn anew for each
-    round by its own randomness.
-    Defaults are the thesis's; `MEASURED` learns more of as many passes (docs/zeroth-order.md).
+    network, the loss and n. `sampled` (ours): the part of its samples that a device measures a round's losses
+    on, drawn anew for each round by its own randomness.
+
+    Defaults are the thesis's, but for directions of signs; `MEASURED` learns more of as many passes
+    (docs/zeroth-order.md).
     """
 
     name: ClassVar[str] = "zeroth-order"
@@ -71,7 +71,7 @@ class ZerothOrder(Usual):
     eps: float = 1e-3
     lr: float = 1e-2
     tunable: str = "all"
-    generator: str = directions.GENERATOR
+    generator: str = directions.RADEMACHER
     sides: Literal[1, 2] = 2
     sizing: Sizing = "absolute"
     beta: float = 0.99

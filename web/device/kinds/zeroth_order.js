@@ -1,7 +1,7 @@
 /** FedMeZO: inference-only updates; a round's seed down, `num_z` scalars up (strategies/zeroth_order.py). */
 
 import { activationBytes } from "../cost.js";
-import { GENERATOR, checkGenerator } from "../directions.js";
+import { RADEMACHER, checkGenerator } from "../directions.js";
 import { float32 } from "../flat.js";
 import { rngOf } from "../randomness.js";
 import { number, oneOf, text, whole } from "../records.js";
@@ -32,7 +32,7 @@ export class ZerothOrder extends Usual {
     eps: [number, 1e-3],
     lr: [number, 1e-2],
     tunable: [text, "all"],
-    generator: [text, GENERATOR],
+    generator: [text, RADEMACHER],
     sides: [oneOf(1, 2), 2],
     sizing: [oneOf("absolute", "relative"), "absolute"],
     beta: [number, 0.99],
