@@ -9,7 +9,7 @@ from setuptools.command.build_py import build_py
 WEB = Path("web")
 TO = Path("aggregator", "web", "browser")
 FILES = ("page/**/*", "device/**/*", "*.js", "package.json", "package-lock.json")
-"""Of web/. Its libraries are not among them: 15 MB that only a server needs (`device-runtime web fetch`)."""
+"""Of web/. Its libraries are not among them: 50 MB that only a server needs (`device-runtime web fetch`)."""
 
 
 class WithPages(build_py):

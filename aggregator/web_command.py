@@ -26,7 +26,7 @@ class FetchError(AggregatorError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="fetch", required=True)
-    fetch = actions.add_parser("fetch", help="by npm of Node.js 20 or newer: 15 MB, once")
+    fetch = actions.add_parser("fetch", help="by npm of Node.js 20 or newer: 50 MB, once")
     fetch.add_argument(
         "--into", type=Path, metavar="DIR", help="(default: where `serve --web` looks for them)"
     )
