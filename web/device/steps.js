@@ -1,0 +1,200 @@
+/**
+ * The log of zeroth-order steps in few bytes, as broker/steps.py: what steps have in common is written once.
+ *
+ * A step is {round, generator, seed, tunable, lr, share, scalars, indices}: `w <- w - lr * share * mean of
+ * scalars[p] * z_p`. `seed` and `indices` are bigints, empty indices stand for 0 to scalars.length - 1; `scalars`
+ * are numbers, each as exact as it was written.
+ */
+import { littleEndian, sha256, toLittleEndian, utf8, view } from "./bytes.js";
+import { MessageError } from "./errors.js";
+import { listOf } from "./fields.js";
+import { fromHalf, toHalf } from "./half.js";
+import { Stretch, unpacked } from "./messages.js";
+
+/** Steps in one blob of the log; a new checkpoint is made as often. */
+export const SEGMENT = 512;
+const MOST_STEPS = SEGMENT;
+const MOST_NUMBERS = 2 ** 20;
+
+const SIZES = { i1: 1, f2: 2, f4: 4, f8: 8 };
+const READ = {
+  i1: (from, at) => from.getInt8(at),
+  f2: (from, at) => fromHalf(from.getUint16(at, true)),
+  f4: (from, at) => from.getFloat32(at, true),
+  f8: (from, at) => from.getFloat64(at, true),
+};
+const WRITE = {
+  i1: (to, at, number) => to.setInt8(at, number),
+  f2: (to, at, number) => to.setUint16(at, toHalf(number), true),
+  f4: (to, at, number) => to.setFloat32(at, number, true),
+  f8: (to, at, number) => to.setFloat64(at, number, true),
+};
+const Stretches = listOf(Stretch);
+
+/**
+ * The seed of a round of a task with this one; below 2**53. @param {bigint} seed @param {number} number
+ * @returns {Promise<bigint>}
+ */
+export async function roundSeed(seed, number) {
+  return littleEndian(await sha256(utf8(`${seed}:${number}`)), 0, 8) >> 11n;
+}
+
+/**
+ * One step that names no directions, as a stretch; `seed` is the task's, if the step's is made from it.
+ * @param {any} step @param {bigint | null} seed @returns {Promise<any>}
+ */
+export async function packed({ round, generator, tunable, lr, share, scalars, ...step }, seed) {
+  const form = formOf(scalars);
+  const isMade = seed !== null && (await roundSeed(seed, round)) === step.seed;
+  return {
+    round,
+    generator,
+    tunable,
+    lr,
+    width: scalars.length,
+    form,
+    scalars: written(form, scalars),
+    seeds: isMade ? seed : toLittleEndian(step.seed, 8),
+    shares: share === 1 ? new Uint8Array() : written("f8", [share]),
+    indices: new Uint8Array(),
+  };
+}
+
+/** The steps that stretches stand for. Rejects with MessageError for what is no log, and for more than one is. */
+export async function unpack(stretches) {
+  const steps = count(stretches);
+  const numbers = stretches.reduce((sum, stretch) => sum + countOf(stretch) * stretch.width, 0);
+  if (steps > MOST_STEPS || numbers > MOST_NUMBERS) {
+    throw new MessageError(
+      `a log of ${steps} steps and ${numbers} scalars: at most ${MOST_STEPS} and ${MOST_NUMBERS} are read`,
+    );
+  }
+  return (await Promise.all(stretches.map(stepsOf))).flat();
+}
+
+/** The last so many steps of both; a stretch that goes on is one. Throws MessageError as `unpack`. */
+export function joined(before, added, most) {
+  const made = [...before];
+  for (const stretch of added) {
+    const last = made.at(-1);
+    if (last && goesOn(last, stretch)) made[made.length - 1] = { ...last, scalars: appended(last, stretch) };
+    else made.push(stretch);
+  }
+  for (let over = count(made) - most; over > 0; ) {
+    const first = made.shift();
+    const steps = countOf(first);
+    if (over < steps) made.unshift(without(first, over, steps));
+    over -= steps;
+  }
+  return made;
+}
+
+/** How many steps there are. Throws MessageError as `unpack`. */
+export const count = (stretches) => stretches.reduce((sum, stretch) => sum + countOf(stretch), 0);
+
+/** The stretches in a blob of the log, or behind a next round. Throws MessageError for what are none. */
+export const decodeStretches = (data, name = "log of steps") => unpacked(Stretches, data, name);
+
+/** The steps in a blob of the log. Rejects with MessageError for one that is none. @param {Uint8Array} data */
+export async function decode(data) {
+  return unpack(decodeStretches(data));
+}
+
+/** The position on its line at which the log of a base begins. */
+export function logBegins(base) {
+  if (!base.log.length) return base.at;
+  return Math.max(0, Math.floor((base.at - 1) / SEGMENT) - base.log.length + 1) * SEGMENT;
+}
+
+function countOf(stretch) {
+  const size = stretch.width * SIZES[stretch.form];
+  const { length } = stretch.scalars;
+  if (stretch.width < 1 || !length || length % size) {
+    throw wrong(stretch, `${length} bytes are no steps of ${stretch.width} scalars`);
+  }
+  return length / size;
+}
+
+async function stepsOf(stretch) {
+  const steps = countOf(stretch);
+  const { width } = stretch;
+  const scalars = numbersOf(stretch.form, stretch.scalars);
+  const shares = stretch.shares.length ? each(stretch.shares, steps, (from, at) => from.getFloat64(at, true)) : null;
+  const seeds = await seedsOf(stretch, steps);
+  const indices = indicesOf(stretch, steps * width);
+  if ((shares && shares.length !== steps) || seeds.length !== steps) {
+    throw wrong(stretch, `${steps} steps, ${shares?.length ?? steps} shares, ${seeds.length} seeds`);
+  }
+  return Array.from({ length: steps }, (_, place) => ({
+    round: stretch.round + place,
+    generator: stretch.generator,
+    seed: seeds[place],
+    tunable: stretch.tunable,
+    lr: stretch.lr,
+    share: shares ? shares[place] : 1,
+    scalars: scalars.slice(place * width, (place + 1) * width),
+    indices: indices.slice(place * width, (place + 1) * width),
+  }));
+}
+
+async function seedsOf({ seeds, round }, steps) {
+  if (seeds instanceof Uint8Array) return each(seeds, steps, (from, at) => from.getBigUint64(at, true));
+  return Promise.all(Array.from({ length: steps }, (_, place) => roundSeed(seeds, round + place)));
+}
+
+function indicesOf(stretch, wanted) {
+  const data = stretch.indices;
+  const size = Math.floor(data.length / wanted);
+  if (size * wanted !== data.length || size > 8) throw wrong(stretch, `${data.length} bytes are no ${wanted} indices`);
+  return size ? Array.from({ length: wanted }, (_, at) => littleEndian(data, at * size, size)) : [];
+}
+
+/** 8 bytes for each step; none where there are others. */
+function each(data, steps, read) {
+  const from = view(data);
+  return data.length === 8 * steps ? Array.from({ length: steps }, (_, at) => read(from, 8 * at)) : [];
+}
+
+/** @returns {number[]} */
+function numbersOf(form, data) {
+  const from = view(data);
+  const size = SIZES[form];
+  return Array.from({ length: data.length / size }, (_, at) => READ[form](from, at * size));
+}
+
+function written(form, numbers) {
+  const data = new Uint8Array(numbers.length * SIZES[form]);
+  numbers.forEach((number, at) => WRITE[form](view(data), at * SIZES[form], number));
+  return data;
+}
+
+/** The one of the fewest bytes that holds every bit of these. */
+function formOf(numbers) {
+  const holds = (form) => numbersOf(form, written(form, numbers)).every((read, at) => Object.is(read, numbers[at]));
+  return Object.keys(SIZES).find(holds);
+}
+
+/** Whether the steps of one follow on those of the other, and no numbers but scalars are written. */
+function goesOn(stretch, next) {
+  const plain = !(stretch.seeds instanceof Uint8Array) && !stretch.shares.length && !stretch.indices.length;
+  const names = ["generator", "tunable", "lr", "width", "form", "seeds"];
+  const alike = names.every((name) => stretch[name] === next[name]);
+  return plain && alike && !next.shares.length && !next.indices.length && next.round === stretch.round + countOf(stretch);
+}
+
+function appended(stretch, next) {
+  const scalars = new Uint8Array(stretch.scalars.length + next.scalars.length);
+  scalars.set(stretch.scalars);
+  scalars.set(next.scalars, stretch.scalars.length);
+  return scalars;
+}
+
+/** All but the first so many of its steps. */
+function without(stretch, first, steps) {
+  const rest = (data) => (data instanceof Uint8Array ? data.slice((data.length / steps) * first) : data);
+  const { scalars, seeds, shares, indices } = stretch;
+  const kept = { scalars: rest(scalars), seeds: rest(seeds), shares: rest(shares), indices: rest(indices) };
+  return { ...stretch, round: stretch.round + first, ...kept };
+}
+
+const wrong = (stretch, why) => new MessageError(`steps from round ${stretch.round} on: ${why}`);
