@@ -4,8 +4,9 @@
  *
  * @typedef {import("./device/telling.js").Happening} Happening
  * @typedef {{url: string, user: string, password: string}} Broker ws or wss; user and password may be empty
- * @typedef {{name: string, broker: Broker, key: string, task: string}} Settings of a device: its name, the
- *   aggregator's public key in hex digits, or empty; the task that it is here for, or empty: whichever there is
+ * @typedef {{name: string, token: string, broker: Broker, key: string, task: string}} Settings of a device: its
+ *   name; the `fl1.` token of one that was enrolled, or empty; then the broker, and the aggregator's public key in
+ *   hex digits, or empty; the task that it is here for, or empty: whichever there is
  *
  * @typedef {{do: "start", settings: Settings}} Start
  * @typedef {{do: "pause", why: string}} Pause until `resume` with the same reason
@@ -16,11 +17,10 @@
  * @typedef {{do: "leave"}} Leave say farewell and end; answered by `left`
  * @typedef {Start | Pause | Resume | Battery | SamplesChanged | Guess | Leave} Ask
  *
- * @typedef {{type: "device", engine: string, cores: number, memoryBytes: number}} Device where it computes, in words
  * @typedef {{type: "guessed", number: number, shares: number[] | null}} Guessed of each label; null: no model yet
  * @typedef {{type: "stopped", text: string}} Stopped the device has ended, for what it cannot mend
  * @typedef {{type: "left"}} Left
- * @typedef {Happening | Device | Guessed | Stopped | Left} Told
+ * @typedef {Happening | Guessed | Stopped | Left} Told
  */
 
 /** In IndexedDB: what the device keeps, and the samples that the page keeps for it. */

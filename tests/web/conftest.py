@@ -32,6 +32,7 @@ OPEN: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
+    pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
     playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
     names = ("chromium", "chromium-browser", "google-chrome")
     program = next(filter(None, map(shutil.which, names)), None)

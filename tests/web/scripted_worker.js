@@ -24,9 +24,9 @@ const tell = (told) => postMessage(told);
 function start() {
   const manifest = { name: "scripted", ...CASE };
   tell({ type: "link", connected: true, reason: "" });
-  tell({ type: "device", engine: "WASM on 2 of 4 threads", cores: 4, memoryBytes: 512e6 });
-  tell({ type: "fetched", bytes: 312328 });
-  tell({ type: "task", manifest, engine: "onnxruntime-web wasm", forwardMs: 1.2, examples: 12 });
+  tell({ type: "fetching", have: 156164, size: 312328 });
+  const about = { engine: "onnxruntime-web wasm", why: "WASM on 2 of 4 threads", cores: 4, memoryBytes: 512e6 };
+  tell({ type: "task", manifest, ...about, forwardS: 0.0012, examples: 12 });
   for (let round = 1; round <= 4; round++) begin(round);
 }
 
@@ -37,10 +37,10 @@ function begin(round) {
   tell({ type: "plan", round, kind, label, cost: COST, rows: ROWS, straggler: true, verdict: VERDICT, reasons: [] });
   tell({ type: "progress", round, label, share: 0.4, seconds: 1.7, leftS: 2.5 });
   if (round === 4) return;
-  tell({ type: "made", round, kind, label, bytesUp: 198400, values: 49400, seconds: 3.9, energyJ: 11, numExamples: 40, trainLoss: 0.4 });
-  tell({ type: "traffic", up: 200000 * round, down: 312000, by: {} });
+  tell({ type: "made", round, kind, form: "25%", label, bytesUp: 198400, values: 49400, seconds: 3.9, energyJ: 11, numExamples: 40, trainLoss: 0.4 });
+  tell({ type: "traffic", up: 200000 * round, down: 312000 });
   tell({ type: "receipt", round, kind, status: "accepted", reason: "" });
-  tell({ type: "evaluated", round, accuracy: (14 + 5 * round) / 41, loss: 1, count: 41 });
+  tell({ type: "evaluated", round, right: 14 + 5 * round, loss: 1, count: 41 });
 }
 
 onmessage = ({ data }) => {

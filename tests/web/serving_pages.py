@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any
 
 WEB = Path(__file__).parents[2] / "web"
-POLICY = (
-    "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; connect-src 'self' ws: wss:; "
-    "img-src 'self' blob: data:; style-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'self'"
-)
 HEADERS = {
-    "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cache-Control": "no-cache",
@@ -22,12 +17,12 @@ HEADERS = {
 class Pages(ThreadingHTTPServer):
     """`config` is what join/config.json says; a secret in `tokens` is exchanged for its token, by one claim.
 
-    `instead`: scripts that stand for files, by path.
+    `instead`: what stands for files, or beside them, by path.
     """
 
     daemon_threads = True
 
-    def __init__(self, config: dict[str, Any], tokens: dict[str, str], instead: dict[str, str]) -> None:
+    def __init__(self, config: dict[str, Any], tokens: dict[str, str], instead: dict[str, str | bytes]) -> None:
         self.config, self.tokens, self.instead = config, tokens, instead
         self.claims: dict[str, str] = {}
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -56,7 +51,10 @@ class _Handler(SimpleHTTPRequestHandler):
         return str(WEB / inside) if ".." not in inside else str(WEB / "none")
 
     def end_headers(self) -> None:
-        for name, value in HEADERS.items():
+        from aggregator.web.pages import computes, policies  # with the extra `service`
+
+        policy = policies(self.server.config["broker"]["url"])[computes(self.path.removeprefix("/join/"))]
+        for name, value in {**HEADERS, "Content-Security-Policy": policy}.items():
             self.send_header(name, value)
         super().end_headers()
 
@@ -77,8 +75,8 @@ class _Handler(SimpleHTTPRequestHandler):
         else:
             self._say(200, json.dumps({"token": token}), "application/json")
 
-    def _say(self, status: int, text: str, kind: str) -> None:
-        data = text.encode()
+    def _say(self, status: int, said: str | bytes, kind: str) -> None:
+        data = said.encode() if isinstance(said, str) else said
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))

@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from broker.enrolment import Enrolment
+
 SEVEN = [[(0.25, 0.15), (0.8, 0.15), (0.45, 0.9)]]
 ONE = [[(0.5, 0.1), (0.5, 0.9)]]
 CONTRAST = """() => {
   const light = (colour) => {
     const parts = colour.match(/[\\d.]+/g).map(Number);
-    const [r, g, b] = parts.map((part) => part / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = parts.map((part) => linear(part / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const ground = (node) => {
@@ -22,7 +25,7 @@ CONTRAST = """() => {
   const found = [];
   for (const node of document.querySelectorAll("body *")) {
     const words = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-    if (!words || node.disabled || node.closest(":disabled") || !node.getClientRects().length || node.closest("svg")) continue;
+    if (!words || !node.getClientRects().length || node.closest(":disabled, svg")) continue;
     const [a, b] = [light(getComputedStyle(node).color), light(ground(node))].sort((x, y) => y - x);
     found.push([(a + 0.05) / (b + 0.05), node.textContent.trim().slice(0, 40)]);
   }
@@ -269,6 +272,40 @@ def test_without_the_link_that_a_task_asks_for_nobody_is_let_in(visit):
     page = one.open()
     page.get_by_text("Open the link, or scan the code").wait_for()
     assert page.locator("#join").is_hidden()
+
+
+def test_a_link_is_used_once_leaves_the_address_bar_and_is_remembered_as_a_token(visit):
+    token = Enrolment("wss://localhost:9/mqtt", "browser-3f", "secret", b"", bytes(32), 1).token
+    one = visit()
+    one.pages.config = {**one.pages.config, "enrolment": "link"}
+    one.pages.tokens["s3cret"] = token
+    page = one.open("#link=s3cret")
+    page.wait_for_selector("#join:not([hidden])")
+    assert page.url == one.pages.url
+    assert page.locator("#naming").is_hidden()
+    page.reload()  # before it was used: nothing is lost
+    page.click("#join button")
+    page.get_by_text("Round 4: working").wait_for()
+    settings = one.said()[0]["settings"]
+    assert (settings["name"], settings["token"]) == ("browser-3f", token)
+    assert "browser-3f" in page.inner_text("#device")
+    assert page.evaluate("JSON.stringify(history.state)") == "null"
+    page.reload()
+    page.get_by_text("Round 4: working").wait_for()
+    assert one.said()[0]["settings"] == settings
+    assert len(one.pages.claims["s3cret"]) == 64
+    assert one.wrong == []
+
+
+def test_a_link_that_another_browser_has_used_is_refused_with_the_reason(visit):
+    one = visit()
+    one.pages.config = {**one.pages.config, "enrolment": "link"}
+    one.pages.tokens["s3cret"] = "fl1.none"
+    one.pages.claims["s3cret"] = "another"
+    page = one.open("#link=s3cret")
+    page.click("#join button")
+    page.get_by_text("The server says no (410): this link was used already.").wait_for()
+    assert page.locator("#join").is_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -33,12 +33,14 @@ export class Samples {
     this._groups = new Map();
   }
 
-  /** Reads what is there. */
+  /** Reads what is there; again, what somebody else has changed. */
   async open() {
+    const groups = new Map();
     for (const key of (await this._disk.keys(this._folder)).sort()) {
       const bytes = await this._disk.get(key);
-      if (bytes) await this._keep(key, read(bytes));
+      if (bytes) await this._keep(groups, key, read(bytes));
     }
+    this._groups = groups;
     return this;
   }
 
@@ -57,7 +59,7 @@ export class Samples {
       const bytes = written(part);
       const key = `${this._folder}${encodeURIComponent(name)}/${String(at).padStart(15, "0")}-${hex((await sha256(bytes)).subarray(0, 8))}`;
       await this._disk.put(key, bytes);
-      await this._keep(key, part);
+      await this._keep(this._groups, key, part);
     }
   }
 
@@ -141,12 +143,12 @@ export class Samples {
     return { x: prepare(this._spec, together), y: Int32Array.from(y), shape: this._spec.shape };
   }
 
-  async _keep(key, raw) {
+  async _keep(groups, key, raw) {
     const label = decodeURIComponent(key.slice(this._folder.length).split("/")[0]);
     if (!this.labels.includes(label) || raw.length % this._size) return;
     const held = [];
     for (let i = 0; i < raw.length; i += this._size) held.push(await isHeld(raw.slice(i, i + this._size)));
-    this._groups.set(key, { key, label, raw, held });
+    groups.set(key, { key, label, raw, held });
   }
 }
 

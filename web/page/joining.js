@@ -1,6 +1,7 @@
 /** How this browser becomes a device: the one-time link, what is remembered of it, and a name. */
 
 import { text, utf8 } from "../device/bytes.js";
+import { enrolmentOf } from "../device/enrolment.js";
 
 const KEY = "joined";
 const CONFIG = new URL("../config.json", import.meta.url);
@@ -41,12 +42,25 @@ export function linkOfAddress() {
   return link;
 }
 
+/** The 14 MB that will be needed come while the form is read. */
+export function fetchAhead() {
+  fetch(new URL("../vendor/ort/ort-wasm-simd-threaded.wasm", import.meta.url)).catch(() => {}); // later, then
+}
+
 /** It was used. */
 export const dropLink = () => history.replaceState(null, "");
 
 /** @returns {Promise<Config>} Throws Error in plain words. */
 export async function configuration() {
   return answered(CONFIG, {});
+}
+
+/** With the broker where it is now: one that was started anew may be elsewhere. @param {Joined} joined */
+export async function refreshed(joined) {
+  if (joined.settings.token) return joined; // it says where
+  const config = await configuration().catch(() => null);
+  if (config?.enrolment !== "open") return joined;
+  return { ...joined, settings: { ...joined.settings, broker: config.broker, key: config.key } };
 }
 
 /**
@@ -57,12 +71,12 @@ export async function configuration() {
  */
 export async function join(config, { name, link }) {
   const tasks = config.tasks.filter((task) => task.input?.shape);
-  if (config.enrolment === "open") return { tasks, settings: { name, broker: config.broker, key: config.key, task: "" } };
+  const { broker, key } = config;
+  const settings = { name, token: "", broker, key, task: "" };
+  if (config.enrolment === "open") return { tasks, settings };
   const post = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(link) };
   const { token } = await answered(ENROL, post);
-  const { readToken } = await import("../device/enrolment.js");
-  const { url, name: user, password, key } = readToken(token);
-  return { tasks, settings: { name: user, broker: { url, user, password }, key, task: "" } };
+  return { tasks, settings: { ...settings, token, name: (await enrolmentOf(token)).name } };
 }
 
 async function answered(url, options) {

@@ -11,14 +11,13 @@ export class Learning {
     this._points = [];
   }
 
-  /** @param {{round: number, accuracy: number, count: number}} told @param {number} labels how many there are */
-  evaluated({ round, accuracy, count }, labels) {
+  /** @param {{round: number, right: number, count: number}} told @param {number} labels how many there are */
+  evaluated({ round, right, count }, labels) {
     byId("learning").hidden = false;
-    this._points = [...this._points.filter((point) => point.round < round), { round, share: accuracy }].slice(-MOST);
+    this._points = [...this._points.filter((point) => point.round < round), { round, share: right / count }].slice(-MOST);
     const first = this._points[0];
     const since = this._points.length > 1 ? ` In round ${first.round} it was ${percent(first.share)}.` : "";
-    const right = `${Math.round(accuracy * count)} of ${plural(count, "sample")}`;
-    say(byId("judged"), `${percent(accuracy)} right: ${right} that it was not trained on.${since}`);
+    say(byId("judged"), `${percent(right / count)} right: ${right} of ${plural(count, "sample")} that it was not trained on.${since}`);
     byId("chart").replaceChildren(chart(this._points, 1 / labels));
   }
 }

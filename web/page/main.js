@@ -5,7 +5,7 @@ import { Samples } from "../device/samples.js";
 import { Device } from "./device.js";
 import { deleteDisk, openDisk } from "./disk_indexeddb.js";
 import { byId, say } from "./dom.js";
-import { configuration, dropLink, forget, join, linkOfAddress, remember, remembered, suggestedName } from "./joining.js";
+import { configuration, dropLink, fetchAhead, forget, join, linkOfAddress, refreshed, remember, remembered, suggestedName } from "./joining.js";
 import { Learning } from "./learning.js";
 import { Manners, OWNER, persist } from "./manners.js";
 import { Now, showDevice } from "./now.js";
@@ -69,8 +69,8 @@ class Page {
     if (told.type === "log" && told.level !== "info") trouble(`${told.text}.`);
     if (told.type === "stopped") trouble(`The device has stopped: ${told.text}. Reload the page to start it again.`);
     if (["link", "receipt"].includes(told.type)) trouble("");
-    if (told.type === "device") this._about = told;
-    if (["device", "traffic", "receipt"].includes(told.type)) this._showDevice();
+    if (told.type === "task") this._about = told;
+    if (["task", "traffic", "receipt"].includes(told.type)) this._showDevice();
     if (told.type === "task") await this._begin(told.manifest);
     if (told.type === "evaluated" && this._model) this._learning.evaluated(told, this._model.labels.length);
     if (["task", "evaluated"].includes(told.type)) await this._teaching?.again();
@@ -159,6 +159,7 @@ async function asked(link) {
   }
   const form = byId("join");
   form.hidden = false;
+  fetchAhead();
   byId("naming").hidden = config.enrolment === "link";
   byId("name").value = suggestedName(navigator.userAgent);
   say(byId("about"), config.tasks.map((task) => task.name).join(", "));
@@ -181,7 +182,8 @@ async function asked(link) {
 async function start() {
   const link = linkOfAddress();
   const disk = await openDisk(SAMPLES);
-  const joined = (await remembered(disk)) ?? (await asked(link));
+  const before = await remembered(disk);
+  const joined = before ? await refreshed(before) : await asked(link);
   await remember(disk, joined);
   dropLink();
   new Page(disk, joined);

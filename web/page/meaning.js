@@ -37,9 +37,8 @@ export function does(label) {
   return KINDS[kind] ? `This device ${KINDS[kind].does}.` : `This device sends an update of kind ${label}.`;
 }
 
-/** What was sent. @param {{kind: string, label: string, bytesUp: number, values: number}} made */
-export function sends({ kind, label, bytesUp, values }) {
-  const form = label.slice(kind.length).trim();
+/** What was sent. @param {{kind: string, form: string, bytesUp: number, values: number}} made */
+export function sends({ kind, form, bytesUp, values }) {
   return `${bytes(bytesUp)}: ${KINDS[kind]?.sends(values, form) ?? plural(values, "number")}`;
 }
 

@@ -81,7 +81,7 @@ export class Now {
 function line(told, now) {
   const lines = {
     link: () => (told.connected ? "Connected. Asking for the task …" : `Not connected: ${told.reason}. Trying again …`),
-    fetched: () => (now.training ? null : `Fetched ${bytes(told.bytes)} …`),
+    fetching: () => (now.training ? null : `Fetching the model: ${bytes(told.have)} of ${bytes(told.size)}`),
     task: () => (told.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
     offer: () => offered(told),
     plan: () => (told.label ? `Round ${told.round}: working …` : `Round ${told.round}: this device sits out.`),
@@ -129,7 +129,7 @@ function cells({ cost, why }) {
 export function showDevice(told, { name, persisted, totals }) {
   tiles(byId("device"), [
     ["Name", name],
-    ["Computes with", told?.engine ?? ""],
+    ["Computes with", told?.why ?? ""],
     ["Processor cores", told ? String(told.cores) : ""],
     ["Memory it may use", told ? bytes(told.memoryBytes) : ""],
     ["Storage", persisted ? "kept until deleted" : "kept while there is room"],

@@ -1,0 +1,35 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { bytes, joules, seconds } from "../page/format.js";
+import { became, does, sends } from "../page/meaning.js";
+
+const KINDS = ["full", "peft", "entropy-subset", "few-shot", "zeroth-order", "class-means"];
+
+test("two scalars are said to be two numbers", () => {
+  const said = sends({ kind: "zeroth-order", form: "", bytesUp: 47, values: 2 });
+  assert.equal(said, "47 bytes: 2 numbers: how much better or worse each random change made it");
+});
+
+test("biases are said to be biases", () => {
+  const said = sends({ kind: "peft", form: "bias", bytesUp: 6500, values: 1578 });
+  assert.equal(said, "6.5 kB: 1,578 numbers: the biases of the model");
+});
+
+test("every kind has words of its own, and an unknown one its name", () => {
+  assert.equal(new Set(KINDS.map(does)).size, KINDS.length);
+  assert.equal(does("entropy-subset 25%"), does("entropy-subset"));
+  assert.match(does("tomorrow"), /of kind tomorrow/);
+  assert.equal(sends({ kind: "tomorrow", form: "", bytesUp: 2e6, values: 1 }), "2 MB: 1 number");
+});
+
+test("a refusal is told with its reason", () => {
+  assert.equal(became({ status: "refused", reason: "head.weight is (10, 64)" }), "refused: head.weight is (10, 64)");
+  assert.match(became({ status: "accepted", reason: "" }), /counted/);
+});
+
+test("numbers are short, with their units", () => {
+  assert.deepEqual([1, 999, 1500, 312328, 14e6, 2.5e9].map(bytes), ["1 byte", "999 bytes", "1.5 kB", "312 kB", "14 MB", "2.5 GB"]);
+  assert.deepEqual([0.01, 3.21, 42.4, 150, 9000].map(seconds), ["less than 0.1 s", "3.2 s", "42 s", "3 min", "2.5 h"]);
+  assert.equal(joules(432), "432 J (1.0 % of a phone's battery)");
+});
