@@ -1,0 +1,99 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { fromHex, hex } from "../device/bytes.js";
+import { DeviceError, MessageError } from "../device/errors.js";
+import { Following } from "../device/following.js";
+import { Contribution, Offer, decode, encode } from "../device/messages.js";
+import { MOST_BYTES, longOf, shortOf } from "../device/small.js";
+import { Trust } from "../device/trust.js";
+import { vectors } from "./vectors.js";
+
+const given = vectors("following");
+const own = (size) => fromHex(given.own).slice(0, size);
+
+async function follow(key, heard) {
+  const following = new Following(await Trust.open(key, own));
+  for (const { topic, payload, retained, task, offer, error, text, over } of heard) {
+    const said = following.offer(topic, fromHex(payload), retained, task);
+    const what = `${topic} ${payload.slice(0, 30)}`;
+    if (offer) {
+      const { base, ...rest } = await said;
+      const expected = decode(Offer, fromHex(offer));
+      assert.deepEqual({ ...rest, base: { ...base } }, { ...expected, base: { ...expected.base } }, what);
+    } else {
+      const caught = await said.then(() => null, (one) => one);
+      assert.ok(caught instanceof MessageError, `${what}: ${caught}`);
+      assert.equal(caught.name, error, `${what}: ${caught} ${text}`);
+      assert.equal(caught.message.split(/[:(]/)[0], text.split(/[:(]/)[0].replaceAll('"', "'"));
+    }
+    assert.equal(following.over, over, what);
+  }
+}
+
+for (const { of, heard } of given.open) {
+  test(`a device without a key follows as in Python: ${of}`, () => follow(new Uint8Array(), heard));
+}
+
+for (const { of, heard } of given.enrolled) {
+  test(`an enrolled device follows as in Python: ${of}`, () => follow(fromHex(given.key), heard));
+}
+
+test("a device says the half of its pact that Python's says", async () => {
+  assert.equal(hex((await Trust.open(fromHex(given.key), own)).key), given.device_key);
+  assert.equal((await Trust.open(new Uint8Array())).key.length, 0);
+  const [one, other] = [await Trust.open(fromHex(given.key)), await Trust.open(fromHex(given.key))];
+  assert.notEqual(hex(one.key), hex(other.key), "each life draws its own");
+});
+
+test("a key that is none is refused", async () => {
+  await assert.rejects(Trust.open(new Uint8Array(31)), { name: "NotTrusted", message: /31 bytes, expected 32/ });
+  const zero = Uint8Array.of(1, ...new Uint8Array(31)); // y = 1: the map has no value there
+  await assert.rejects(Trust.open(zero), { name: "NotTrusted" });
+});
+
+test("a browser that cannot agree says no key, and takes whole offers alone", async (t) => {
+  const { importKey } = crypto.subtle;
+  t.mock.method(crypto.subtle, "importKey", (format, data, algorithm, ...rest) => {
+    if (algorithm === "X25519") return Promise.reject(new DOMException("no", "NotSupportedError"));
+    return importKey.call(crypto.subtle, format, data, algorithm, ...rest);
+  });
+  const trust = await Trust.open(fromHex(given.key), own);
+  assert.equal(trust.key.length, 0);
+  const heard = given.enrolled.find((one) => one.of === "the word").heard;
+  const following = new Following(trust);
+  await following.offer(heard[0].topic, fromHex(heard[0].payload), false, "t");
+  const word = heard.find((one) => one.offer && one !== heard[0]);
+  await assert.rejects(following.offer(word.topic, fromHex(word.payload), false, "t"), { name: "NotTrusted" });
+});
+
+test("only so many tasks are followed", async () => {
+  const like = decode(Offer, fromHex(given.open[0].heard[0].payload));
+  const following = new Following(await Trust.open(new Uint8Array()));
+  for (let at = 0; at <= 64; at += 1) {
+    await following.offer("fl/v1/all/round/any", encode(Offer, { ...like, task: `t${at}` }));
+  }
+  const next = fromHex(given.open[0].heard[1].payload);
+  assert.equal((await following.offer("fl/v1/all/round/t1", next)).round, 3);
+  await assert.rejects(following.offer("fl/v1/all/round/t0", next), { name: "LostTrack" });
+});
+
+for (const { of, whole, short, read } of given.short) {
+  test(`a contribution goes in the few bytes that it has in Python, or whole: ${of}`, () => {
+    const like = decode(Contribution, fromHex(given.like));
+    const made = shortOf(decode(Contribution, fromHex(whole)), like);
+    assert.equal(made && hex(made), short);
+    if (made) assert.deepEqual({ ...longOf(made, like) }, { ...decode(Contribution, fromHex(read)) });
+  });
+}
+
+test("what is no short contribution of that one is refused", () => {
+  const like = decode(Contribution, fromHex(given.like));
+  const short = fromHex(given.short[0].short);
+  const other = { ...like, seq: 5 };
+  for (const wrong of [new Uint8Array(), short.slice(0, 5), Uint8Array.of(5, ...short.slice(1))]) {
+    assert.throws(() => longOf(wrong, like), DeviceError);
+  }
+  assert.throws(() => longOf(short, other), /not like the one that is known/);
+  assert.equal(MOST_BYTES, given.most_bytes);
+});
