@@ -1,0 +1,75 @@
+"""Tokens as Python writes them, and what it refuses."""
+
+import base64
+import hashlib
+from typing import Any
+
+import msgspec
+
+from broker.enrolment import PREFIX, TOKEN_LIMIT, Enrolment, EnrolmentError
+
+KEY = bytes(range(32))
+AUTHORITY = bytes(range(200))
+WHOLE = Enrolment("wss://broker.example:8884/mqtt", "phone-7", "a/b#c?d@é:", AUTHORITY, KEY, 1_800_000_000)
+TOKENS = {
+    "over WebSockets": WHOLE,
+    "over TCP": Enrolment("mqtts://10.0.0.7", "pi", "secret", b"\x30\x82", KEY, 0),
+}
+
+
+def token_of(fields: Any) -> str:
+    data = msgspec.msgpack.encode(fields)
+    return PREFIX + base64.urlsafe_b64encode(data + hashlib.sha256(data).digest()[:4]).decode().rstrip("=")
+
+
+FIELDS = [WHOLE.url, WHOLE.name, WHOLE.password, AUTHORITY, KEY, 5]
+
+
+def changed(at: int, value: Any) -> str:
+    return token_of([*FIELDS[:at], value, *FIELDS[at + 1 :]])
+
+
+REFUSED = {
+    "of another form": "fl2." + WHOLE.token[4:],
+    "nothing": "",
+    "the beginning alone": PREFIX,
+    "too long": PREFIX + "A" * TOKEN_LIMIT,
+    "cut": WHOLE.token[:-1],
+    "mistyped": WHOLE.token.replace("A", "B", 1),
+    "not encrypted": changed(0, "ws://broker.example/mqtt"),
+    "no broker": changed(0, "https://broker.example"),
+    "another name": changed(1, "phone 7"),
+    "a short key": changed(4, KEY[:31]),
+    "a number too few": token_of(FIELDS[:5]),
+    "no array": token_of({"url": WHOLE.url}),
+    "a number for a name": changed(1, 7),
+}
+
+
+def refused(token: str) -> str:
+    try:
+        Enrolment.of_token(token)
+    except EnrolmentError as error:
+        return str(error)
+    raise AssertionError(f"{token} is read")
+
+
+def vectors() -> dict[str, Any]:
+    return {
+        "tokens": [
+            {
+                "of": of,
+                "token": one.token,
+                "name": one.name,
+                "client_id": one.client_id,
+                "url": str(one.address),
+                "password": one.address.password,
+                "authority": one.address.tls.authority,
+                "key": one.key,
+                "issued": one.issued,
+            }
+            for of, one in TOKENS.items()
+        ],
+        "refused": [{"of": of, "token": token, "python": refused(token)} for of, token in REFUSED.items()],
+        "secret": WHOLE.password,
+    }

@@ -1,0 +1,115 @@
+"""Ways to base models that Python finds, at random; and enrolments as it writes them."""
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from broker import steps
+from broker.blobs import Blobs, name
+from broker.messages import Base, Blob, Step
+from device_runtime.errors import UnusableBase
+from device_runtime.ways import Stand, Way, steps_of, way
+
+LINE, OTHER = bytes(8), bytes([1]) * 8
+CASES = 100
+
+
+def step(number: int, width: int = 2) -> Step:
+    return Step(
+        number, "philox/1", steps.round_seed(5, number), "all", 0.01, 1.0, tuple(map(float, range(width)))
+    )
+
+
+def base_at(draw: random.Random) -> Base:
+    at = draw.choice((0, 1, 20, 31, 33, 511, 512, 513, 1500, 5000))
+    since = draw.choice((0, at, at % steps.SEGMENT, min(at, 40)))
+    width = draw.choice((1, 2, 200))
+    count = min(at, 32, draw.choice((0, 1, 32)))
+    log = min(-(-at // steps.SEGMENT), draw.choice((0, 1, 2, 16)))
+    return Base(
+        checkpoint=tuple(
+            Blob(bytes([30 + part]) * 32, draw.choice((100, 10_000, 2**31)))
+            for part in range(draw.choice((1, 3)))
+        ),
+        sha=bytes(draw.choice((4, 32))),
+        line=LINE,
+        steps=since,
+        at=at,
+        tail=steps.pack([step(number, width) for number in range(at - count, at)], 5),
+        log=tuple(Blob(bytes([60 + part]) * 32, draw.choice((50, 5000, 2**20))) for part in range(log)),
+    )
+
+
+def told(found: Way | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "anew": found.start is None,
+        "steps": found.steps,
+        "needed": [[blob.sha, blob.size] for blob in found.needed],
+    }
+
+
+def cases() -> list[dict[str, Any]]:
+    draw = random.Random(11)
+    made = []
+    for _ in range(CASES):
+        base = base_at(draw)
+        stand = None
+        if draw.random() < 0.8:
+            at = draw.choice((0, base.at, max(0, base.at - 1), max(0, base.at - 40), base.at + 1, 600))
+            stand = Stand(OTHER if draw.random() < 0.1 else LINE, at, {})
+        here = [blob for blob in (*base.checkpoint, *base.log) if draw.random() < 0.4]
+        made.append(
+            {
+                "base": {
+                    "checkpoint": [[blob.sha, blob.size] for blob in base.checkpoint],
+                    "whole": base.whole,
+                    "steps": base.steps,
+                    "at": base.at,
+                    "width": base.tail[-1].width if base.tail else 0,
+                    "tail": steps.count(base.tail),
+                    "log": [[blob.sha, blob.size] for blob in base.log],
+                },
+                "stand": None if stand is None else {"line": stand.line, "at": stand.at},
+                "here": [blob.sha for blob in here],
+                "way": told(way(base, stand, here.__contains__)),
+            }
+        )
+    return made
+
+
+def gone(blobs: Blobs, base: Base, found: Way) -> dict[str, Any]:
+    try:
+        return {"rounds": [one.round for one in steps_of(found, base, blobs)]}
+    except UnusableBase as error:
+        return {"error": str(error)}
+
+
+def logged() -> list[dict[str, Any]]:
+    """The steps that a way has, from a log of 600 in two segments."""
+    made = [step(number) for number in range(600)]
+    segments = [steps.encode(made[:512], 5), steps.encode(made[512:], 5)]
+    base = Base(
+        (Blob(bytes(32), 9),),
+        bytes(32),
+        LINE,
+        600,
+        600,
+        steps.pack(made[-32:], 5),
+        tuple(map(name, segments)),
+    )
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        blobs = Blobs(Path(folder))
+        for segment in segments:
+            blobs.put(segment)
+        for count, first in ((0, 2), (32, 2), (33, 1), (88, 1), (600, 0), (89, 1)):
+            found = Way(None, count, log[first:])
+            results.append({"steps": count, "from": first, **gone(blobs, base, found)})
+    return [{"segments": segments, "tail": [568, 600], "at": 600, "gone": results}]
+
+
+def vectors() -> dict[str, Any]:
+    return {"cases": cases(), "logged": logged()}

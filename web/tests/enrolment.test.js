@@ -1,0 +1,27 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { hex } from "../device/bytes.js";
+import { enrolmentOf } from "../device/enrolment.js";
+import { EnrolmentError } from "../device/errors.js";
+import { vectors } from "./vectors.js";
+
+const given = vectors("enrolment");
+
+for (const { of, token, name, client_id: clientId, url, password, authority, key, issued } of given.tokens) {
+  test(`a token is read as in Python: ${of}`, async () => {
+    const read = await enrolmentOf(`  ${token}\n`);
+    assert.deepEqual([read.name, read.clientId, read.issued], [name, clientId, issued]);
+    assert.deepEqual([read.url.text, read.url.user, read.url.password], [url, name, password]);
+    assert.equal(read.authority, authority);
+    assert.equal(hex(read.key), key);
+  });
+}
+
+for (const { of, token } of given.refused) {
+  test(`what Python refuses is refused, and nothing of it said: ${of}`, async () => {
+    await assert.rejects(enrolmentOf(token), (error) => {
+      return error instanceof EnrolmentError && !error.message.includes(given.secret);
+    });
+  });
+}

@@ -1,0 +1,80 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Blobs, named } from "../device/blobs.js";
+import { fromHex, hex } from "../device/bytes.js";
+import { MemoryDisk } from "../device/disk.js";
+import { stepsOf, way } from "../device/ways.js";
+import { vectors } from "./vectors.js";
+
+const given = vectors("ways");
+const LINE = new Uint8Array(8);
+const blobsOf = (list) => list.map(([sha, size]) => ({ sha: fromHex(sha), size }));
+
+/** As many steps of this width as one stretch. */
+const stretch = (first, count, width) => ({
+  round: first,
+  generator: "philox/1",
+  tunable: "all",
+  lr: 0.01,
+  width,
+  form: "f2",
+  scalars: new Uint8Array(2 * width * count),
+  seeds: 5n,
+  shares: new Uint8Array(),
+  indices: new Uint8Array(),
+});
+
+function baseOf({ checkpoint, whole, steps, at, width, tail, log }) {
+  return {
+    checkpoint: blobsOf(checkpoint),
+    sha: new Uint8Array(whole ? 32 : 4),
+    line: LINE,
+    steps,
+    at,
+    tail: tail ? [stretch(at - tail, tail, width)] : [],
+    log: blobsOf(log),
+  };
+}
+
+test("the way to a base is Python's, wherever a device stands and whatever it has", () => {
+  for (const one of given.cases) {
+    const stand = one.stand && { line: fromHex(one.stand.line), at: one.stand.at, weights: new Map() };
+    const here = new Set(one.here);
+    const found = way(baseOf(one.base), stand, (blob) => here.has(hex(blob.sha)));
+    const told = found && {
+      anew: found.start === null,
+      steps: found.steps,
+      needed: found.needed.map(({ sha, size }) => [hex(sha), size]),
+    };
+    assert.deepEqual(told, one.way, JSON.stringify(one));
+  }
+  const kinds = new Set(given.cases.map(({ way: one }) => (one === null ? "none" : one.anew)));
+  assert.equal(kinds.size, 3, "every outcome is among the cases");
+});
+
+test("the steps to go are those of the offer, or of the log", async () => {
+  const [{ segments, tail, at, gone }] = given.logged;
+  const blobs = await Blobs.open(new MemoryDisk());
+  const log = [];
+  for (const segment of segments) log.push(await blobs.put(fromHex(segment)));
+  const base = { at, log, tail: [stretch(tail[0], tail[1] - tail[0], 2)] };
+  for (const { steps, from, rounds, error } of gone) {
+    const said = stepsOf({ start: null, steps, needed: log.slice(from) }, base, blobs);
+    if (error) await assert.rejects(said, { name: "UnusableBase", message: error });
+    else assert.deepEqual((await said).map((one) => one.round), rounds);
+  }
+});
+
+test("a log or a tail that is damaged is no base, one that is not here is a blob to fetch", async () => {
+  const blobs = await Blobs.open(new MemoryDisk());
+  const rubbish = await blobs.put(Uint8Array.of(0xc1));
+  const base = { checkpoint: [], sha: new Uint8Array(32), line: LINE, at: 600, steps: 600, tail: [], log: [rubbish] };
+  const damaged = { ...base, tail: [{ ...stretch(1, 1, 2), width: 0 }] };
+  const long = { start: null, steps: 600, needed: [rubbish] };
+  await assert.rejects(stepsOf(long, base, blobs), { name: "UnusableBase", message: /log of the base is damaged/ });
+  assert.throws(() => way(damaged, null, () => true), { name: "UnusableBase", message: /last steps .* damaged/ });
+  const away = await named(Uint8Array.of(1));
+  const elsewhere = { ...base, log: [away] };
+  await assert.rejects(stepsOf({ ...long, needed: [away] }, elsewhere, blobs), { name: "BlobError" });
+});
