@@ -91,15 +91,8 @@ def logged() -> list[dict[str, Any]]:
     """The steps that a way has, from a log of 600 in two segments."""
     made = [step(number) for number in range(600)]
     segments = [steps.encode(made[:512], 5), steps.encode(made[512:], 5)]
-    base = Base(
-        (Blob(bytes(32), 9),),
-        bytes(32),
-        LINE,
-        600,
-        600,
-        steps.pack(made[-32:], 5),
-        tuple(map(name, segments)),
-    )
+    log = tuple(map(name, segments))
+    base = Base((Blob(bytes(32), 9),), bytes(32), LINE, 600, 600, steps.pack(made[-32:], 5), log)
     results = []
     with tempfile.TemporaryDirectory() as folder:
         blobs = Blobs(Path(folder))
