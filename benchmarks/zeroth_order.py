@@ -19,6 +19,7 @@ MODULES = {
     "bytes": "wire",
     "accuracy": "accuracy",
     "options": "options",
+    "scales": "scales",
     "biases": "beside_head",
     "late": "late",
     "liars": "liars",

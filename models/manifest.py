@@ -11,6 +11,7 @@ from .names import LEVELS as LEVELS
 from .names import LEVELS_OF as LEVELS_OF
 from .names import PRECISIONS as PRECISIONS
 from .names import RUN_BYTES as RUN_BYTES
+from .names import SCALE
 from .names import TUNABLE_SETS as TUNABLE_SETS
 from .records import Count, File, Record, Shape, Size
 from .tensors import TensorSpec
@@ -162,6 +163,16 @@ class Manifest(Record, frozen=True):
             known = ", ".join(self.sets)
             raise BundleError(f"bundle {self.name} has no tunable set {tunable!r}; it has {known}")
         return tuple(parameter.spec for parameter in self.parameters if tunable in parameter.sets)
+
+    @property
+    def scale(self) -> str | None:
+        """The tensor that multiplies the features before the head, float32 (features,), if there is one.
+
+        What is said of features elsewhere holds for those that it has multiplied. It is never trained.
+        """
+        name = f"{self.head.weight.rpartition('.')[0]}.{SCALE}"
+        given = Parameter(name, (self.head.features,), "float32", "head", ())
+        return name if given in self.parameters else None
 
     def statistics(self, tunable: str) -> tuple[TensorSpec, ...]:
         """Running statistics that training a set moves; they belong to an update beside `specs`."""

@@ -10,6 +10,9 @@ TUNABLE_SETS = (*LEVELS_OF, "bias", "adapter", "prompt", "prefix", "lora", "spar
 PRECISIONS = ("float32", "int8", "float16")
 """Of the weights of forward graphs: forward, forward.int8 and forward.float16."""
 
+SCALE = "scale"
+"""How the tensor of a head is called that multiplies the features before it."""
+
 RUN_BYTES = 64 << 20
 """Live activations of one run, about: more samples than that are several runs."""
 

@@ -23,6 +23,7 @@ from .torch_candidates import Wanted, candidates
 from .torch_levels import find_head, lay_out, level_outputs
 from .torch_objectives import Sizes, sizes_of
 from .torch_parity import Candidate, check_parity
+from .torch_scaled import scale_features
 from .torch_sets import Sets, changes, inject, parameter_table
 from .torch_subject import HeadUnused, Subject, run, stored_tensors
 from .torch_trace import TRACED_BATCH
@@ -52,6 +53,7 @@ class ExportSpec:
     ort_training: bool = False  # training graphs of onnxruntime-training besides; needs it installed
     precisions: tuple[str, ...] = ()  # of further forward graphs: int8, float16
     stored_as: Literal["float32", "float16"] = "float32"  # float16 rounds them; the file is half as big
+    scaled: bool = False  # features have a scale each before the head, 1 until class means set it
     source: Source | None = None
     tokenizer: bytes | None = None  # of an input that is text
 
@@ -92,6 +94,8 @@ def export(
     module = copy.deepcopy(module).eval()
     if spec.stored_as == "float16":
         _round_to_float16(module)
+    if spec.scaled:
+        scale_features(module, find_head(module, spec.head))
     injected = inject(module, spec.sets, spec.head)
     if warning := changes(spec.sets):
         logger.warning("%s", warning)

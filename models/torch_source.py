@@ -12,6 +12,7 @@ from .errors import EngineError, ExportError
 from .manifest import Manifest
 from .tensors import TensorSpec
 from .torch_levels import level_outputs
+from .torch_scaled import scale_features
 from .torch_sets import inject
 from .torch_subject import Subject, stored_tensors
 
@@ -26,6 +27,8 @@ def subject_of(manifest: Manifest, module: nn.Module | None, device: torch.devic
     network = _built(manifest) if module is None else copy.deepcopy(module)
     head, given = manifest.head.weight.rpartition(".")[0], manifest.input
     try:
+        if manifest.scale is not None and manifest.scale not in stored_tensors(network):
+            scale_features(network, head)
         if _differing(manifest, network):
             inject(network, {str(name): settings for name, settings in manifest.sets.items()}, head)
         outputs = level_outputs(network, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
 from . import ranges
-from .kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .feature_scale import scale_by, scale_in
+from .kind import NOTHING, Contribution, Effect, LocalData, RoundModel, Run, Usual
 from .tensor_mean import TensorMean
 from .workload import forward_work
 
@@ -31,6 +32,10 @@ class ClassSums:
 
     sums: NDArray[np.float64]
     counts: NDArray[np.int64]
+
+    def times(self, scale: NDArray[Any]) -> ClassSums:
+        """Of features that are so many times as large."""
+        return replace(self, sums=self.sums * scale)
 
     def means(self) -> NDArray[np.float32]:
         """l_c = sum_k m_c^k / D_c (line 5), for the classes in `present`: float32 (present, width)."""
@@ -65,6 +70,9 @@ class ClassMeans(Usual):
 
     `gathered` (ours): the sums of earlier rounds count too, for rounds in which only some devices take part;
     the extractor must stand still meanwhile. Who takes part twice counts twice.
+
+    In a bundle whose features have a scale (ours) all but "trained" set it, and the means are of features that
+    it has multiplied (`feature_scale`).
     """
 
     name: ClassVar[str] = "class-means"
@@ -121,17 +129,19 @@ class ClassMeans(Usual):
         return ClassSums(state.sums + sums, state.counts + counts)
 
     def finish(self, state: ClassSums, model: RoundModel) -> Effect:
-        examples = float(state.counts.sum())
-        if not examples:
+        if not state.counts.any():
             return Effect()
+        state = state.times(1 / scale_in(model.manifest, model.weights))
         if self.gathered:
             state = state.beside(model.memory)
             return replace(self._effect(state, model), memory=state.kept())
         return self._effect(state, model)
 
     def _effect(self, state: ClassSums, model: RoundModel) -> Effect:
+        """`state` is of features as they are without a scale."""
         examples = float(state.counts.sum())
         if self.head == "trained":
+            state = state.times(scale_in(model.manifest, model.weights))
             head = SoftmaxHead(model.manifest, model.weights)
             every = np.arange(len(state.present))
             head.train(state.means(), state.present, repeat(every, self.steps), Sgd(self.lr))
@@ -141,10 +151,14 @@ class ClassMeans(Usual):
     def _nearest_mean(self, state: ClassSums, model: RoundModel, examples: float) -> Effect:
         """The served classifier masks absent classes; the base keeps its own rows for them, to train on.
 
-        Without a bias nothing is masked: absent classes have logit 0, and what is served are unit rows.
+        Without a bias nothing is masked: absent classes have logit 0, and what is served are unit rows. Where
+        features have a scale, it is set beforehand, and what the rows of absent classes say stays as it was.
         """
-        names, present, means = model.manifest.head, state.present, state.means()
+        names, present = model.manifest.head, state.present
+        scale, assigned = self._scale(state, model)
+        means = state.times(scale).means()
         own = {name: model.weights[name].copy() for name in (names.weight, names.bias) if name is not None}
+        own[names.weight] *= (scale_in(model.manifest, model.weights) / scale).astype(np.float32)
         masked = {name: np.full_like(own[name], 0 if name == names.weight else MASKED) for name in own}
         unit = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.float32(1e-12))
         heads = [(own, unit, np.float32(0)), (masked, unit, np.float32(0))]
@@ -154,7 +168,14 @@ class ClassMeans(Usual):
             head[names.weight][present] = rows
             if names.bias is not None:
                 head[names.bias][present] = bias
-        return Effect(assigned=own, served=masked, num_examples=examples)
+        return Effect(assigned={**own, **assigned}, served={**masked, **assigned}, num_examples=examples)
+
+    def _scale(self, state: ClassSums, model: RoundModel) -> tuple[NDArray[np.float64], Tensors]:
+        """What features are to be multiplied by, and the tensor that says so, where the bundle has one."""
+        if model.manifest.scale is None:
+            return scale_in(model.manifest, model.weights), NOTHING
+        scale = scale_by(state.means())
+        return scale.astype(np.float64), {model.manifest.scale: scale}
 
 
 def class_sums(features: NDArray[np.float32], y: NDArray[np.int64], labels: int) -> ClassSums:

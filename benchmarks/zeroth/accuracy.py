@@ -9,7 +9,8 @@
 A cell is one run: data, subset, partition, clients, participation, method, seed. Each is a file in DIR, and
 is not run again. A method is fedmezo (the thesis), ours, distmezo-naive or first-order (FedAvg of the same
 subset), with settings of its kind behind a colon; "ncm+" before it makes the first round one of class means,
-"ncm10+" the first ten, of which each adds to the sums of those before.
+"ncm10+" the first ten, of which each adds to the sums of those before; "scaled-" before that takes a bundle
+whose features have a scale, which class means set (heads alone).
 Passes are forward passes of a sample, for all samples of the fleet: 1 is one pass over everybody's data.
 """
 
@@ -44,7 +45,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "distmezo-naive": ("local-zeroth-order", {}),
     "first-order": ("peft", {"tunables": ()}),
 }
-NCM = re.compile(r"ncm(\d*)\+")
+NCM = re.compile(r"(?P<scaled>scaled-)?ncm(?P<rounds>\d*)\+")
 POINTS = 20
 """Evaluations of a run, about."""
 
@@ -77,6 +78,12 @@ class Cell:
         return f"Dirichlet {self.alpha:g}" if self.alpha else "iid"
 
     @property
+    def bundle(self) -> str:
+        """Which one of `pretrained.subject`."""
+        means = NCM.match(self.method)
+        return f"scaled-{self.subset}" if means is not None and means["scaled"] else self.subset
+
+    @property
     def scalars(self) -> float:
         """Contributions of scalars of each client, in the mean; 0 where other things are sent."""
         *_, trained = self.kinds
@@ -97,7 +104,7 @@ class Cell:
         trained = {"name": kind, "settings": {"tunable": self.subset, **settings, **typed}}
         if means is None:
             return [trained]
-        first = int(means[1] or 1)
+        first = int(means["rounds"] or 1)
         gathered = {"name": "class-means", "settings": {"gathered": first > 1}, "until_round": first}
         return [gathered, {**trained, "from_round": first + 1}]
 
@@ -130,7 +137,7 @@ class Curve(Nobody):
 
 def run_cell(cell: Cell, folder: Path) -> dict[str, Any]:
     """It and its points, as they are kept."""
-    of = subject(cell.data, cell.subset, folder / "made", cell.size)
+    of = subject(cell.data, cell.bundle, folder / "made", cell.size)
     table = {
         "fleet": ALIKE,
         "devices": cell.clients,

@@ -46,21 +46,23 @@ class Subject:
 
 
 def subject(data: str, subset: str, folder: Path, size: int = 32) -> Subject:
-    """Of "cifar10" or "speech"; `subset` "head" (on features), or of the whole network at this `size`."""
+    """Of "cifar10" or "speech"; `subset` "head" or "scaled-head" (on features), or of the whole network at
+    this `size`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    if subset != "head":
+    if subset not in ("head", "scaled-head"):
         source, name = FILES["cifar10"]
         path = folder / f"whole-{size}"
         if not path.exists():
             _whole(path, size)
         return Subject(path, {"source": source, "path": str(DATA / name), "size": size})
-    kept, path = folder / f"{data}-features.npz", folder / f"{data}-head"
+    kept, path = folder / f"{data}-features.npz", folder / f"{data}-{subset}"
     if not kept.exists():
         _keep_features(data, kept)
     if not path.exists():
         with np.load(kept) as file:
             scale = 1 / float(np.sqrt(np.square(file["x_train"], dtype=np.float64).mean()))
-            _head(path, tuple(map(str, file["labels"])), scale)
+            _head(path, tuple(map(str, file["labels"])), scale, subset == "scaled-head")
     return Subject(path, {"source": "npz", "path": str(kept)})
 
 
@@ -105,7 +107,7 @@ def prepared(x: NDArray[np.uint8]) -> NDArray[np.float32]:
     return InputSpec(x.shape[1:], 1 / 255, MEAN, STD).prepare(x)
 
 
-def _head(folder: Path, names: tuple[str, ...], scale: float) -> Bundle:
+def _head(folder: Path, names: tuple[str, ...], scale: float, scaled: bool) -> Bundle:
     """A linear layer whose inputs have a root mean square of 1."""
     import torch
 
@@ -113,7 +115,8 @@ def _head(folder: Path, names: tuple[str, ...], scale: float) -> Bundle:
 
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(512, len(names)))
-    return export(module, ExportSpec("features", InputSpec((512,), scale), names, sets={"head": {}}), folder)
+    taken = InputSpec((512,), scale)
+    return export(module, ExportSpec("features", taken, names, sets={"head": {}}, scaled=scaled), folder)
 
 
 def _whole(folder: Path, size: int) -> Bundle:

@@ -92,6 +92,11 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--stored-as", choices=("float32", "float16"), default="float32", help="precision of the weights file"
     )
+    add(
+        "--scaled-features",
+        action="store_true",
+        help="multiply features by a scale each before the head, which rounds of class means set",
+    )
     add("--ort-training", action="store_true", help="add training graphs of onnxruntime-training")
 
 
@@ -159,6 +164,7 @@ def spec(
         precisions=tuple(dict.fromkeys(args.precision)),
         stored_as=args.stored_as,
         ort_training=args.ort_training,
+        scaled=args.scaled_features,
         source=_source(args, settings(args.set) if given is None else given),
         tokenizer=texts.tokenizer if texts else None,
     )

@@ -123,6 +123,12 @@ def test_files_of_the_exporting_machine_are_not_named_in_the_bundle():
     assert spec.source == Source("gru", {"hidden": 8})
 
 
+@pytest.mark.parametrize("words", [(), ("--scaled-features",)])
+def test_features_have_a_scale_where_it_is_asked_for(words):
+    pytest.importorskip("torch")
+    assert export.spec(parsed("wrn", *PLACE, *words)).scaled == bool(words)
+
+
 def test_feature_maps_of_other_places_are_left_to_the_graphs():
     """The torch engine would build the network anew, with its own level_outputs."""
     pytest.importorskip("torch")
