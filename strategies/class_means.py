@@ -71,8 +71,8 @@ class ClassMeans(Usual):
     `gathered` (ours): the sums of earlier rounds count too, for rounds in which only some devices take part;
     the extractor must stand still meanwhile. Who takes part twice counts twice.
 
-    In a bundle whose features have a scale (ours) all but "trained" set it, and the means are of features that
-    it has multiplied (`feature_scale`).
+    In a bundle whose features have a scale (ours) all but "trained" set it, and the means are of features
+    that it has multiplied (`feature_scale`).
     """
 
     name: ClassVar[str] = "class-means"
