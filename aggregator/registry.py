@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import nan
 
@@ -53,7 +53,7 @@ class Made:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """All that must be there to go back to it; the steps since the checkpoint are in the database."""
+        """All that must be there to go back to it, beside the steps since the checkpoint."""
         return (*self.base.checkpoint, *self.carried.blobs, self.served)
 
 
@@ -90,16 +90,20 @@ class Registry:
             eval_acc=record.eval_acc,
             eval_loss=record.eval_loss,
             published_s=times.get(record.round, nan),
-            kept=self._is_kept(made),
+            kept=self._is_kept(record.round, made),
             served=record.round == served,
             note=closed.note,
         )
 
-    def _is_kept(self, made: Made) -> bool:
-        return all(self._store.models.has(blob) for blob in made.blobs)
+    def _is_kept(self, number: int, made: Made) -> bool:
+        here = all(self._store.models.has(blob) for blob in made.blobs)
+        return here and self._store.has_steps(number + 1, made.base.steps)
 
-    def _is_sound(self, made: Made) -> bool:
+    def _is_sound(self, number: int) -> bool:
         """Whether it is kept, and is what it was: after going back there would be no other way on."""
+        made = self.made(number)
+        if not self._is_kept(number, made):
+            return False
         try:
             for blob in made.blobs:
                 self._store.models.get(blob)
@@ -128,7 +132,7 @@ class Registry:
         if saved is None or to not in closed:
             known = f"rounds 1 to {max(closed)}" if closed else "no round"
             raise RollbackError(f"round {to} has served no model; {known} did")
-        if not self._is_sound(self.made(to)):
+        if not self._is_sound(to):
             kept = ", ".join(str(version.round) for version in self.versions() if version.kept)
             raise RollbackError(
                 f"the model of round {to} is not kept any more, or damaged; those of rounds {kept} are"
@@ -157,14 +161,12 @@ class Registry:
             return
         raise RollbackError("no model that was served is kept and sound")
 
-    def blobs(self, best: int) -> Iterable[Blob]:
-        """Of all versions that are to be kept: the latest, that of round `best`, and the served one; with the
-        logs that devices get to them by.
+    def kept(self, best: int) -> tuple[tuple[int, Made], ...]:
+        """All versions that are to be kept, by their rounds: the latest, that of round `best`, and the served
+        one.
         """
         latest = self._store.latest_closed()
         first = max(1, latest - self._keep + 1) if self._keep else 1
         wanted = {*range(first, latest + 1), best, self.served()} - {0}
-        for number in filter(self._store.opened, sorted(wanted)):
-            made = self.made(number)
-            if number >= first or self._is_kept(made):
-                yield from (*made.blobs, *made.base.log)
+        made = ((number, self.made(number)) for number in filter(self._store.opened, sorted(wanted)))
+        return tuple((number, one) for number, one in made if number >= first or self._is_kept(number, one))

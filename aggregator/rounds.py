@@ -9,6 +9,7 @@ from pathlib import Path
 
 from broker.messages import Base, Blob, Member, Offer
 from broker.partial import replace_file
+from broker.steps import SEGMENT, TAIL
 from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
@@ -278,7 +279,8 @@ class Rounds:
         return self.store.closed(number)[0]
 
     def _prune(self, number: int) -> None:
-        """Keep what is offered, what was until now (some may still fetch it), and the served model.
+        """Keep what is offered, what was until now (some may still fetch it), and the served model; with the
+        steps from their checkpoints on, and those that the log is written from.
 
         Where late contributions count, also the bases that they may have been made for.
         """
@@ -289,9 +291,15 @@ class Rounds:
         blobs = [part for base in offered for part in (*base.checkpoint, *base.log)]
         for carried in (self._first_carried, *(self.store.carried(n) for n in kept)):
             blobs += carried.blobs
-        blobs += self.registry.blobs(self.progress().best)
+        versions = self.registry.kept(self.progress().best)
+        for _, made in versions:
+            blobs += (*made.blobs, *made.base.log)
         bundled = (self._packed, *self._family.values())
         self.store.models.prune([*bundled, self.store.served(number), *blobs])
+        bases_kept = [(kept[0], self.store.base(kept[0]))] + [(n + 1, one.base) for n, one in versions[:1]]
+        latest = self.store.base(number + 1)
+        written = (number + 1, min(latest.at, max(latest.at % SEGMENT, TAIL)))
+        self.store.forget_steps([written, *((n, base.steps) for n, base in bases_kept)])
 
     def _deploy(self, served: Blob) -> None:
         path = self.store.folder / SERVED

@@ -333,3 +333,25 @@ class Store:
         if len(rows) != count:
             raise RunFolderError(f"run folder {self.folder} lacks steps: has {len(rows)}, needs {count}")
         return tuple(msgspec.msgpack.decode(row["step"], type=Step) for row in reversed(rows))
+
+    def has_steps(self, number: int, count: int) -> bool:
+        """Whether the last so many that were taken before round `number` are kept."""
+        return self._begun(number, count) > 0
+
+    def forget_steps(self, needed: Iterable[tuple[int, int]]) -> None:
+        """All that were taken in rounds before those of steps which are needed: each time the last so many
+        that were taken before a round (number, count).
+        """
+        first = min(self._begun(number, count) for number, count in needed)
+        with self._db.commit() as db:
+            db.execute("DELETE FROM steps WHERE round < ?", (first,))
+
+    def _begun(self, number: int, count: int) -> int:
+        """The round in which the first of the last so many steps before round `number` was taken; 0 where
+        those are not kept.
+        """
+        if not count:
+            return number
+        sql = "SELECT round FROM steps WHERE round < ? ORDER BY round DESC, position DESC LIMIT 1 OFFSET ?"
+        rows = self._db.rows(sql, number, count - 1)
+        return int(rows[0]["round"]) if rows else 0

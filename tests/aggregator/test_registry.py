@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from aggregator import bases, models_command, wishes
+from aggregator import rounds as rounds_module
 from aggregator.conductor import Conductor
 from aggregator.errors import RollbackError, RunFolderError
 from aggregator.registry import Registry
+from aggregator.state import SETTLE_S
+from broker import steps as log
 from device_runtime import cli
 
 DATABASES = ("sqlite", "postgres")
@@ -335,3 +338,60 @@ def test_what_is_asked_for_while_another_wish_is_heeded_is_heeded_next(bench, ma
     for _ in range(3):
         b.service.tick()
     assert heeded == [1, 2]
+
+
+@pytest.fixture
+def short_segments(monkeypatch):
+    """A checkpoint every four steps, and as many in an offer."""
+    for module in (bases, log, rounds_module):
+        monkeypatch.setattr(module, "SEGMENT", 4)
+    for module in (log, rounds_module):
+        monkeypatch.setattr(module, "TAIL", 2)
+
+
+def taken(b):
+    """The rounds of the steps that are in the database."""
+    return [row["round"] for row in b.store._db.rows("SELECT round FROM steps ORDER BY round, position")]
+
+
+def test_steps_that_lead_to_nothing_that_is_kept_are_forgotten(bench, make_task, update_of, short_segments):
+    """Models of rounds 8 and 12 are checkpoints; the last two steps stand in the offer."""
+    b = play(bench, make_task("zeroth-order", rounds=20, keep_versions=2), update_of, 9, "zeroth-order")
+    assert taken(b) == [8, 9]
+    for number in (10, 11, 12, 13):
+        send(b, update_of, number, "zeroth-order")
+    assert taken(b) == [12, 13]
+    b.restart()
+    b.join("a")
+    send(b, update_of, 14, "zeroth-order")
+    b.wait(SETTLE_S)
+    assert taken(b) == [13, 14]
+    b.store.latest = None  # else it is remembered
+    assert b.service.rounds.weights(15)  # its hash is looked at
+    assert [version.round for version in versions(b) if version.kept] == [13, 14]
+    made = bases.made_weights(b.store, 13, b.service._rounds.manifest)
+    b.service._run.go_back(13)
+    send(b, update_of, 15, "zeroth-order")
+    assert b.offer.round == 16
+    assert all(np.array_equal(b.weights(b.offer.base)[name], value) for name, value in made.items())
+
+
+def test_steps_to_an_old_model_are_kept_as_long_as_that_is(bench, make_task, update_of, short_segments):
+    b = play(bench, make_task("zeroth-order", rounds=20, keep_versions=5), update_of, 9, "zeroth-order")
+    assert [version.round for version in versions(b) if version.kept] == [5, 6, 7, 8, 9]
+    assert taken(b) == [5, 6, 7, 8, 9]
+    expected = bases.made_weights(b.store, 6, b.service._rounds.manifest)
+    b.service._run.go_back(6)
+    send(b, update_of, 10, "zeroth-order")
+    assert b.offer.round == 11
+    assert all(np.array_equal(b.weights(b.offer.base)[name], value) for name, value in expected.items())
+
+
+def test_a_model_whose_steps_are_gone_is_not_kept_though_its_blobs_are(bench, make_task, update_of):
+    b = play(bench, make_task("zeroth-order", rounds=20), update_of, 4, "zeroth-order")
+    assert b.store.has_steps(5, 4)
+    b.store.forget_steps([(5, 2)])
+    assert taken(b) == [3, 4]
+    assert not any(version.kept for version in versions(b))
+    with pytest.raises(RollbackError, match="round 4 is not kept any more"):
+        b.service._run.go_back(4)
