@@ -19,7 +19,9 @@ Publish = Callable[[str, bytes, bool], object]
 """Of a link: topic, payload, and whether it is retained."""
 
 LOOK_S = 0.2
-"""Seconds between looks at whether all have ended, while nothing comes in."""
+"""Seconds between looks at whether all have ended, while nothing comes in. Nobody waits for longer: a signal
+that comes just before the main thread begins to wait, or to another thread, does not end a wait.
+"""
 
 
 class Lodger:
@@ -60,8 +62,8 @@ class Lodger:
     def end(self) -> None:
         """Wait until the task is done, or it has stopped. Raises what Service.run raises."""
         self._begun.set()
-        if self._thread:
-            self._thread.join()
+        while self._thread and self._thread.is_alive():
+            self._thread.join(LOOK_S)
         if self._error:
             raise self._error
 

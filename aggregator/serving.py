@@ -178,7 +178,8 @@ class Process:
         """Where it is wished, HTTP goes on to answer when all is done, until a signal."""
         if self._server.http and self._server.http.stay and not self._stop.is_set():
             self._say("all is done; http answers until it is stopped")
-            self._stop.wait()
+            while not self._stop.is_set():
+                time.sleep(lodger.LOOK_S)  # not by the event, whose lock a signal's handler may then wait for
 
     @contextmanager
     def _site(self, link: Link) -> Iterator[Site | None]:

@@ -1,6 +1,8 @@
 """Several tasks in one process: what is said of those that have ended."""
 
 import queue
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -72,3 +74,33 @@ def test_that_a_task_has_ended_is_said_at_once_and_again_to_a_broker_that_may_ha
     house.inbox.put(Connected(first=False))
     assert house.wire.sent.get(timeout=60) == over
     assert house.wire.sent.empty()
+
+
+SIGNALLED = """
+import os, signal, sys, threading
+sys.path[:] = {path!r}
+from types import SimpleNamespace
+from aggregator import serving
+from aggregator.lodger import Lodger
+
+stop = threading.Event()
+service = SimpleNamespace(
+    run=lambda stop: stop.wait(100), farewell=lambda: None, close=lambda: None,
+    state=SimpleNamespace(round=1, phase="collect"),
+)
+serving._on_signals(stop)
+one = Lodger(SimpleNamespace(name="digits"), stop)
+one.open(lambda: service)
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})  # so that another thread is given it
+one.end()
+print("ended in round", one.round)
+"""
+
+
+def test_a_signal_that_does_not_interrupt_the_main_thread_ends_it_all_the_same():
+    code = SIGNALLED.format(path=sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "ended in round 1\n"), done.stderr
