@@ -1,0 +1,151 @@
+"""A phone as it joins over a network: HTTPS, WebSockets with TLS, a one-time link, signed offers."""
+
+import json
+import os
+import pwd
+import re
+import subprocess
+
+import numpy as np
+import pytest
+
+from broker import links, mosquitto, register
+from broker.running import BrokerOptions, WebSockets, find_ports
+from broker.site import Opened
+
+from .conftest import Visit
+
+pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
+pytest.importorskip("cryptography", reason="needs pip install 'device-runtime[aggregator]'")
+sklearn = pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn")
+pytestmark = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
+
+
+class Address:
+    """Of the page, as `Visit` wants it."""
+
+    def __init__(self, url):
+        self.url = url
+
+
+class House:
+    """A broker that was set up and runs, and `serve --web` over HTTPS there."""
+
+    def __init__(self, folder, program, launched, eventually):
+        self.folder, self._launched, self._eventually = folder, launched, eventually
+        port, web = find_ports(BrokerOptions(web=WebSockets()))
+        user = ["--run-as", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
+        init = [
+            "broker",
+            "init",
+            folder / "enrolment",
+            "--name",
+            "127.0.0.1",
+            "--port",
+            port,
+            "--websockets",
+            web,
+        ]
+        subprocess.run([program, *map(str, [*init, *user])], check=True, capture_output=True)
+        self.opened = Opened(folder / "enrolment")
+        files = {"cert": "server.pem", "key": "server.key"}
+        http = "\n".join(f'{key} = "enrolment/{file}"' for key, file in files.items())
+        (folder / "server.toml").write_text(
+            f'run_dir = "run"\n[broker]\nenrolment = "enrolment"\n[http]\nport = 0\n{http}\n[web]\n'
+        )
+
+    def mosquitto(self):
+        command = (str(mosquitto.find()), "-c", str(self.opened.folder / "mosquitto.conf"))
+        return self._launched(self.folder / "mosquitto.log", other=command)
+
+    def serve(self, *given):
+        self._eventually(lambda: "running" in (self.folder / "mosquitto.log").read_text())
+        options = ("--config", self.folder / "server.toml", "--bundle", "digits-wrn-10-1", *given)
+        return self._launched(self.folder / "serve.log", "serve", *options)
+
+    def link(self):
+        """That the terminal was told."""
+        found = self._eventually(
+            lambda: re.search(r"by (https://\S+#link=\S+)", (self.folder / "serve.log").read_text()), 60
+        )
+        return found[1]
+
+    def sent(self):
+        path = self.folder / "run" / "contributions.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def house(tmp_path, program, launched, eventually):
+    return House(tmp_path, program, launched, eventually)
+
+
+@pytest.fixture
+def phone(chromium):
+    """A browser of its own that has taken the authority's certificate, as a phone has that was given it."""
+    visits = []
+
+    def make(url):
+        visits.append(Visit(chromium, Address(url), ignore_https_errors=True))
+        return visits[-1]
+
+    yield make
+    for one in visits:
+        one.context.close()
+
+
+def test_a_phone_joins_by_a_one_time_link_over_tls_and_takes_part(house, phone, eventually, tmp_path):
+    digits = sklearn.load_digits()
+    np.savez(tmp_path / "mine.npz", x=digits.images[:120].astype(np.uint8), y=digits.target[:120])
+    with (
+        house.mosquitto(),
+        house.serve("--rounds", "2", "--deadline", "20", "--kinds", "few-shot") as service,
+    ):
+        link = house.link()
+        one = phone(link)
+        page = one.open()
+        page.click("#join button")
+        page.wait_for_selector("#teach:not([hidden])")
+        assert "link=" not in page.url
+        assert page.evaluate("crossOriginIsolated && isSecureContext")
+        [entry] = register.entries(house.opened)
+        assert entry.name.startswith("browser-")
+        assert links.read(house.opened).links[0].device == entry.name
+
+        other = phone(link)
+        other.open()
+        other.page.click("#join button")
+        other.page.get_by_text("used by another browser already").wait_for()
+
+        page.click("#files summary")
+        page.set_input_files("#files-input", tmp_path / "mine.npz")
+        page.get_by_text(re.compile("The task is over after 2 rounds")).wait_for()
+        assert service.wait(60) == 0, (tmp_path / "serve.log").read_text()
+    sent = house.sent()
+    assert [(one["round"], one["device"], one["kind"]) for one in sent] == [
+        (number, entry.name, "few-shot") for number in (1, 2)
+    ]
+    assert all(url.startswith(("https://127.0.0.1:", "wss://127.0.0.1:", "blob:")) for url in one.asked)
+    assert one.wrong == []
+
+
+def test_a_page_that_is_opened_again_is_the_same_device_and_needs_no_link(house, phone):
+    with house.mosquitto(), house.serve("--rounds", "2", "--kinds", "few-shot"):
+        one = phone(house.link())
+        page = one.open()
+        page.click("#join button")
+        page.wait_for_selector("#teach:not([hidden])")
+        page.get_by_text("connected", exact=True).wait_for()
+        page.goto(page.url)
+        page.wait_for_selector("#teach:not([hidden])")
+        page.get_by_text("connected", exact=True).wait_for()
+        assert len(register.entries(house.opened)) == 1
+
+
+def test_without_a_link_nobody_is_let_in_and_the_page_says_what_to_do(house, phone):
+    with house.mosquitto(), house.serve("--rounds", "2"):
+        one = phone(house.link().partition("#")[0])
+        page = one.open()
+        page.get_by_text("Open the link, or scan the code").wait_for()
+        assert page.is_hidden("#board")
+        assert register.entries(house.opened) == []
