@@ -20,6 +20,8 @@ export const AND_MORE = "...";
 export class Voice {
   /** The task that it is in, or asks for; empty: whichever there is. */
   task = "";
+  /** By which an aggregator may agree with it (see pact.js). */
+  key = new Uint8Array();
   /** @type {Wire} */
   link = { publish: () => false, underWay: () => 0, bytesUp: 0, bytesDown: 0 };
   #name;
@@ -54,7 +56,7 @@ export class Voice {
   /** The one who hears it may not have heard the last plan. @param {any} hello */
   hello(hello) {
     this.#planSaid = null;
-    this.#publish("hello", Hello, { ...hello, task: this.task });
+    this.#publish("hello", Hello, { ...hello, task: this.task, key: this.key });
   }
 
   /**

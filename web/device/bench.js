@@ -1,0 +1,80 @@
+/**
+ * What a device works with in one round, and how it trains one form of an update with it; see Worker in
+ * work.js.
+ */
+
+import { EngineError, OutOfMemory } from "./errors.js";
+import { check } from "./flat.js";
+
+/** Words by which engines and browsers say that no more memory is to be had. */
+const NO_MEMORY = /bad_alloc|allocat|out of memory|memory access out of bounds|array buffer/i;
+
+/**
+ * @typedef {{name: string, model: any, data: any, workload: import("./cost.js").Workload, clock: () =>
+ * number,
+ *   host: import("./profile.js").Host, given: import("./task.js").Given,
+ *   listener: import("./task.js").Listener}} Equipment
+ */
+export class Bench {
+  #equipment;
+  #peakBytes = NaN;
+
+  /** @param {Equipment} equipment */
+  constructor(equipment) {
+    this.#equipment = equipment;
+    this.workload = equipment.workload;
+    this.clock = equipment.clock;
+  }
+
+  /** The most memory that the process was seen to hold since `begin`; 0 where nobody says. */
+  get peakBytes() {
+    return Number.isNaN(this.#peakBytes) ? 0 : this.#peakBytes;
+  }
+
+  begin() {
+    this.#peakBytes = this.#equipment.host.residentBytes();
+  }
+
+  /**
+   * @param {import("./choose.js").Candidate} chosen @param {bigint} seed @param {number} deadline
+   * @returns {Promise<import("./work.js").Trained>}
+   */
+  async train({ strategy }, seed, deadline) {
+    const { model, data } = this.#equipment;
+    try {
+      const made = await strategy.train(model, data, this.#run(seed, deadline));
+      check(made.tensors, strategy.expected(model.manifest));
+      const form = made.form || strategy.form;
+      return { form: ended(strategy, form), contribution: { ...made, form } };
+    } catch (error) {
+      await model.unload();
+      throw refined(error);
+    }
+  }
+
+  #run(/** @type {bigint} */ seed, /** @type {number} */ deadline) {
+    const { name, clock, given, listener, host } = this.#equipment;
+    const progress = async (/** @type {number} */ done) => {
+      this.#peakBytes = Math.max(this.#peakBytes, host.residentBytes());
+      await listener.progress(done);
+    };
+    return { seed, device: name, clock, deadline, progress, aside: given.aside, lost: listener.lost };
+  }
+}
+
+/** The form of this name that the clock has left of it, found to a hundredth of its work. */
+function ended(/** @type {any} */ strategy, /** @type {string} */ form) {
+  if (form === strategy.form) return strategy;
+  for (let n = 1; n < 100; n += 1) {
+    const one = strategy.stopped(n / 100);
+    if (one && one.form === form) return one;
+  }
+  return strategy;
+}
+
+/** The same error, or OutOfMemory where its words say so. @param {any} error */
+function refined(error) {
+  const mayBe = [RangeError, EngineError, WebAssembly.RuntimeError].some((one) => error instanceof one);
+  if (!mayBe || !NO_MEMORY.test(String(error.message))) return error;
+  return new OutOfMemory(`no more memory is to be had: ${error.message}`);
+}

@@ -1,0 +1,98 @@
+/**
+ * What a device knows of itself with a bundle: measured once, corrected by each round, kept over restarts.
+ */
+
+import { text, utf8 } from "./bytes.js";
+import { Speed } from "./cost.js";
+import { FADE } from "./work.js";
+
+/** By how much more a kind is taken to hold after it was given up for want of memory; and at most. */
+const OUTGROWN = 1.25;
+const MOST = 4;
+const KEY = "speed";
+
+/**
+ * Its speed, and how far predictions were off, by kind; see Profile in cost.js.
+ * @typedef {{speed: Speed, corrections: Map<string, number>, growth: Map<string, number>}} Learnt
+ */
+
+/** What was learnt, by bundle and engine, in one JSON text on the disk. A damaged one is measured anew. */
+export class Measurements {
+  #disk;
+  #log;
+  /** @type {Map<string, Learnt> | null} */
+  #known = null;
+
+  /** @param {any} disk see disk.js @param {(level: string, line: string) => void} log */
+  constructor(disk, log) {
+    this.#disk = disk;
+    this.#log = log;
+  }
+
+  /**
+   * What is kept under this name; null where nothing is. @param {string} name
+   * @returns {Promise<Learnt | null>}
+   */
+  async get(name) {
+    return (await this.#all()).get(name) ?? null;
+  }
+
+  /** A disk that refuses is warned of: it is still known until the process ends. */
+  async put(/** @type {string} */ name, /** @type {Learnt} */ learnt) {
+    const known = await this.#all();
+    known.set(name, learnt);
+    try {
+      await this.#disk.put(KEY, utf8(JSON.stringify(known, asPlain)));
+    } catch (error) {
+      this.#log("warning", `what was measured cannot be kept: ${error}`);
+    }
+  }
+
+  async #all() {
+    if (this.#known) return this.#known;
+    this.#known = new Map();
+    try {
+      const kept = await this.#disk.get(KEY);
+      const found = kept ? JSON.parse(text(kept)) : [];
+      for (const [name, one] of found) this.#known.set(name, learntOf(one));
+    } catch (error) {
+      this.#log("warning", `what was measured is not readable (${error}): measuring anew`);
+    }
+    return this.#known;
+  }
+}
+
+/** Maps as lists of pairs. @param {string} _ @param {any} value */
+function asPlain(_, value) {
+  return value instanceof Map ? [...value] : value;
+}
+
+/** @param {any} kept @returns {Learnt} Throws TypeError for what is none. */
+function learntOf({ speed, corrections, growth }) {
+  const { seconds, opening, heldBytes } = speed;
+  const maps = { seconds: new Map(seconds), opening: new Map(opening), heldBytes: new Map(heldBytes) };
+  const made = new Speed(speed.flopsPerS, { ...speed, ...maps });
+  return { speed: made, corrections: new Map(corrections), growth: new Map(growth) };
+}
+
+/**
+ * The profile's growth after this round: bytes that an update added to the process, over those predicted.
+ * Where they were more, that holds at once, and `FADE` of the excess is forgotten in each round. Of a kind
+ * that was given up for want of memory it is `OUTGROWN` times what was thought.
+ * @param {import("./cost.js").Profile} profile @param {import("./work.js").Outcome} outcome
+ */
+export function grown(profile, outcome) {
+  const known = profile.growth;
+  const growth = new Map([...known].map(([kind, old]) => [kind, 1 + (1 - FADE) * (old - 1)]));
+  const seen = new Map(outcome.outgrew.map((kind) => [kind, OUTGROWN * (known.get(kind) ?? 1)]));
+  const { chosen } = outcome.plan;
+  if (chosen?.cost && outcome.contribution && !outcome.gaveUp.length) {
+    const idle = profile.memory.residentBytes;
+    const added = (outcome.peakMemoryBytes - idle) / (chosen.cost.peakMemoryBytes - idle);
+    seen.set(chosen.kind, added * (known.get(chosen.kind) ?? 1));
+  }
+  for (const [kind, factor] of seen) {
+    growth.set(kind, Math.min(MOST, Math.max(1, factor, growth.get(kind) ?? 1)));
+  }
+  return new Map([...growth].filter(([, factor]) => factor > 1));
+}

@@ -1,0 +1,159 @@
+/**
+ * What codecs left out of updates, on the device's disk, until it has come with a later update.
+ *
+ * Error feedback holds for updates that count: one that is refused, late or never sent takes nothing along,
+ * and what was to come with it comes with the next. So there is, for each kind, what is left after all that
+ * counts, and after each update that has no receipt yet as if it and those before counted.
+ */
+
+import { hex, sha256, utf8 } from "./bytes.js";
+import { TensorError } from "./errors.js";
+import { float32 } from "./flat.js";
+import { read, write } from "./safetensors.js";
+
+/** @typedef {import("./flat.js").Tensors} Tensors */
+/** By round: COUNTED, and those without a receipt. @typedef {Map<number, Tensors>} Rests */
+
+const FOLDER = "left/";
+/** In place of a round's number: what is left after all that counts. */
+const COUNTED = 0;
+
+/** Of one run at a time: those of another go when the first of a run is kept. Raises DiskError. */
+export class Leftovers {
+  #disk;
+  #log;
+
+  /** @param {any} disk see disk.js @param {(level: string, line: string) => void} log */
+  constructor(disk, log) {
+    this.#disk = disk;
+    this.#log = log;
+  }
+
+  /**
+   * What comes with the next update. `waiting` are the rounds whose updates are on the disk and have no
+   * receipt; one that is not was never sent. @param {string} run @param {string} kind
+   * @param {Set<number>} waiting
+   * @returns {Promise<Tensors>}
+   */
+  async get(run, kind, waiting) {
+    const rests = await this.#rests(run, kind, waiting);
+    return rests.get(Math.max(...rests.keys())) ?? new Map();
+  }
+
+  /**
+   * What is left with the update of a round. To be durable before that is.
+   * @param {{run: string, kind: string, round: number, left: Tensors}} of
+   * @param {Set<number>} waiting as in `get`
+   */
+  async put({ run, kind, round, left }, waiting) {
+    const rests = await this.#rests(run, kind, waiting);
+    const folder = await folderOf(run);
+    for (const key of await this.#disk.keys(FOLDER)) {
+      if (!key.startsWith(folder)) await this.#disk.delete(key);
+    }
+    await this.#write(await keyOf(run, kind), new Map([...rests, [round, left]]));
+  }
+
+  /**
+   * The update of a round has its receipt; again, it changes nothing. @param {any} message
+   * @param {boolean} counts
+   */
+  async settle({ run, kind, round }, counts) {
+    const key = await keyOf(run, kind);
+    const rests = await this.#read(key);
+    if (round === COUNTED || !rests.has(round)) return;
+    (counts ? count : drop)(rests, round);
+    await this.#write(key, rests);
+  }
+
+  /** Without those that were never sent. */
+  async #rests(/** @type {string} */ run, /** @type {string} */ kind, /** @type {Set<number>} */ waiting) {
+    const rests = await this.#read(await keyOf(run, kind));
+    for (const number of [...rests.keys()]) {
+      if (number !== COUNTED && !waiting.has(number)) drop(rests, number);
+    }
+    return rests;
+  }
+
+  /** Nothing where there is nothing, or what is there is damaged. @returns {Promise<Rests>} */
+  async #read(/** @type {string} */ key) {
+    const rests = new Map();
+    try {
+      const kept = await this.#disk.get(key);
+      for (const [place, tensor] of kept ? read(kept) : []) {
+        const slash = place.indexOf("/");
+        const number = Number(place.slice(0, slash));
+        rests.set(number, (rests.get(number) ?? new Map()).set(place.slice(slash + 1), tensor));
+      }
+      return rests;
+    } catch (error) {
+      if (!(error instanceof TensorError)) throw error;
+      this.#log("warning", `what was left out of updates is not readable, and is lost: ${error.message}`);
+      return new Map();
+    }
+  }
+
+  async #write(/** @type {string} */ key, /** @type {Rests} */ rests) {
+    const flat = new Map();
+    for (const [number, rest] of rests) for (const [name, one] of rest) flat.set(`${number}/${name}`, one);
+    await this.#disk.put(key, write(flat));
+  }
+}
+
+/** It is among what counts: what it left is left also where those before it do not count. */
+function count(/** @type {Rests} */ rests, /** @type {number} */ number) {
+  const mine = rests.get(number) ?? new Map();
+  const before = beforeOf(rests, number);
+  rests.delete(number);
+  if (before === null) {
+    rests.set(COUNTED, mine);
+    return;
+  }
+  if (before !== COUNTED && !rests.has(COUNTED)) rests.set(COUNTED, new Map());
+  const old = rests.get(before) ?? new Map();
+  for (const [earlier, rest] of rests) if (earlier < before) rests.set(earlier, moved(rest, old, mine));
+  rests.set(before, mine);
+}
+
+/** As if it had never been made. */
+function drop(/** @type {Rests} */ rests, /** @type {number} */ number) {
+  const mine = rests.get(number) ?? new Map();
+  const before = beforeOf(rests, number);
+  rests.delete(number);
+  const start = (before === null ? null : rests.get(before)) ?? new Map();
+  for (const [later, rest] of rests) if (later > number) rests.set(later, moved(rest, mine, start));
+}
+
+/** @param {Rests} rests @param {number} number @returns {number | null} */
+function beforeOf(rests, number) {
+  const earlier = [...rests.keys()].filter((known) => known < number);
+  return earlier.length ? Math.max(...earlier) : null;
+}
+
+/**
+ * `rest` - `old` + `now` in float32; where only one has a tensor, the other has zeros of it.
+ * @returns {Tensors}
+ */
+function moved(/** @type {Tensors} */ rest, /** @type {Tensors} */ old, /** @type {Tensors} */ now) {
+  const after = new Map(rest);
+  for (const name of new Set([...old.keys(), ...now.keys()])) {
+    for (const [sign, other] of /** @type {[number, Tensors][]} */ ([[-1, old], [1, now]])) {
+      const one = other.get(name);
+      if (!one) continue;
+      const known = after.get(name)?.data;
+      const sum = Float32Array.from(one.data, (value, i) => (known ? known[i] : 0) + sign * value);
+      after.set(name, float32(one.shape, sum));
+    }
+  }
+  return after;
+}
+
+/** Names of runs come over the wire: they are no keys. @param {string} run */
+async function folderOf(run) {
+  return `${FOLDER}${hex(await sha256(utf8(run))).slice(0, 16)}/`;
+}
+
+/** @param {string} run @param {string} kind */
+async function keyOf(run, kind) {
+  return `${await folderOf(run)}${kind}`;
+}

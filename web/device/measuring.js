@@ -1,0 +1,202 @@
+/**
+ * How fast a bundle is on this device, as profiles/measure.py and device_runtime/measuring.py. In seconds.
+ */
+
+import { Speed } from "./cost.js";
+import { OutOfMemory } from "./errors.js";
+import { sizeOf } from "./flat.js";
+import { SoftmaxHead } from "./head.js";
+import { TRAINING } from "./manifest.js";
+import { SgdSteps } from "./optimizer.js";
+
+/** What measuring may take in all; an update is not put off for longer. */
+export const BUDGET_S = 2.5;
+/** What of it is for getting warm. */
+const WARM_S = 0.5;
+const REPEATS = 15;
+
+/**
+ * A graph to time: `run` puts `samples` samples through it, at `flops` operations each; the first run opens
+ * it. `close` is called when it has been timed, whatever came of it.
+ * @typedef {{run: () => Promise<unknown>, samples: number, flops: number, close?: () => void}} Trial
+ */
+
+/**
+ * Time each graph, the first in order first, within `budgetS` in all. Every trial is run once to open it and
+ * then again and again, in its share of the time that is left. The quickest run counts: WASM gets quicker as
+ * the browser compiles what is hot, and others on the machine only ever slow a run down. A graph for which no
+ * time is left is left out, and so is one for which the memory is too small. The first is always measured, or
+ * its error thrown.
+ * @param {Map<string, Trial>} trials @param {() => number} clock @param {number} [budgetS]
+ * @returns {Promise<Speed>}
+ */
+export async function measureSpeed(trials, clock, budgetS = BUDGET_S - WARM_S) {
+  /** @type {Map<string, {run: number, opening: number}>} */
+  const took = new Map();
+  let rate = 0;
+  let position = 0;
+  const end = clock() + budgetS;
+  for (const [name, trial] of trials) {
+    const left = trials.size - position;
+    position += 1;
+    const expected = rate ? (trial.samples * trial.flops) / rate : 0;
+    const now = clock();
+    if (took.size && now + 2 * expected > end) continue;
+    try {
+      took.set(name, await timed(trial, clock, now + (end - now) / left));
+    } catch (error) {
+      if (!took.size || !(error instanceof OutOfMemory)) throw error;
+      continue;
+    } finally {
+      trial.close?.();
+    }
+    rate ||= (trial.samples * trial.flops) / Math.max(took.get(name)?.run ?? 0, 1e-9);
+  }
+  if (!took.size) throw new RangeError("measureSpeed was given nothing to time");
+  return speedOf(trials, took);
+}
+
+/** @param {Map<string, Trial>} trials @param {Map<string, {run: number, opening: number}>} took */
+function speedOf(trials, took) {
+  const seconds = new Map();
+  const opening = new Map();
+  for (const [name, one] of took) {
+    seconds.set(name, one.run / (trials.get(name)?.samples ?? 1));
+    opening.set(name, one.opening);
+  }
+  const [first] = took.keys();
+  const rate = (trials.get(first)?.flops ?? 0) / Math.max(seconds.get(first), 1e-9);
+  return new Speed(rate, { seconds, opening, source: "measured on this bundle" });
+}
+
+/** @param {Trial} trial @param {() => number} clock @param {number} end */
+async function timed(trial, clock, end) {
+  const runs = [await once(trial, clock)];
+  while (runs.length <= REPEATS && (runs.length === 1 || clock() + runs[runs.length - 1] < end)) {
+    runs.push(await once(trial, clock));
+  }
+  const run = Math.min(...runs.slice(1));
+  return { run, opening: Math.max(0, runs[0] - run) };
+}
+
+/** @param {Trial} trial @param {() => number} clock */
+async function once(trial, clock) {
+  const began = clock();
+  await trial.run();
+  return clock() - began;
+}
+
+/**
+ * With the graphs that were not measured: as fast, operation for operation, as those measured of their sort,
+ * and as slow to open as these are for their size. @param {Speed} speed
+ * @param {Record<string, any>} graphs of the
+ * manifest @returns {Speed}
+ */
+export function completed(speed, graphs) {
+  const names = Object.keys(graphs);
+  const measured = names.filter((name) => speed.seconds.has(name));
+  const seconds = new Map(measured.map((name) => [name, speed.seconds.get(name) ?? 0]));
+  const opening = new Map(measured.map((name) => [name, speed.opening.get(name) ?? 0]));
+  const bytes = measured.reduce((sum, name) => sum + graphs[name].bytes, 0);
+  const aByte = [...opening.values()].reduce((sum, one) => sum + one, 0) / bytes;
+  for (const name of names.filter((one) => !speed.seconds.has(one))) {
+    const alike = alikeOf(name, measured);
+    const flops = alike.reduce((sum, other) => sum + graphs[other].flops, 0);
+    const took = alike.reduce((sum, other) => sum + (speed.seconds.get(other) ?? 0), 0);
+    seconds.set(name, (graphs[name].flops * took) / Math.max(flops, 1));
+    opening.set(name, graphs[name].bytes * aByte);
+  }
+  const missing = `${names.length - measured.length} of ${names.length} graphs by their operations`;
+  const source = `${speed.source}; ${missing}`;
+  return new Speed(speed.flopsPerS, { seconds, opening, source, stepS: speed.seconds.get("head") ?? 0 });
+}
+
+/** Whether a graph of this name computes gradients. @param {string} graph */
+const trains = (graph) => TRAINING.includes(graph.split(".")[0]);
+
+/**
+ * Those that do the same on another set; or that train, if it does, or do not; or all.
+ * @param {string} name @param {string[]} measured
+ */
+function alikeOf(name, measured) {
+  const what = name.split(".")[0];
+  const same = measured.filter((other) => other.split(".")[0] === what);
+  if (same.length) return same;
+  const sort = measured.filter((other) => trains(other) === trains(name));
+  return sort.length ? sort : measured;
+}
+
+/** As most kinds train. */
+const STEP = { lr: 1e-3, momentum: 0.5, weightDecay: 1e-5 };
+/** How many steps of the classifier alone are timed together: one takes some microseconds. */
+const HEAD_STEPS = 50;
+
+/**
+ * Time forward passes, training steps and losses of this bundle. One graph is held at a time.
+ * @param {any} model see engine.js @param {() => number} clock @returns {Promise<Speed>}
+ */
+export async function measured(model, clock) {
+  const { graphs, sets, labels, input } = model.manifest;
+  const tuned = Object.keys(sets).map((tunable) => `train.${tunable}`);
+  const wanted = ["forward", "train.all", "loss.all", ...tuned];
+  const names = [...new Set(wanted)].filter((name) => Object.hasOwn(graphs, name));
+  /** @type {Map<string, Trial>} */
+  const trials = new Map();
+  for (const name of names) {
+    const samples = model.rows(graphs[name]);
+    const x = drawn(input, samples);
+    const y = Int32Array.from({ length: samples }, (_, i) => i % labels.length);
+    const run = opened(model, name, x, y);
+    trials.set(name, { run, samples, flops: graphs[name].flops, close: () => model.unload() });
+  }
+  trials.set("head", headSteps(model));
+  await warmUp(trials.get("forward"), clock);
+  return completed(await measureSpeed(trials, clock), graphs);
+}
+
+/** The browser compiles what is hot, which is most of what runs of any graph have in common. */
+async function warmUp(/** @type {Trial | undefined} */ trial, /** @type {() => number} */ clock) {
+  const end = clock() + WARM_S;
+  while (trial && clock() < end) await trial.run();
+}
+
+/** What puts samples through a graph, opened the first time. @param {any} model @param {string} name */
+function opened(model, name, /** @type {any} */ x, /** @type {Int32Array} */ y) {
+  const [what, tunable] = name.split(".");
+  if (what === "forward") return () => model.logits(x);
+  /** @type {any} */
+  let held;
+  if (what === "loss") return async () => (held ??= await model.probe(tunable)).loss(x, y);
+  return async () => {
+    held ??= await trainerOf(model, tunable);
+    await held.trainer.lossAndGrads(x, y);
+    held.steps.step(held.trainer.params.vector, held.trainer.grads.vector);
+  };
+}
+
+/** With the optimiser's step. @param {any} model @param {string} tunable */
+async function trainerOf(model, tunable) {
+  const trainer = await model.trainer(tunable);
+  return { trainer, steps: new SgdSteps(STEP, trainer.params.vector.length) };
+}
+
+/** Steps of the linear classifier on few samples, which are hardly any arithmetic. @param {any} model */
+function headSteps(model) {
+  const head = new SoftmaxHead(model.manifest, model.weights);
+  const features = new Float32Array(4 * model.manifest.head.features);
+  const steps = new SgdSteps(STEP, head.params.vector.length);
+  const run = async () => {
+    for (let step = 0; step < HEAD_STEPS; step += 1) {
+      head.lossAndGrads(features, new Int32Array(4), Int32Array.of(0, 1, 2, 3));
+      steps.step(head.params.vector, head.grads.vector);
+    }
+  };
+  return { run, samples: HEAD_STEPS, flops: 0 };
+}
+
+/** Samples as a bundle takes them: any numbers of about the right size, or any ids. @param {any} input */
+function drawn({ shape, vocabulary }, /** @type {number} */ samples) {
+  const size = samples * sizeOf(shape);
+  if (vocabulary !== null) return Int32Array.from({ length: size }, (_, i) => (i * 7919) % vocabulary);
+  return Float32Array.from({ length: size }, (_, i) => ((i * 7919) % 4001) / 1000 - 2);
+}

@@ -1,0 +1,180 @@
+/** One task as this device has it: the model on its engine, the local samples, what both cost here. */
+
+import { DataError } from "./errors.js";
+import { known } from "./kinds/registry.js";
+import { judged } from "./judging.js";
+import { Measurements, grown } from "./learnt.js";
+import { measured } from "./measuring.js";
+import { profileOf } from "./profile.js";
+import { Bench } from "./bench.js";
+import { corrected, perform } from "./work.js";
+import { workload } from "./workload.js";
+
+/**
+ * What a round gives a device: the offer, its base, and what came beside it.
+ * @typedef {{offer: any, base: import("./flat.js").Tensors, aside: import("./flat.js").Tensors}} Given
+ *
+ * Who is told of the work, and asked: `progress`, from 0 to 1, may throw Stopped; `lost`: seconds that the
+ * work has stood still; `decided` is told before anything is tried.
+ * @typedef {{progress: (done: number) => Promise<void>, lost: () => number,
+ *   decided: (decision: any) => void}} Listener
+ */
+
+/** See `make`. */
+export class DeviceTask {
+  #environment;
+  #samples;
+  #measurements;
+  #link;
+  #key;
+  /** @type {import("./learnt.js").Learnt} */
+  #learnt = /** @type {any} */ (null);
+
+  /**
+   * Loads the samples, opens the engine, measures or remembers its speed. Throws DataError, ModelError.
+   * @param {any} environment see agent.js @param {import("./bundle.js").Bundle} bundle
+   * @param {import("./link_speed.js").LinkSpeed} link
+   */
+  static async make(environment, bundle, link) {
+    const samples = await environment.samples(bundle.manifest);
+    const model = await environment.open(bundle);
+    const task = new DeviceTask(environment, { bundle, samples, model }, link);
+    await task.#measure();
+    task.#say();
+    return task;
+  }
+
+  /** @param {any} environment @param {any} parts @param {import("./link_speed.js").LinkSpeed} link */
+  constructor(environment, { bundle, samples, model }, link) {
+    this.manifest = bundle.manifest;
+    this.model = model;
+    this.#environment = environment;
+    this.#samples = samples;
+    this.#link = link;
+    this.#measurements = new Measurements(environment.disk, environment.log);
+    this.#key = `${bundle.sha256}@${model.runtime.name} ${model.runtime.threads}`;
+  }
+
+  /** Who joins, now that it is known. @param {bigint} boot */
+  hello(boot) {
+    const { memory, name, battery, engine } = this.profile;
+    return {
+      boot,
+      num_examples: this.#samples.training().y.length,
+      profile: name,
+      memory_bytes: Math.floor(memory.limitBytes),
+      engine,
+      battery_percent: battery ? Math.round(battery.percent) : -1,
+      task: "",
+    };
+  }
+
+  /** As this device is now, with what was learnt in earlier rounds. */
+  get profile() {
+    return profileOf(this.#environment.host, this.#learnt, this.model.runtime.name, this.#link);
+  }
+
+  /**
+   * The round's work from this base model; see `perform` in work.js. Learns from how long it took. Throws
+   * KindError when no kind of the offer can be done here, TensorError for a base that does not fit, Stopped.
+   * @param {Given} given @param {number} deadline on the device's clock @param {Listener} listener
+   */
+  async perform(given, deadline, listener) {
+    const { offer, base } = given;
+    const { name, clock, log, host } = this.#environment;
+    const kinds = known(offer.kinds, (text) => log("warning", text));
+    const data = this.#samples.training();
+    await this.model.load(base);
+    const { profile } = this;
+    const load = workload(this.manifest, classCounts(data.y, this.manifest.labels.length));
+    const bench = new Bench({
+      name,
+      model: this.model,
+      data,
+      workload: load.with({ downloadBytes: 0 }),
+      clock,
+      host,
+      given,
+      listener,
+    });
+    const { lost, decided } = listener;
+    try {
+      const outcome = await perform(bench, profile, { kinds, seed: offer.seed, deadline, lost, decided });
+      await this.#learn(profile, outcome);
+      return outcome;
+    } finally {
+      await this.model.unload(); // also where a pause ends it
+    }
+  }
+
+  /** Accuracy and loss of this base on held-out samples; null where there are none. @param {Given} given */
+  async judge({ base }) {
+    const held = this.#samples.held();
+    if (!held.y.length) return null;
+    await this.model.load(base);
+    try {
+      return await judged(this.model, held);
+    } finally {
+      await this.model.unload();
+    }
+  }
+
+  /** Gives back what the engine holds. */
+  async close() {
+    await this.model.unload();
+  }
+
+  async #measure() {
+    const { clock, log } = this.#environment;
+    const kept = await this.#measurements.get(this.#key);
+    if (kept) {
+      this.#learnt = kept;
+      return;
+    }
+    const speed = await measured(this.model, clock);
+    this.#learnt = { speed, corrections: new Map(), growth: new Map() };
+    await this.#measurements.put(this.#key, this.#learnt);
+    const forward = 1e3 * speed.of("forward", this.manifest.graphs.forward.flops);
+    log("info", `${forward.toFixed(2)} ms a forward pass (${speed.source})`);
+  }
+
+  /** That it is known here. */
+  #say() {
+    const { tell } = this.#environment;
+    const { engine, cores, memory, speed } = this.profile;
+    const forwardS = speed.of("forward", this.manifest.graphs.forward.flops);
+    const { runtime } = this.model;
+    const examples = this.#samples.training().y.length;
+    tell({
+      type: "task",
+      manifest: this.manifest,
+      engine,
+      why: runtime.why,
+      cores,
+      memoryBytes: memory.limitBytes,
+      forwardS,
+      examples,
+    });
+  }
+
+  async #learn(/** @type {any} */ profile, /** @type {any} */ outcome) {
+    const { speed } = this.#learnt;
+    this.#learnt = { speed, corrections: corrected(profile, outcome), growth: grown(profile, outcome) };
+    await this.#measurements.put(this.#key, this.#learnt);
+  }
+}
+
+/**
+ * Samples of each class. Throws DataError for a label that is none. @param {Int32Array} y
+ * @param {number} labels
+ */
+export function classCounts(y, labels) {
+  const counts = new Array(labels).fill(0);
+  for (const label of y) {
+    if (!(label >= 0 && label < labels)) {
+      throw new DataError(`label ${label} is not of the task, whose labels are 0 to ${labels - 1}`);
+    }
+    counts[label] += 1;
+  }
+  return counts;
+}

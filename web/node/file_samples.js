@@ -1,0 +1,71 @@
+/** Labelled samples of a file, in memory: .npz with x and y, .npy or .csv as in ../device/arrays.js. */
+import { readFile } from "node:fs/promises";
+import { basename } from "node:path";
+
+import { readArrays } from "../device/arrays.js";
+import { DataError } from "../device/errors.js";
+import { prepare, sizeOf } from "../device/preparing.js";
+
+/** Every so many-th sample is kept out of training, for a share of them. */
+export class FileSamples {
+  #spec;
+  #raw;
+  #y;
+  #every;
+
+  /**
+   * Throws DataError for what cannot be read, or is not of the task.
+   * @param {string} path @param {any} manifest @param {number} [heldOut] a share of the samples
+   */
+  static async open(path, manifest, heldOut = 0) {
+    let bytes;
+    try {
+      bytes = new Uint8Array(await readFile(path));
+    } catch (error) {
+      throw new DataError(`${path} cannot be read: ${error.code ?? error.message}`);
+    }
+    const { raw, labels } = await readArrays(basename(path), bytes, manifest.input.shape);
+    if (!labels) throw new DataError(`${path} has no labels`);
+    const y = Int32Array.from(labels, (one) => numberOf(one, manifest.labels));
+    return new FileSamples(manifest, { raw, y }, heldOut);
+  }
+
+  /**
+   * @param {any} manifest @param {{raw: ArrayLike<number>, y: Int32Array}} samples @param {number} heldOut
+   */
+  constructor({ input }, { raw, y }, heldOut) {
+    this.#spec = input;
+    this.#raw = raw;
+    this.#y = y;
+    this.#every = heldOut > 0 ? Math.round(1 / heldOut) : Infinity;
+  }
+
+  /** What is trained on. */
+  training() {
+    return this.#some((i) => (i + 1) % this.#every !== 0);
+  }
+
+  /** What is kept out of it. */
+  held() {
+    return this.#some((i) => (i + 1) % this.#every === 0);
+  }
+
+  /** @param {(i: number) => boolean} wanted */
+  #some(wanted) {
+    const size = sizeOf(this.#spec.shape);
+    const places = [...this.#y.keys()].filter(wanted);
+    const raw = new Float32Array(places.length * size);
+    places.forEach((from, to) => {
+      for (let i = 0; i < size; i += 1) raw[to * size + i] = this.#raw[from * size + i];
+    });
+    const y = Int32Array.from(places, (place) => this.#y[place]);
+    return { x: prepare(this.#spec, raw), y, shape: this.#spec.shape };
+  }
+}
+
+/** @param {string | number} label @param {string[]} labels of the task */
+function numberOf(label, labels) {
+  const number = typeof label === "number" ? label : labels.indexOf(label);
+  if (Number.isInteger(number) && number >= 0 && number < labels.length) return number;
+  throw new DataError(`label ${label} is not of the task, whose labels are 0 to ${labels.length - 1}`);
+}

@@ -1,0 +1,98 @@
+/**
+ * A device in Node, of the same modules as in a browser: `node web/node/run.js --broker ws://127.0.0.1:9001
+ * --name pi --data x.npz --state folder`. What happens is told in lines on the standard error or, with
+ * `--events`, as a JSON object a line on the standard output.
+ */
+import { parseArgs } from "node:util";
+
+import { Agent } from "../device/agent.js";
+import { DeviceModel } from "../device/engine.js";
+import { enrolmentOf } from "../device/enrolment.js";
+import { DeviceError, oneLine } from "../device/errors.js";
+import { Link } from "../device/link.js";
+import { reach } from "../device/reaching.js";
+import { wasmRuntime } from "../device/runtime.js";
+import { checkDevice } from "../device/topics.js";
+import { parseUrl } from "../device/url.js";
+import { FileDisk } from "./disk_files.js";
+import { FileSamples } from "./file_samples.js";
+import { nodeHost } from "./host.js";
+import { inNode } from "./transport.js";
+
+const OPTIONS = /** @type {const} */ ({
+  broker: { type: "string" },
+  enrol: { type: "string" },
+  name: { type: "string" },
+  data: { type: "string" },
+  state: { type: "string" },
+  task: { type: "string", default: "" },
+  threads: { type: "string", default: "1" },
+  "held-out": { type: "string", default: "0" },
+  "until-done": { type: "boolean", default: false },
+  insecure: { type: "boolean", default: false },
+  events: { type: "boolean", default: false },
+});
+
+/** Of the process: all is well; refused, as the command line of Python says it. */
+const REFUSED = 2;
+
+/** @param {import("../device/telling.js").Happening} event as a line of JSON; a manifest by its name */
+function printed(event) {
+  /** @param {string} key @param {any} value */
+  const plain = (key, value) => (key === "manifest" ? value.name : value);
+  process.stdout.write(`${JSON.stringify({ at: performance.now() / 1000, ...event }, plain)}\n`);
+}
+
+/** Where the broker is, and who we are there. @param {any} given */
+async function connectionOf({ broker, enrol, name, insecure }) {
+  if (enrol) return enrolmentOf(enrol);
+  if (!broker) throw new DeviceError("where is the broker? Give its URL with --broker, or --enrol TOKEN");
+  const url = parseUrl(broker, { insecure });
+  const who = checkDevice(name ?? url.user ?? "");
+  return { url, name: who, clientId: who, key: new Uint8Array() };
+}
+
+async function main() {
+  const { values: given } = parseArgs({ options: OPTIONS });
+  if (!given.data || !given.state) throw new DeviceError("--data FILE and --state FOLDER are needed");
+  const { url, name, clientId, key, authority } = await connectionOf(given);
+  const runtime = await wasmRuntime({ threads: Number(given.threads) });
+  const log = (/** @type {string} */ _level, /** @type {string} */ text) => process.stderr.write(`${text}\n`);
+  const tell = (/** @type {any} */ event) => {
+    if (event.type === "log") log(event.level, event.text);
+    if (given.events) printed(event);
+  };
+  const agent = await Agent.open(
+    { name, key, task: given.task },
+    {
+      clock: () => performance.now() / 1000,
+      disk: new FileDisk(given.state),
+      open: async (bundle) => new DeviceModel(bundle, runtime),
+      samples: (manifest) => FileSamples.open(given.data, manifest, Number(given["held-out"])),
+      host: nodeHost(name),
+      tell,
+    },
+  );
+  const { will, greeting, subscriptions } = agent;
+  const options = { will, greeting, subscriptions, log };
+  const link = new Link(url, clientId, (event) => agent.took(event), options, inNode({ authority }));
+  let isStopped = false;
+  for (const signal of ["SIGINT", "SIGTERM"]) {
+    process.once(signal, () => {
+      isStopped = true;
+      agent.stop();
+    });
+  }
+  agent.begin(link);
+  if (await reach(link, log, () => isStopped)) await agent.run({ untilDone: given["until-done"] });
+  await link.close(agent.farewell);
+}
+
+try {
+  await main();
+  process.exit(0);
+} catch (error) {
+  if (!(error instanceof DeviceError) && error.code?.startsWith("ERR_PARSE_ARGS") !== true) throw error;
+  process.stderr.write(`device-runtime: ${oneLine(error)}\n`);
+  process.exit(REFUSED);
+}

@@ -1,0 +1,105 @@
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import { choose } from "../device/choose.js";
+import { Speed } from "../device/cost.js";
+import { cells, rows, verdict } from "../device/explain.js";
+import { make } from "../device/kinds/registry.js";
+import { readManifest } from "../device/manifest.js";
+import { corrected } from "../device/work.js";
+import { workload } from "../device/workload.js";
+import { vectors } from "./vectors.js";
+
+const known = vectors("choosing");
+const FOLDER = new URL(`../../models/bundles/${known.bundle}/`, import.meta.url);
+const manifest = await readManifest(new Uint8Array(readFileSync(new URL("manifest.json", FOLDER))));
+
+const map = (object) => new Map(Object.entries(object));
+
+function profileOf({ name, cores, memory, speed, bandwidth, power, ...learnt }) {
+  const [totalBytes, limitBytes, residentBytes] = memory;
+  const [up, down] = bandwidth;
+  const [idleW, loadW] = power;
+  const { seconds, opening, held_bytes: held, step_s: stepS, run_bytes: runBytes } = speed;
+  const maps = { seconds: map(seconds), opening: map(opening), heldBytes: map(held) };
+  return {
+    name,
+    cores,
+    memory: { totalBytes, limitBytes, residentBytes },
+    speed: new Speed(speed.flops_per_s, { ...maps, stepS, runBytes }),
+    bandwidth: { up, down, source: "" },
+    power: { idleW, loadW, source: "", uncertainty: 0.5 },
+    engine: "",
+    corrections: map(learnt.corrections),
+    growth: map(learnt.growth),
+  };
+}
+
+const table = ({ profile, kinds, counts, remaining_s: remainingS }) =>
+  choose(
+    profileOf(profile),
+    kinds.map(([name, settings]) => make(name, settings)),
+    workload(manifest, counts).with({ downloadBytes: 0 }),
+    remainingS,
+  );
+
+/** To the last bits but three: sums of floats in the same order. */
+const near = (actual, expected) => Math.abs(actual - expected) <= 1e-15 * Math.abs(expected);
+
+test("the workload of the shipped bundle is Python's", () => {
+  const expected = known.workload;
+  const load = workload(manifest, expected.counts);
+  const graphs = [...load.graphs].map(([name, one]) => {
+    return [name, [one.flops, one.fixedBytes, one.bytesPerSample, one.rows, one.fileBytes]];
+  });
+  assert.deepEqual(Object.fromEntries(graphs), expected.graphs);
+  assert.deepEqual(Object.fromEntries(load.parameters), expected.parameters);
+  assert.deepEqual(Object.fromEntries(load.tensors), expected.tensors);
+  const { weightsBytes, downloadBytes, featureWidth, sampleBytes } = load;
+  assert.deepEqual([weightsBytes, downloadBytes, featureWidth, sampleBytes], expected.sizes);
+});
+
+for (const [place, expected] of known.tables.entries()) {
+  const kinds = expected.kinds.map(([name]) => name).join(", ");
+  test(`table ${place}: ${expected.profile.name} in ${expected.remaining_s} s, of ${kinds}`, () => {
+    const plan = table(expected);
+    assert.equal(plan.chosen?.label ?? "", expected.chosen);
+    assert.deepEqual(plan.straggler.reasons, expected.straggler);
+    assert.deepEqual(plan.reasons, expected.reasons);
+    assert.deepEqual(plan.candidates.map((one) => one.label), expected.candidates.map((one) => one.label));
+    for (const [at, { label, cost, misfits }] of plan.candidates.entries()) {
+      const wanted = expected.candidates[at];
+      assert.deepEqual(misfits, wanted.misfits, label);
+      assert.equal(cost === null, wanted.cost === null, label);
+      if (!cost) continue;
+      const { seconds, computeS, peakMemoryBytes, bytesUp, bytesDown, energyJ, flops } = cost;
+      const figures = [seconds, computeS, peakMemoryBytes, bytesUp, bytesDown, energyJ, flops];
+      figures.forEach((figure, i) => assert.ok(near(figure, wanted.cost[i]), `${label}: ${figures} ${wanted.cost}`));
+    }
+  });
+}
+
+test("corrections move towards what was seen, as Python's do", () => {
+  for (const { before, timings, after } of known.corrected) {
+    const seen = timings.map(([kind, predictedS, seconds]) => ({ kind, predictedS, seconds }));
+    const made = corrected({ corrections: map(before) }, { timings: seen });
+    assert.deepEqual([...made.keys()], Object.keys(after));
+    for (const [kind, value] of made) assert.ok(near(value, after[kind]), `${kind}: ${value}, ${after[kind]}`);
+  }
+});
+
+test("the table says in words what was taken and why nothing richer", () => {
+  const late = known.tables.find((one) => one.chosen === "few-shot");
+  const plan = table(late);
+  const said = rows(plan);
+  const chosen = said.find((row) => row.taken);
+  assert.equal(chosen.kind, "few-shot");
+  assert.equal(chosen.why, "chosen: the richest that fits");
+  assert.match(said[0].why, /^needs \d+\.\d s of \d+\.\d s \(compute\)/);
+  assert.equal(said.at(-1).why, "fits, but poorer than the chosen one");
+  assert.equal(cells(chosen)[0], "->");
+  assert.match(verdict(plan), /^A straggler for this task \(a full update needs .*\); it sends few-shot\.$/);
+  const nothing = table(known.tables.find((one) => !one.chosen));
+  assert.equal(verdict(nothing), "Nothing fits: this device would sit the round out.");
+});

@@ -1,0 +1,69 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { OutOfMemory } from "../device/errors.js";
+import { completed, measureSpeed } from "../device/measuring.js";
+
+/** Trials that take so many seconds: the first run, and each after it. */
+function trials(given) {
+  let now = 0;
+  const closed = [];
+  const made = Object.entries(given).map(([name, { first, then, samples = 32, flops = 1e6, fails }]) => {
+    let runs = 0;
+    const run = async () => {
+      if (fails) throw fails;
+      now += runs ? then[(runs - 1) % then.length] : first;
+      runs += 1;
+    };
+    return [name, { run, samples, flops, close: () => closed.push(name) }];
+  });
+  return { trials: new Map(made), clock: () => now, closed };
+}
+
+test("the quickest of the runs after the first counts, what the first took beyond it is opening", async () => {
+  const given = trials({ forward: { first: 0.5, then: [0.05, 0.09, 0.02, 0.03, 0.04] } });
+  const speed = await measureSpeed(given.trials, given.clock);
+  assert.equal(speed.seconds.get("forward").toFixed(9), (0.02 / 32).toFixed(9));
+  assert.equal(speed.opening.get("forward").toFixed(9), (0.48).toFixed(9));
+  assert.equal(Math.round(speed.flopsPerS), Math.round(1e6 / (0.02 / 32)));
+  assert.deepEqual(given.closed, ["forward"]);
+});
+
+test("a graph for which no time is left is left out, and a slow one is run twice at least", async () => {
+  const slow = { first: 1, then: [1], flops: 4e6 };
+  const given = trials({ forward: { first: 0.3, then: [0.25] }, "train.all": slow, "train.mid": slow });
+  const speed = await measureSpeed(given.trials, given.clock);
+  assert.deepEqual([...speed.seconds.keys()], ["forward"]); // 4 * 0.25 s twice does not fit into what is left
+  const more = trials({ forward: { first: 0.3, then: [0.25] }, "train.all": slow });
+  const wide = await measureSpeed(more.trials, more.clock, 5);
+  assert.equal(wide.seconds.get("train.all"), 1 / 32);
+});
+
+test("what the memory does not allow is left out, but the first, whose error is thrown", async () => {
+  const fails = new OutOfMemory("no more");
+  const one = { first: 0.01, then: [0.01] };
+  const given = trials({ forward: one, "train.all": { ...one, fails }, "loss.all": one });
+  const speed = await measureSpeed(given.trials, given.clock);
+  assert.deepEqual([...speed.seconds.keys()], ["forward", "loss.all"]);
+  assert.deepEqual(given.closed, ["forward", "train.all", "loss.all"]);
+  const first = trials({ forward: { ...one, fails } });
+  await assert.rejects(measureSpeed(first.trials, first.clock), OutOfMemory);
+});
+
+test("a graph that was not measured is as fast, for its operations, as those of its sort", async () => {
+  const graphs = {
+    forward: { flops: 10, bytes: 100 },
+    "train.all": { flops: 30, bytes: 300 },
+    "train.head": { flops: 15, bytes: 100 },
+    "loss.all": { flops: 20, bytes: 200 },
+  };
+  const given = trials({
+    forward: { first: 0.2, then: [0.1], samples: 1, flops: 10 },
+    "train.all": { first: 1.2, then: [0.9], samples: 1, flops: 30 },
+  });
+  const speed = completed(await measureSpeed(given.trials, given.clock, 50), graphs);
+  assert.equal(speed.seconds.get("train.head").toFixed(9), (0.45).toFixed(9)); // half of train.all's operations
+  assert.equal(speed.seconds.get("loss.all").toFixed(9), (0.2).toFixed(9)); // twice those of forward
+  assert.equal(speed.opening.get("train.head").toFixed(9), ((0.1 + 0.3) / 400 * 100).toFixed(9));
+  assert.match(speed.source, /2 of 4 graphs by their operations$/);
+});

@@ -1,0 +1,130 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Speed, Workload } from "../device/cost.js";
+import { EngineError, OutOfMemory, OutOfTime } from "../device/errors.js";
+import { HeldUp, perform } from "../device/work.js";
+
+const WORKLOAD = new Workload({
+  graphs: new Map(),
+  parameters: new Map(),
+  tensors: new Map(),
+  weightsBytes: 0,
+  downloadBytes: 0,
+  featureWidth: 4,
+  classCounts: [5, 5],
+  sampleBytes: 4,
+});
+
+/** A kind that takes so many seconds to compute, in a second form half of them. */
+function kind(name, computeS, forms = [""]) {
+  const made = forms.map((form, place) => ({
+    name,
+    form,
+    variants: () => [made[place]],
+    stopped: () => null,
+    unfit: () => "",
+    cost: () => {
+      const seconds = computeS / (place + 1);
+      return { seconds, computeS: seconds, peakMemoryBytes: 10, bytesUp: 1000, bytesDown: 0, energyJ: 5, flops: 1 };
+    },
+  }));
+  return { ...made[0], variants: () => made };
+}
+
+const PROFILE = {
+  name: "dev",
+  cores: 1,
+  memory: { totalBytes: 100, limitBytes: 100, residentBytes: 0 },
+  speed: new Speed(1e9),
+  bandwidth: { up: 500, down: 500, source: "" },
+  power: { idleW: 1, loadW: 5, source: "", uncertainty: 1 },
+  engine: "",
+  corrections: new Map(),
+  growth: new Map(),
+};
+
+/** `deeds` by label: seconds that training takes, or the error that it throws after a second. */
+function bench(deeds) {
+  let now = 100;
+  const told = [];
+  const worker = {
+    workload: WORKLOAD,
+    clock: () => now,
+    peakBytes: 77,
+    begin: () => {},
+    train: async ({ label, strategy, kind: of }, seed, deadline) => {
+      told.push({ label, seed, deadline });
+      const deed = deeds[label];
+      now += typeof deed === "number" ? deed : 1;
+      if (deed instanceof Error) throw deed;
+      return { form: strategy, contribution: { kind: of } };
+    },
+  };
+  return { worker, told };
+}
+
+function assignment(kinds, more = {}) {
+  const decided = [];
+  return { kinds, seed: 9n, deadline: 110, lost: () => 0, decided: (one) => decided.push(one), all: decided, ...more };
+}
+
+test("the richest that fits is trained, and what it took is accounted for", async () => {
+  const { worker, told } = bench({ "full": 4 });
+  const asked = assignment([kind("full", 4), kind("few-shot", 1)]);
+  const outcome = await perform(worker, PROFILE, asked);
+  assert.equal(outcome.contribution.kind, "full");
+  assert.deepEqual([outcome.trainTimeS, outcome.energyJ, outcome.uncertainty, outcome.peakMemoryBytes], [4, 20, 1, 77]);
+  assert.deepEqual(outcome.timings, [{ kind: "full", predictedS: 4, seconds: 4 }]);
+  assert.deepEqual(told, [{ label: "full", seed: 9n, deadline: 108 }]); // 1000 bytes take 2 s to send
+  assert.equal(asked.all[0].roomBytes, 0.9 * 10 * 500 - 1000);
+  assert.deepEqual(outcome.reasons, []);
+});
+
+test("what the clock says no to is given up, and the next that fits in the time left is trained", async () => {
+  const late = Object.assign(new OutOfTime("10% done, would end 9.0 s after the deadline"), { wholeS: 17 });
+  const { worker } = bench({ "full": late, "entropy-subset 50%": new OutOfMemory("no more"), "few-shot": 1 });
+  const kinds = [kind("full", 4), kind("entropy-subset", 2, ["50%"]), kind("few-shot", 1)];
+  const asked = assignment(kinds);
+  const outcome = await perform(worker, PROFILE, asked);
+  assert.equal(outcome.contribution.kind, "few-shot");
+  const gaveUp = ["full given up: 10% done, would end 9.0 s after the deadline", "entropy-subset 50% given up: no more"];
+  assert.deepEqual(outcome.gaveUp, gaveUp);
+  assert.deepEqual(asked.all.map((one) => one.plan.chosen.label), ["full", "entropy-subset 50%", "few-shot"]);
+  assert.deepEqual(asked.all[2].reasons, gaveUp);
+  assert.deepEqual(outcome.outgrew, ["entropy-subset"]);
+  assert.deepEqual(outcome.timings.map((one) => [one.kind, one.seconds]), [["full", 17], ["few-shot", 1]]);
+});
+
+test("a poorer form of the same kind comes before the next kind", async () => {
+  const { worker } = bench({ "peft bias": new EngineError("refused"), "peft head": 2 });
+  const outcome = await perform(worker, PROFILE, assignment([kind("peft", 6, ["bias", "head"]), kind("few-shot", 1)]));
+  assert.equal(outcome.plan.chosen.label, "peft head");
+});
+
+test("where nothing fits any more the device sits out, and says why", async () => {
+  const { worker } = bench({ "full": new OutOfTime("too slow") });
+  const outcome = await perform(worker, PROFILE, assignment([kind("full", 4), kind("few-shot", 50)]));
+  assert.equal(outcome.contribution, null);
+  const reasons = ["few-shot needs 50.0 s of 8.1 s (compute)", "full given up: too slow"];
+  assert.deepEqual(outcome.reasons, reasons);
+});
+
+test("time that the work stood still is of the round's, and how long it takes is not learnt from it", async () => {
+  let lost = 0;
+  const { worker } = bench({ "full": new HeldUp("40% done when the round closed") });
+  const asked = assignment([kind("full", 4), kind("few-shot", 3)], { lost: () => lost });
+  asked.decided = () => {
+    lost = 8;
+  };
+  const outcome = await perform(worker, PROFILE, asked);
+  assert.equal(outcome.contribution, null); // of ten seconds one was worked and eight were lost
+  assert.deepEqual(outcome.timings, []);
+  const reasons = ["few-shot needs 3.0 s of 0.9 s (compute)", "full given up: 40% done when the round closed"];
+  assert.deepEqual(outcome.reasons, reasons);
+});
+
+test("a fault is no reason to train something poorer", async () => {
+  const { worker } = bench({ "full": new TypeError("x is undefined") });
+  await assert.rejects(perform(worker, PROFILE, assignment([kind("full", 4), kind("few-shot", 1)])), TypeError);
+});
