@@ -22,11 +22,14 @@ from tabulate import tabulate
 
 sys.path[0] = str(Path(__file__).parent.parent)  # beside this lies simulation.py, which is not the package
 
+from benchmarks.zeroth.on_features import OnFeatures  # noqa: E402
 from device_runtime.cli import main as device_runtime  # noqa: E402
 from simulation import scenario  # noqa: E402
+from simulation.executors.plain import Plain  # noqa: E402
 from simulation.records import RoundLine  # noqa: E402
 from simulation.run import prepare, simulate  # noqa: E402
 from simulation.watch import Nobody  # noqa: E402
+from strategies.zeroth_order import FEDMEZO, MEASURED  # noqa: E402
 
 DATA = os.environ.get("DEVICE_RUNTIME_DATA", "../shared/data")
 ANSWERS = {
@@ -43,6 +46,30 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedMeZO, bias": {"kinds": [{"name": "zeroth-order", "settings": {"tunable": "bias"}}]},
 }
 """Plain SGD moves a transformer little: Adam on the mean of the updates (FedAdam) is what learns here."""
+MEANS = {"name": "class-means", "until_round": 1}
+AFTER = {"from_round": 2}
+HEADS: dict[str, tuple[int, dict[str, Any]]] = {
+    "class means": (1, {"kinds": [{"name": "class-means"}]}),
+    "class means, then ours": (
+        1600,
+        {"kinds": [MEANS, {"name": "zeroth-order", "settings": {**MEASURED, "tunable": "head"}, **AFTER}]},
+    ),
+    "FedMeZO": (
+        200,
+        {"kinds": [{"name": "zeroth-order", "settings": {**FEDMEZO, "tunable": "head"}}]},
+    ),
+    "DistMeZO-naive": (20, {"kinds": [{"name": "local-zeroth-order", "settings": {"tunable": "head"}}]}),
+    "class means, then first order": (
+        200,
+        {
+            "kinds": [
+                MEANS,
+                {"name": "peft", "settings": {"tunable": "head", "tunables": ()}, **AFTER},
+            ]
+        },
+    ),
+}
+"""Of the head alone, on features that are computed once: rounds, and what the task says."""
 
 
 @dataclass
@@ -71,19 +98,24 @@ def main() -> None:
     options.add_argument("--tests", type=int, default=1821)
     options.add_argument("--length", type=int, default=64)
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--heads", action="store_true", help="the head alone, answered by a word")
     asked = options.parse_args()
-    done = [run(asked, method, answer) for answer in ANSWERS for method in METHODS]
+    if asked.heads:
+        done = [run(asked, method, "word") for method in HEADS]
+    else:
+        done = [run(asked, method, answer) for answer in ANSWERS for method in METHODS]
     print(tabulate(done, headers="keys", tablefmt="github"))
 
 
 def run(asked: argparse.Namespace, method: str, answer: str) -> dict[str, Any]:
     """The row of one cell."""
     asked.out.mkdir(parents=True, exist_ok=True)
-    sizes = (asked.seed, asked.rounds, asked.samples, asked.tests, asked.length)
-    file = asked.out / f"{method}-{answer}-{'-'.join(map(str, sizes))}.json".replace(" ", "_")
+    rounds, task = HEADS[method] if asked.heads else (asked.rounds, METHODS[method])
+    sizes = (asked.seed, rounds, asked.samples, asked.tests, asked.length)
+    name = f"{method}, head" if asked.heads else method
+    file = asked.out / f"{name}-{answer}-{'-'.join(map(str, sizes))}.json".replace(" ", "_")
     if file.exists():
         return json.loads(file.read_text())
-    rounds = asked.rounds
     table = {
         "devices": 10,
         "eval_every": max(1, rounds // 4),
@@ -93,13 +125,14 @@ def run(asked: argparse.Namespace, method: str, answer: str) -> dict[str, Any]:
         },
         "task": {
             "bundle": str(bundle(asked, answer).resolve()), "rounds": rounds, "round_deadline_s": 1e6,
-            **METHODS[method],
+            **task,
         },
     }  # fmt: skip
     course = Course(10)
-    simulate(prepare(scenario.load("uniform", table), asked.seed), watch=course)
+    executor = OnFeatures if asked.heads else Plain
+    simulate(prepare(scenario.load("uniform", table), asked.seed), executor, course)
     row = {
-        "method": method,
+        "method": name,
         "answer": answer,
         "rounds": rounds,
         "accuracy, %": f"{100 * course.accuracies[-1]:.1f}",

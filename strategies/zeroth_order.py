@@ -41,7 +41,7 @@ MEASURED: Mapping[str, Any] = {
     "sampled": 0.1,
     "lr": 2e-2,
 }
-DRAWN = 5e-3
+DRAWN = 2e-3
 """The `lr` of those settings where a round is of some of the devices: what they lack in samples is noise."""
 
 

@@ -130,7 +130,7 @@ def test_where_some_devices_are_drawn_class_means_are_gathered_over_rounds_and_s
     drawn = msgspec.structs.replace(TASK, rounds=100, devices_per_round=3)
     means, scalars = systems.under("fedncm+mezo", drawn).kinds
     assert (means.strategy.gathered, means.until_round, scalars.from_round) == (True, 10, 11)
-    assert (scalars.strategy.lr, scalars.strategy.sampled) == (0.005, 0.1)
+    assert (scalars.strategy.lr, scalars.strategy.sampled) == (0.002, 0.1)
     means, scalars = systems.under(
         "fedncm+mezo", msgspec.structs.replace(drawn, devices_per_round=None)
     ).kinds
