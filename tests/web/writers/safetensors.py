@@ -64,11 +64,12 @@ REFUSED = {
 }
 
 
-def refused(data: bytes) -> str:
+def refused(data: bytes) -> bytes:
+    """What Python does not read; it does not say the same of it each time."""
     try:
         tensors.decode(data)
-    except TensorError as error:
-        return str(error)
+    except TensorError:
+        return data
     raise AssertionError(f"{data!r} is read")
 
 
@@ -88,5 +89,5 @@ def vectors() -> dict[str, Any]:
             for of, given in SETS.items()
         ],
         "with_metadata": with_metadata,
-        "refused": [{"of": of, "bytes": data, "python": refused(data)} for of, data in REFUSED.items()],
+        "refused": [{"of": of, "bytes": refused(data)} for of, data in REFUSED.items()],
     }
