@@ -139,11 +139,13 @@ export class Agent {
   }
 
   /**
-   * What the model at hand takes samples for: shares of the classes, (n, classes); between two steps of what
-   * is being done; null where there is no model yet. @param {Float32Array} x prepared samples, (n, *input)
+   * Logits (n, classes) of the newest model that was worked with, between two steps of what is being done;
+   * null where there is none yet. @param {Float32Array} x prepared samples, (n, *input)
    */
   predict(x) {
-    return this.#going.between(() => this.#duty.place.predict(x));
+    const answer = this.#going.between(() => this.#duty.place.predict(x));
+    this.#inbox.wake();
+    return answer;
   }
 
   /** Take what has come, and do what is due; waits up to `timeout` seconds for something to come. */

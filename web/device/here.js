@@ -7,7 +7,6 @@ import { Holdings } from "./holdings.js";
 import { Leftovers } from "./leftovers.js";
 import { INLINE_LIMIT, hexOf } from "./messages.js";
 import { isSame } from "./offers.js";
-import { shares } from "./judging.js";
 import { bareHello, contributionMessage, planMessage } from "./reports.js";
 import { DeviceTask } from "./task.js";
 import { ENVELOPE_BYTES } from "./workload.js";
@@ -103,13 +102,9 @@ export class Here {
     return leftOut(async () => this.#known.judge(await this.#givenBy(offer), offer.round));
   }
 
-  /**
-   * Shares of the classes, (n, classes), by the model at hand; null where there is none.
-   * @param {Float32Array} x
-   */
+  /** Logits (n, classes) by the model at hand; null where there is none. @param {Float32Array} x */
   async predict(x) {
-    if (!this.task) return null;
-    return shares(await this.task.model.logits(x), this.task.manifest.labels.length);
+    return this.task ? this.task.model.logits(x) : null;
   }
 
   /** Whether the task that is known here is that of this offer. @param {any} offer */

@@ -1,16 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { judged, shares } from "../device/judging.js";
+import { judged } from "../device/judging.js";
 
 const near = (actual, expected) =>
-  assert.ok(Math.abs(actual - expected) < 1e-12, `${actual}, expected ${expected}`);
-
-test("shares are the softmax of each row, of large logits too", () => {
-  const made = shares(Float32Array.of(0, 0, 1000, 0, Math.log(3), Math.log(5)), 2);
-  assert.deepEqual([...made.slice(0, 4)], [0.5, 0.5, 1, 0]);
-  near(made[4] / made[5], Math.exp(Math.fround(Math.log(3)) - Math.fround(Math.log(5))));
-});
+  assert.ok(Math.abs(actual - expected) < 1e-6, `${actual}, expected ${expected}`);
 
 test("a model is judged by right answers and mean cross-entropy, on 500 samples at most", async () => {
   const asked = [];
