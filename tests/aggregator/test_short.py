@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 
 from aggregator.conductor import RECEIPT_S
+from aggregator.contributions import Contributions
 from aggregator.observer import RoundClosed
+from aggregator.outbound import Outbound
+from aggregator.state import SETTLE_S
+from aggregator.store import Store
 from broker import messages, small, topics
 from broker.messages import Hello, Offer
 from broker.signing import Signer
@@ -180,3 +184,53 @@ def test_of_what_is_too_long_nothing_is_remembered_to_be_like(two):
         assert not b.service._whole.get("a")
         assert short(b, 2, like) == []
     assert b.service.state.contributions == 0
+
+
+class Killed(BaseException):
+    """As kill -9: nobody catches it, and nothing is done any more."""
+
+
+MOMENTS = {
+    "commit": (Contributions, "settle"),
+    "merging": (Store, "begin_merge"),
+    "merged": (Store, "merged"),
+    "evaluated": (Store, "evaluated"),
+    "closed": (Store, "close_round"),
+    "opened": (Store, "open_round"),
+    "told": (Outbound, "next"),
+}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_instant_before_the_next_round_is_told_each_short_one_counts_once(
+    two, monkeypatch, moment, after
+):
+    """The last one of round 2 is from b; that of a was counted, and has no receipt yet."""
+    b, like = two
+    short(b, 2, like)
+    owner, name = MOMENTS[moment]
+    done = getattr(owner, name)
+
+    def killed(*args, **named):
+        if after:
+            done(*args, **named)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, killed)
+        with pytest.raises(Killed):
+            short(b, 2, like, "b")
+    b.restart()
+    b.join("a", "b")
+    b.wait(SETTLE_S)
+    lost = (moment, after) == ("commit", False)  # never acknowledged: it counts now
+    for device, status in (("a", "duplicate"), ("b", "accepted" if lost else "duplicate")):
+        receipts = b.contribute(device, b.contribution(KIND, scalars(2), 2))
+        assert [receipt.status for receipt in receipts] == [status]
+    assert b.service.state.round == 3
+    assert [one.device for one in b.store.closed(2)[0].contributions] == ["a", "b"]
+    [_, step] = b.store.steps(3, 2)
+    assert (step.round, step.scalars) == (2, tuple(scalars(2)[0]["g"].tolist()))
+    b.store.latest = None
+    assert b.service.rounds.weights(3)  # its hash is looked at
