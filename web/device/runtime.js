@@ -87,11 +87,13 @@ export async function wasmRuntime({ threads = 0 } = {}) {
 }
 
 /** WebGPU, or why there is none. @returns {Promise<Runtime | string>} */
-export async function webgpuRuntime() {
-  const gpu = /** @type {any} */ (globalThis.navigator)?.gpu;
+export async function webgpuRuntime(gpu = /** @type {any} */ (globalThis.navigator)?.gpu) {
   if (!gpu) return "no WebGPU here";
   try {
-    if (!(await gpu.requestAdapter())) return "no adapter for WebGPU here";
+    const adapter = await gpu.requestAdapter();
+    if (!adapter) return "no adapter for WebGPU here";
+    if (isEmulated(adapter))
+      return "WebGPU is emulated by the processor here, a hundred times slower than WASM";
     const ort = await import("../vendor/ort/ort.webgpu.min.mjs");
     ort.env.wasm.numThreads = 1;
     ort.env.logLevel = "error";
@@ -99,4 +101,12 @@ export async function webgpuRuntime() {
   } catch (error) {
     return `WebGPU cannot be used: ${/** @type {Error} */ (error).message}`;
   }
+}
+
+/** Whether it is the processor itself, at which a trial alone would take a minute. */
+function isEmulated(/** @type {any} */ { isFallbackAdapter, info = {} }) {
+  const says = [info.vendor, info.architecture, info.device, info.description].join(" ");
+  return Boolean(
+    isFallbackAdapter || info.isFallbackAdapter || /swiftshader|llvmpipe|basic render/i.test(says),
+  );
 }

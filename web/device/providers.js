@@ -1,0 +1,124 @@
+/** WebGPU where a browser has it, computes what WASM does, and is quicker; else WASM. Said why, in words. */
+
+import { DeviceModel } from "./engine.js";
+import { ModelError } from "./errors.js";
+import { Runtime, wasmRuntime, webgpuRuntime } from "./runtime.js";
+
+/** @typedef {import("./bundle.js").Bundle} Bundle */
+
+/** How far results may be apart, over the largest of them: rounding differs, and sums go in another order. */
+const AGREEMENT = 1e-3;
+const RUNS = 3;
+const SETS = ["all", "mid", "up", "head"];
+
+/**
+ * How this bundle is run here. Both are tried once on the same samples where there is WebGPU. Raises
+ * EngineError where the library cannot be loaded at all.
+ * @param {Bundle} bundle
+ * @param {{threads?: number, gpu?: boolean}} [wish] threads: see wasmRuntime; gpu: whether WebGPU is tried
+ * @returns {Promise<Runtime>}
+ */
+export async function runtimeFor(bundle, { threads = 0, gpu = true } = {}) {
+  const wasm = await wasmRuntime({ threads });
+  if (!gpu) return wasm;
+  const other = await webgpuRuntime();
+  if (typeof other === "string") return because(wasm, other);
+  const tunable = SETS.find((name) => Object.hasOwn(bundle.manifest.graphs, `train.${name}`));
+  try {
+    const expected = await tried(bundle, wasm, tunable);
+    const found = await tried(bundle, other, tunable);
+    return judged({ runtime: wasm, ...expected }, { runtime: other, ...found });
+  } catch (error) {
+    if (!(error instanceof ModelError)) throw error;
+    return because(wasm, `WebGPU cannot run it: ${error.message}`);
+  }
+}
+
+/**
+ * @typedef {{results: Float32Array[], seconds: number}} Tried results: of the first run; seconds: of the
+ *   quickest
+ */
+
+/**
+ * @param {Tried & {runtime: Runtime}} wasm
+ * @param {Tried & {runtime: Runtime}} gpu
+ */
+export function judged(wasm, gpu) {
+  const apart = Math.max(...wasm.results.map((values, i) => distance(values, gpu.results[i])));
+  const times = `${ms(gpu.seconds)} a step against ${ms(wasm.seconds)}`;
+  if (!(apart <= AGREEMENT)) {
+    return because(wasm.runtime, `WebGPU differs by ${apart.toPrecision(2)} of the largest value`);
+  }
+  if (gpu.seconds >= wasm.seconds) return because(wasm.runtime, `WebGPU agrees but is slower: ${times}`);
+  return because(gpu.runtime, `agrees with WASM to ${apart.toPrecision(2)}: ${times}`);
+}
+
+/**
+ * Logits, and the gradients of a set, of a run of samples.
+ * @param {Bundle} bundle
+ * @param {Runtime} runtime
+ * @param {string | undefined} tunable none where the bundle has no training graph
+ * @returns {Promise<Tried>}
+ */
+async function tried(bundle, runtime, tunable) {
+  const model = new DeviceModel(bundle, runtime);
+  const { manifest } = bundle;
+  const graph = manifest.graphs[tunable ? `train.${tunable}` : "forward"];
+  const { x, y } = drawn(manifest, model.rows(graph));
+  try {
+    const results = [await model.logits(x)];
+    const trainer = tunable ? await model.trainer(tunable) : null;
+    const run = () => (trainer ? trainer.lossAndGrads(x, y) : model.logits(x));
+    await run();
+    if (trainer) results.push(trainer.grads.vector.slice());
+    let seconds = Infinity;
+    for (let i = 0; i < RUNS; i += 1) {
+      const began = performance.now();
+      await run();
+      seconds = Math.min(seconds, (performance.now() - began) / 1000);
+    }
+    return { results, seconds };
+  } finally {
+    await model.unload();
+  }
+}
+
+/**
+ * Samples as a bundle takes them: any numbers of about the right size, or any ids.
+ * @param {import("./manifest.js").Manifest} manifest
+ * @param {number} samples
+ */
+export function drawn({ input, labels }, samples) {
+  const size = input.shape.reduce(
+    (/** @type {number} */ all, /** @type {number} */ one) => all * one,
+    samples,
+  );
+  const y = Int32Array.from({ length: samples }, (_, i) => i % labels.length);
+  if (input.vocabulary !== null) {
+    return { x: Int32Array.from({ length: size }, (_, i) => (i * 7919) % input.vocabulary), y };
+  }
+  return { x: Float32Array.from({ length: size }, (_, i) => ((i * 7919) % 4001) / 1000 - 2), y };
+}
+
+/** The largest difference over the largest value; NaN where one is no number. */
+function distance(/** @type {Float32Array} */ values, /** @type {Float32Array} */ others) {
+  let [most, apart] = [0, 0];
+  for (let i = 0; i < values.length; i += 1) {
+    most = Math.max(most, Math.abs(values[i]));
+    apart = Math.max(apart, Math.abs(values[i] - others[i])); // stays no number, once it is none
+  }
+  return apart / Math.max(most, Number.MIN_VALUE);
+}
+
+/** @param {number} seconds */
+const ms = (seconds) => `${(1000 * seconds).toPrecision(3)} ms`;
+
+/**
+ * The same, with this said besides.
+ * @param {Runtime} runtime
+ * @param {string} why
+ */
+function because(runtime, why) {
+  runtime.why = `${runtime.why}; ${why}`;
+  return runtime;
+}

@@ -1,0 +1,148 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Bundle } from "../device/bundle.js";
+import { fromHex } from "../device/bytes.js";
+import { DeviceModel } from "../device/engine.js";
+import { KindError, OutOfTime } from "../device/errors.js";
+import { check } from "../device/flat.js";
+import { pace } from "../device/kinds/kind.js";
+import { known as usable, make } from "../device/kinds/registry.js";
+import { prepare } from "../device/preparing.js";
+import { wasmRuntime } from "../device/runtime.js";
+import { files, packed } from "./shipped.js";
+import { vectors } from "./vectors.js";
+
+const known = vectors("kinds");
+const NEAR = 1e-5; // of what an engine computes, over 1 or the number
+const NEAR_SCALARS = 5e-3; // a difference of two losses over 2 eps
+const bundle = await Bundle.open(packed(files(known.bundle.name)));
+const runtime = await wasmRuntime({ threads: 1 });
+const x = Float32Array.from(prepare(bundle.manifest.input, fromHex(known.data.raw)));
+const data = { x, y: Int32Array.from(known.data.y) };
+const RUN = { seed: BigInt(known.data.seed), device: known.data.device, clock: () => 0, deadline: 1 };
+
+/** Evenly from the first to the last, as the writer of the vectors. */
+function few({ data: values }, count) {
+  const last = values.length - 1;
+  const places = Array.from({ length: count }, (_, i) => Math.trunc((i * last) / Math.max(1, count - 1)));
+  return places.map((place) => values[place]);
+}
+
+for (const [at, made] of known.made.entries()) {
+  test(`a contribution of ${made.kind} ${made.form} is Python's (${at})`, async () => {
+    const strategy = make(made.kind, made.settings);
+    assert.deepEqual(
+      strategy.variants().map((form) => form.form),
+      made.forms,
+    );
+    const [richest] = strategy.variants();
+    const model = new DeviceModel(bundle, runtime);
+    const given = await richest.train(model, data, RUN);
+    await model.unload();
+    check(given.tensors, richest.expected(bundle.manifest));
+    const { kind, form, numExamples } = given;
+    assert.deepEqual(
+      { kind, form, numExamples },
+      { kind: made.kind, form: made.form, numExamples: made.num_examples },
+    );
+    if (made.train_loss === null) assert.ok(Number.isNaN(given.trainLoss));
+    else assert.ok(Math.abs(given.trainLoss - made.train_loss) < NEAR * made.train_loss);
+    assert.deepEqual([...given.tensors.keys()].sort(), Object.keys(made.tensors));
+    for (const [name, { dtype, shape, values }] of Object.entries(made.tensors)) {
+      const tensor = given.tensors.get(name);
+      assert.deepEqual([tensor.dtype, tensor.shape], [dtype, shape]);
+      few(tensor, values.length).forEach((value, i) => {
+        const most = (name === "g" ? NEAR_SCALARS : NEAR) * Math.max(1, Math.abs(values[i]));
+        assert.ok(Math.abs(value - values[i]) <= most, `${name}: ${value}, expected ${values[i]}`);
+      });
+    }
+  });
+}
+
+test("kinds have the settings of Python, and its defaults", () => {
+  for (const [kind, settings] of Object.entries(known.fields))
+    assert.deepEqual({ ...make(kind).settings }, settings);
+});
+
+test("settings that Python refuses are refused", () => {
+  for (const { kind, settings } of known.refused) {
+    assert.throws(() => make(kind, settings), KindError, `${kind} takes ${JSON.stringify(settings)}`);
+  }
+});
+
+test("what a browser does not train is refused with the reason, never left out", () => {
+  const dp = { epsilon: 5, delta: 1e-3, max_norm: 1, rounds: 50 };
+  assert.throws(() => make("full", { dp }), /dp is set: private training is not done in a browser/);
+  assert.throws(() => make("peft", { moon: 0.1 }), /moon is set: MOON's term is not trained in a browser/);
+  assert.throws(() => make("width-slice", { members: ["half"] }), /no kind of update called 'width-slice'/);
+});
+
+test("kinds that cannot be done here are passed over, and said", () => {
+  const said = [];
+  const kinds = [
+    { name: "prototypes", settings: {} },
+    { name: "full", settings: { moon: 1 } },
+    { name: "few-shot", settings: { shots: 3n } },
+  ];
+  const [only, ...others] = usable(kinds, (text) => said.push(text));
+  assert.deepEqual([only.name, only.settings.shots, others], ["few-shot", 3, []]);
+  assert.equal(said.length, 2);
+  assert.throws(() => usable(kinds.slice(0, 2)), KindError);
+  assert.throws(() => usable([]), /no kind of update is offered/);
+});
+
+test("forms are the richest first", () => {
+  const forms = (kind, settings) =>
+    make(kind, settings)
+      .variants()
+      .map((form) => form.form);
+  assert.deepEqual(forms("full", { epochs: 4, reduced_epochs: 2, graded: true }), [
+    "",
+    "epochs=3",
+    "epochs=2",
+  ]);
+  assert.deepEqual(forms("entropy-subset", { shares: [0.1, 0.5] }), ["50%", "10%"]);
+  assert.deepEqual(forms("peft", { tunables: ["bias", "head"] }), ["bias", "head"]);
+});
+
+test("what a clock stops after some epochs is the form of as many", () => {
+  const [whole, reduced] = make("full", { epochs: 10, reduced_epochs: 2 }).variants();
+  assert.equal(whole.stopped(0.1), null);
+  assert.equal(whole.stopped(0.75).form, "epochs=7");
+  assert.equal(whole.stopped(1), whole);
+  assert.equal(reduced.stopped(1), null);
+});
+
+test("training ends after the last whole epoch that there is time for", async () => {
+  let reports = 0; // 3 steps an epoch: the eighth, in the third epoch, comes late
+  const clock = () => (reports <= 7 ? 0.1 * reports : 10 * reports);
+  const progress = () => void (reports += 1);
+  const [whole] = make("full", { epochs: 6, reduced_epochs: 1, batch: 16, lr: 0.01 }).variants();
+  const model = new DeviceModel(bundle, runtime);
+  const given = await whole.train(model, data, { ...RUN, clock, progress, deadline: 8 });
+  assert.equal(given.form, "epochs=2");
+  const [alone] = make("full", { epochs: 2, batch: 16, lr: 0.01 }).variants();
+  const other = await alone.train(model, data, RUN);
+  assert.deepEqual(given.tensors.get("head.bias").data, other.tensors.get("head.bias").data);
+  reports = 6;
+  await assert.rejects(whole.train(model, data, { ...RUN, clock, progress, deadline: 1 }), OutOfTime);
+});
+
+test("work that would end late is given up as soon as that is seen", async () => {
+  const run = (now, deadline, lost = 0) => ({ ...RUN, clock: () => now, deadline, lost: () => lost });
+  await pace(run(10, 100), { began: 0, done: 0.1 });
+  await assert.rejects(pace(run(10, 99), { began: 0, done: 0.1 }), (error) => {
+    return (
+      error instanceof OutOfTime &&
+      error.wholeS === 100 &&
+      error.message === "10% done, would end 1.0 s after the deadline"
+    );
+  });
+  await pace(run(10, 70), { began: 0, done: 0.05 }); // three times as long may be the start
+  await assert.rejects(
+    pace(run(10, 100, 5), { began: 0, done: 0.1, of: 0.5 }),
+    (error) => error.wholeS === 200,
+  );
+  await pace(run(10, 5), { began: 0, done: 1 });
+});
