@@ -39,8 +39,12 @@ class Pair:
     until: datetime
 
 
-def make_authority(name: str, now: datetime, days: int) -> Pair:
-    """One that signs brokers' certificates and nothing else. Newer Pythons insist on its key usage."""
+def make_authority(name: str, now: datetime, days: int, hosts: Sequence[str] = ()) -> Pair:
+    """One that signs brokers' certificates and nothing else. Newer Pythons insist on its key usage.
+
+    With `hosts`, certificates of others mean nothing by it (RFC 5280, 4.2.1.10): who gives it to a phone does
+    not trust the holder of its key with every site. Raises AuthorityError for a name that is none.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     unsigned = (
@@ -52,6 +56,9 @@ def make_authority(name: str, now: datetime, days: int) -> Pair:
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
+    if hosts:
+        permitted = [_constraint(host) for host in hosts]
+        unsigned = unsigned.add_extension(x509.NameConstraints(permitted, None), critical=True)
     return _signed(unsigned, key, key)
 
 
@@ -86,7 +93,7 @@ def _issued(
     alternatives = x509.SubjectAlternativeName([_name(name) for name in names])
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
     unsigned = (
-        dated.subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])]))
+        dated.subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _subject(names[0]))]))
         .issuer_name(ours.subject)
         .public_key(key.public_key())
         .add_extension(alternatives, critical=False)
@@ -134,6 +141,19 @@ def _name(name: str) -> x509.GeneralName:
             "without scheme and port"
         )
     return x509.DNSName(name)
+
+
+def _subject(name: str) -> str:
+    """An address is put so that nobody takes it for a host name that the authority may not sign."""
+    return f"broker at {name}" if isinstance(_name(name), x509.IPAddress) else name[:64]
+
+
+def _constraint(host: str) -> x509.GeneralName:
+    """That name or address, and what is below a name."""
+    name = _name(host)
+    if isinstance(name, x509.IPAddress):
+        return x509.IPAddress(ipaddress.ip_network(name.value))
+    return x509.DNSName(host.removeprefix("*."))
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:

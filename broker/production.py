@@ -58,7 +58,7 @@ def found(folder: Path, site: Site, now: datetime, days: int = SERVER_DAYS) -> O
     """
     folder = folder.resolve()
     _check(folder, site)
-    ours = authority.make_authority("device-runtime", now, CA_DAYS)
+    ours = authority.make_authority("device-runtime", now, CA_DAYS, site.names)
     server = authority.issue(ours, site.names, now, days)
     password = secrets.token_urlsafe(24)
     options = BrokerOptions(users={site.aggregator: password}, aggregator=site.aggregator)

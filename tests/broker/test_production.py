@@ -244,6 +244,37 @@ def test_an_authority_signs_for_no_other(tmp_path: Path) -> None:
         assert (subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0) is verified
 
 
+NAMES = ("broker.example.org", "*.fl.example.org", "192.0.2.7", "2001:db8::7", "localhost")
+
+
+@pytest.mark.parametrize(
+    ("names", "believed"),
+    [
+        (NAMES, True),
+        (("192.0.2.7",), True),
+        (("pi.fl.example.org",), True),
+        (("www.example.org",), False),
+        (("example.org",), False),
+        (("bank.example",), False),
+        (("localhost", "bank.example"), False),
+        (("192.0.2.8",), False),
+        (("2001:db8::8",), False),
+    ],
+)
+def test_who_trusts_the_authority_of_a_broker_trusts_it_with_the_broker_s_names_alone(
+    tmp_path: Path, names: tuple[str, ...], believed: bool
+) -> None:
+    """As a phone does, for good: whoever has ca.key could otherwise pretend to be any site."""
+    ours = make_authority("device-runtime", NOW, 10, NAMES)
+    (tmp_path / "ca").write_text(ours.certificate)
+    (tmp_path / "server").write_text(issue(ours, names, NOW, 5).certificate)
+    command = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", "ca", "server"]
+    verified = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (verified.returncode == 0) is believed, verified.stderr
+    if not believed:
+        assert "permitted subtree violation" in verified.stderr
+
+
 def test_a_folder_without_a_broker_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(
         SiteError, match=r"no broker is set up in .*: make one with `device-runtime broker init"
