@@ -101,7 +101,11 @@ export class Usual {
     return null;
   }
 
-  /** Why this kind makes no sense for the device's data; empty when it does. @param {Workload} workload */
+  /**
+   * Why this kind makes no sense for the device's data; empty when it does.
+   * @param {Workload} workload
+   * @returns {string}
+   */
   unfit(workload) {
     return workload.samples ? "" : "there is no local data";
   }
