@@ -37,7 +37,7 @@ def told(doorway: Doorway, listens: str, reader: Reader | None) -> str:
             lines[0] += ", by one-time links that the dashboard makes"
         else:
             _, secret = links.make(doorway.site, reader.now, doorway.link_s)
-            address = f"{page}#link={secret}"
+            address = links.address(page, secret)
             lines.append(f"  one of them, in the next {doorway.link_s / 60:g} minutes, by {address}")
             lines += _drawn(address, reader)
     parts = urlsplit(page)

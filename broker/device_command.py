@@ -1,4 +1,4 @@
-"""`device-runtime device`: which devices may connect to the broker that `broker init` set up."""
+"""`device-runtime device`: which devices may connect to the broker that `broker init` set up, and by what."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from tabulate import tabulate
 
-from . import register
+from . import links, register
 from .site import Opened
 
 HELP = "Enrol a device at a broker of your own, revoke it, or list them."
@@ -19,22 +19,22 @@ DEFAULT = Path("enrolment")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="add | revoke | list", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="add | link | revoke | list", required=True)
     add = actions.add_parser("add", help="enrol a device: prints one line to paste on it, and its QR code")
     add.add_argument("name", metavar="NAME", help="1 to 64 letters, digits, '.', '_' or '-'")
     add.add_argument("--websockets", action="store_true", help="the device connects over WebSockets")
     add.add_argument("--again", action="store_true", help="a new token; the one of before is void")
-    add.add_argument(
-        "--qr",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="print the QR code (default: on a terminal)",
-    )
-    revoke = actions.add_parser("revoke", help="let a device in no more")
-    revoke.add_argument("name", metavar="NAME")
+    _qr(add)
+    link = actions.add_parser("link", help="a one-time link by which a browser joins (serve --web)")
+    link.add_argument("name", metavar="NAME", nargs="?", default="", help="(default: the browser chooses)")
+    link.add_argument("--minutes", type=float, default=15.0, help="that it is good for (default: 15)")
+    link.add_argument("--page", metavar="URL", help="of the join page (default: where it was offered last)")
+    _qr(link)
+    revoke = actions.add_parser("revoke", help="let a device in no more, or make a link void")
+    revoke.add_argument("name", metavar="NAME", help="of the device, or of the link")
     listed = actions.add_parser("list", help="who is enrolled, since when, and who was revoked")
     listed.add_argument("--format", choices=("text", "json"), default="text")
-    for action in (add, revoke, listed):
+    for action in (add, link, revoke, listed):
         action.add_argument(
             "--dir",
             type=Path,
@@ -47,9 +47,14 @@ def run(options: argparse.Namespace) -> int:
     """What is to be pasted goes to stdout, all else to stderr. Raises BrokerError."""
     opened, now = Opened(options.dir), datetime.now(timezone.utc)
     if options.action == "list":
-        return _list(register.entries(opened), options.format)
+        return _list(opened, now.timestamp(), options.format)
+    if options.action == "link":
+        return _link(opened, now.timestamp(), options)
     if options.action == "revoke":
-        register.revoke(opened, options.name, now)
+        if options.name in {link.id for link in links.read(opened).links}:
+            links.revoke(opened, options.name, now.timestamp())
+        else:
+            register.revoke(opened, options.name, now)
         print(f"{options.name} is revoked; {register.tell(opened)}", file=sys.stderr)
         return 0
     enrolment = register.add(opened, options.name, now, options.websockets, options.again)
@@ -58,17 +63,55 @@ def run(options: argparse.Namespace) -> int:
     print(f"{options.name} is enrolled at {enrolment.url}; {told}", file=sys.stderr)
     print("Paste this on the device, and nowhere else: it holds the password.", file=sys.stderr)
     print(line, flush=True)
-    if options.qr or (options.qr is None and sys.stdout.isatty()):
+    _draw(line, options.qr)
+    return 0
+
+
+def _qr(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "--qr",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="print the QR code (default: on a terminal)",
+    )
+
+
+def _draw(text: str, wanted: bool | None) -> None:
+    if wanted or (wanted is None and sys.stdout.isatty()):
         import segno  # in the extra `aggregator`
 
-        segno.make(line, error="l", micro=False).terminal(compact=True)
+        segno.make(text, error="l", micro=False).terminal(compact=True)
+
+
+def _link(opened: Opened, now: float, options: argparse.Namespace) -> int:
+    page = options.page or links.read(opened).page
+    if not page:
+        raise links.LinkError("where is the page? serve --web --enrolment DIR offers it; or give --page URL")
+    if options.minutes <= 0:
+        raise links.LinkError(f"--minutes {options.minutes:g}: expected more than 0")
+    link, secret = links.make(opened, now, 60 * options.minutes, options.name)
+    address = links.address(page, secret)
+    print(f"Link {link.id} is good for one browser, for {options.minutes:g} minutes.", file=sys.stderr)
+    print(address, flush=True)
+    _draw(address, options.qr)
     return 0
 
 
-def _list(entries: list[register.Entry], form: str) -> int:
+def _list(opened: Opened, now: float, form: str) -> int:
+    """Devices, and below them links that are not long over."""
+    entries, known = register.entries(opened), links.read(opened).links
     if form == "json":
         print(msgspec.json.format(msgspec.json.encode(entries)).decode())
-    else:
-        rows = [(entry.name, entry.state, entry.enrolled, entry.revoked) for entry in entries]
-        print(tabulate(rows, headers=("device", "state", "enrolled", "revoked")))
+        return 0
+    rows = [(entry.name, entry.state, entry.enrolled, entry.revoked) for entry in entries]
+    print(tabulate(rows, headers=("device", "state", "enrolled", "revoked")))
+    if known:
+        made = [
+            (link.id, link.state(now), link.device, _moment(link.made), _moment(link.ends)) for link in known
+        ]
+        print("\n" + tabulate(made, headers=("link", "state", "device", "made", "good until")))
     return 0
+
+
+def _moment(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")

@@ -121,6 +121,11 @@ def make(opened: Opened, now: float, lasts_s: float, device: str = "") -> tuple[
     return link, secret
 
 
+def address(page: str, secret: str) -> str:
+    """A link, whole: what is behind the # never leaves a browser by itself."""
+    return f"{page}#link={secret}"
+
+
 class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What who opens a link says: its secret, a claim of their own, and the name that they would have."""
 

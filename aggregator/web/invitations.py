@@ -114,7 +114,7 @@ class Inviting:
             link, secret = links.make(site, now, lasts_s, device)
         except (BrokerError, TopicError) as error:
             raise HTTPException(409, str(error)) from None
-        url = address_of(self.page, secret)
+        url = links.address(self.page, secret)
         return Made(_told(link, now), url, rows_of(url))
 
     def revoke(self, name: Annotated[str, InPath(max_length=64)]) -> Invitation:
@@ -135,11 +135,6 @@ class Inviting:
         if not self._doorway.writable:
             raise HTTPException(403, f"{self._doorway.site.folder} is not whole here, or not ours to write")
         return self._doorway.site
-
-
-def address_of(page: str, secret: str) -> str:
-    """A link: what is behind the # never leaves the browser by itself."""
-    return f"{page}#link={secret}"
 
 
 def rows_of(text: str) -> list[str]:

@@ -1,14 +1,16 @@
 """One-time links: who gets in by one, how often, for how long, and what a kill on the way leaves."""
 
+import argparse
 import os
 import pwd
 import threading
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
-from broker import links, production, register
+from broker import device_command, links, production, register
 from broker.enrolment import Enrolment
 from broker.links import LinkError, NameTaken, Opening
 from broker.mosquitto import hash_passwords, is_of_password
@@ -231,3 +233,43 @@ def test_a_line_of_passwords_is_of_its_password_alone() -> None:
     assert not is_of_password(line, "Secret")
     for damaged in ("", "pi", "pi:$7$101$", "pi:$7$101$?$x"):
         assert not is_of_password(damaged, "secret")
+
+
+@pytest.fixture
+def command(opened: Opened, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    """`device-runtime device`, of that folder: what it says, and to whom."""
+
+    def run(*words: str) -> tuple[str, str]:
+        parser = argparse.ArgumentParser()
+        device_command.add_arguments(parser)
+        assert device_command.run(parser.parse_args([*words, "--dir", str(opened.folder)])) == 0
+        return capsys.readouterr()
+
+    return run
+
+
+def test_a_link_is_made_listed_and_revoked_on_the_command_line(
+    opened: Opened, command: Callable[..., tuple[str, str]]
+) -> None:
+    with pytest.raises(LinkError, match="where is the page"):
+        command("link")
+    links.offered_at(opened, "https://192.0.2.7:8443/join/", "wss://192.0.2.7:8884/mqtt")
+    with pytest.raises(LinkError, match="--minutes 0"):
+        command("link", "--minutes", "0")
+    out, err = command("link", "phone", "--minutes", "5", "--qr")
+    address, *code = out.splitlines()
+    assert address.startswith("https://192.0.2.7:8443/join/#link=")
+    assert len(code) > 15
+    assert "for 5 minutes" in err
+    [link] = links.read(opened).links
+    assert (link.device, link.ends - link.made) == ("phone", 300)
+    listed, _ = command("list")
+    assert f"{link.id}  open     phone" in listed
+    assert address.partition("#link=")[2] not in listed
+    other, _ = command("link", "--page", "https://other.example/join/")
+    assert other.startswith("https://other.example/join/#link=")
+    assert len(other.splitlines()) == 1  # no terminal, no code
+    links.use(opened, Opening(address.partition("#link=")[2], MINE), link.made + 1)
+    assert enrolled(opened) == ["phone"]
+    command("revoke", link.id)
+    assert enrolled(opened) == []
