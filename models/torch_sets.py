@@ -76,8 +76,13 @@ def parameter_table(module: nn.Module, layout: Layout, injected: Injected) -> tu
 
 
 def _members(module: nn.Module, layout: Layout, injected: Injected, tunable: Tunable) -> Set[str]:
-    """A level set has the module's own parameters, the others what was injected, and the head."""
+    """A level set has the module's own parameters, the others what was injected, and the head, unless the
+    set is to be without it.
+    """
     if tunable in LEVELS_OF:
         return frozenset(name for name in injected.base if layout.levels[name] in LEVELS_OF[tunable])
     free = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    return free.intersection(torch_peft.members(module, tunable, layout.head))
+    names = free.intersection(torch_peft.members(module, tunable, layout.head))
+    if injected.settings[tunable].get("head") != "without":
+        return names
+    return frozenset(name for name in names if name.rpartition(".")[0] != layout.head)

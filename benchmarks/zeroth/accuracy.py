@@ -84,14 +84,6 @@ class Cell:
         return f"scaled-{self.subset}" if means is not None and means["scaled"] else self.subset
 
     @property
-    def scalars(self) -> float:
-        """Contributions of scalars of each client, in the mean; 0 where other things are sent."""
-        *_, trained = self.kinds
-        if trained["name"] != "zeroth-order":
-            return 0.0
-        return self.share * (self.rounds - trained.get("from_round", 1) + 1)
-
-    @property
     def kinds(self) -> list[dict[str, Any]]:
         """As a task has them. Raises ValueError for a method that there is not."""
         means = NCM.match(self.method)

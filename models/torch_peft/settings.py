@@ -62,7 +62,7 @@ class Choice:
 _SEED = Whole(0, least=0)
 
 SETTINGS: Mapping[str, Mapping[str, Whole | Fraction | Choice]] = {
-    "bias": {},
+    "bias": {"head": Choice(("with", "without"))},
     "adapter": {"reduction": Whole(8), "seed": _SEED},
     "prompt": {"tokens": Whole(10), "seed": _SEED},
     "prefix": {"tokens": Whole(10), "seed": _SEED},
@@ -80,8 +80,7 @@ def completed(name: str, given: Mapping[str, Value]) -> dict[str, Value]:
     """All settings of a set. Raises ExportError for an unknown set or setting, or a value out of range."""
     known = settings_of(name)
     if unknown := sorted(given.keys() - known.keys()):
-        has = f"it has {', '.join(known)}" if known else "it has none"
-        raise ExportError(f"tunable set {name} has no setting {unknown[0]!r}; {has}")
+        raise ExportError(f"tunable set {name} has no setting {unknown[0]!r}; it has {', '.join(known)}")
     result: dict[str, Value] = {}
     for key, setting in known.items():
         default = setting.default if setting.default is not None else result["rank"]

@@ -1,12 +1,16 @@
 import logging
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
+from models.errors import ExportError  # noqa: E402
 from models.inputs import InputSpec  # noqa: E402
+from models.onnx_engine import OnnxModel  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
+from models.torch_networks import build  # noqa: E402
 from models.torch_networks.vit import vit  # noqa: E402
 from models.torch_sets import changes  # noqa: E402
 
@@ -33,3 +37,26 @@ def test_export_says_so_in_one_line(tmp_path, caplog):
     [record] = [r for r in caplog.records if r.name == "models.torch_export"]
     assert "untrained prompt tokens change" in record.getMessage()
     assert "\n" not in record.getMessage()
+
+
+def test_biases_may_be_trained_without_the_head_which_then_stays(tmp_path):
+    torch.manual_seed(0)
+    sets = {"bias": {"head": "without"}, "head": {}}
+    spec = ExportSpec("it", InputSpec((5,)), ("a", "b", "c"), sets=sets)
+    bundle = export(build("mlp", {"inputs": 5, "hidden": 4, "depth": 2, "classes": 3}), spec, tmp_path)
+    manifest = bundle.manifest
+    assert manifest.sets["bias"] == {"head": "without"}
+    assert not set(manifest.names("bias")) & set(manifest.names("head"))
+    assert [name.rpartition(".")[2] for name in manifest.names("bias")] == ["bias", "bias"]
+    model = OnnxModel(bundle)
+    x, y = np.random.default_rng(0).standard_normal((6, 5), np.float32), np.array([0, 1, 2, 0, 1, 2])
+    probe = model.probe("bias")
+    before = probe.loss(x, y)
+    probe.params.vector[:] += 1
+    assert probe.loss(x, y) != before
+
+
+def test_a_network_whose_only_biases_are_the_head_s_has_no_set_without_it(tmp_path):
+    spec = ExportSpec("it", InputSpec((5,)), ("a", "b", "c"), sets={"bias": {"head": "without"}})
+    with pytest.raises(ExportError, match="no parameter of the module is in tunable set bias"):
+        export(build("linear", {"inputs": 5, "classes": 3}), spec, tmp_path)

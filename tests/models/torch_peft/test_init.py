@@ -89,7 +89,7 @@ def test_bias_trains_every_bias_norms_and_the_head():
             self.head = nn.Linear(4, 2)
 
     network = Text()
-    assert torch_peft.inject(network, "bias", {}) == {}
+    assert torch_peft.inject(network, "bias", {}) == {"head": "with"}
     assert torch_peft.members(network, "bias", "head") == (
         *("recurrent.bias_ih_l0", "recurrent.bias_hh_l0"),
         *("norm.weight", "norm.bias", "head.weight", "head.bias"),
@@ -142,7 +142,8 @@ def test_all_settings_are_given_back():
         ("prompt", {"tokens": True}, "tokens of tunable set prompt is True"),
         ("adapter", {"seed": -1}, "seed of tunable set adapter is -1"),
         ("adapter", {"rank": 1}, "tunable set adapter has no setting 'rank'; it has reduction, seed"),
-        ("bias", {"rank": 1}, "tunable set bias has no setting 'rank'; it has none"),
+        ("bias", {"rank": 1}, "tunable set bias has no setting 'rank'; it has head"),
+        ("bias", {"head": False}, "head of tunable set bias is False, expected one of with, without"),
         ("all", {}, "no parameter-efficient set 'all'; there are bias, adapter"),
     ],
 )
