@@ -1,0 +1,193 @@
+"""Devices of JavaScript modules, in Node, in real federated runs, beside devices in Python."""
+
+import csv
+import json
+import queue
+import shutil
+from collections import Counter
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from broker import brokers, topics
+from broker.link import Link, LinkOptions, Received
+from broker.running import WEB_USER, BrokerOptions, WebSockets
+from broker.url import BrokerUrl
+
+from .serving_pages import WEB
+
+HELD = 297
+DEVICES = 6
+KINDS = ("full", "peft", "entropy-subset", "few-shot", "zeroth-order", "class-means")
+BUNDLE = "digits-wrn-10-1"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Handwritten digits: a file for each of six devices, and one to evaluate on."""
+    known = pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn").load_digits()
+    folder = tmp_path_factory.mktemp("digits")
+    order = np.random.default_rng(0).permutation(len(known.target))
+    x, y = known.images.astype(np.uint8)[order], known.target[order]
+    np.savez(folder / "held.npz", x=x[:HELD], y=y[:HELD])
+    for number in range(DEVICES):
+        mine = slice(HELD + number, None, DEVICES)
+        np.savez(folder / f"{number}.npz", x=x[mine], y=y[mine])
+    return folder
+
+
+@pytest.fixture
+def broker():
+    """With WebSockets."""
+    running = brokers.start(options=BrokerOptions(web=WebSockets(password="web")))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def serve(broker, launched, tmp_path):
+    """A service; `flags` are its options and their values, `files` its tasks."""
+
+    def start(*files, run="run", **flags):
+        given = [part for name, value in flags.items() for part in (f"--{name.replace('_', '-')}", value)]
+        where = ("--broker", broker.url, "--run-dir", tmp_path / run)
+        return launched(tmp_path / f"{run}.log", "serve", *given, *where, *files)
+
+    return start
+
+
+@pytest.fixture
+def join(broker, launched, digits, tmp_path):
+    """A device in Node, over WebSockets (`web`) or TCP, or in Python: with the samples of this number."""
+    node = shutil.which("node")
+    if node is None or not (WEB / "vendor" / "msgpack" / "index.mjs").exists():
+        pytest.skip("needs Node, and: npm ci && npm run vendor in web/")
+
+    def start(name, number, *extra, program="node", web=True, run="run"):
+        state = tmp_path / f"{run}-{name}"
+        mine = ("--name", name, "--data", digits / f"{number}.npz", "--state", state, "--until-done", *extra)
+        log = tmp_path / f"{run}-{name}.log"
+        if program == "python":
+            return launched(log, "join", broker.url, *mine)
+        url = broker.web_url.replace("://", f"://{WEB_USER}:web@") if web else broker.url
+        return launched(log, "--broker", url, *mine, other=(node, str(WEB / "node" / "run.js")))
+
+    return start
+
+
+class Overheard:
+    """What devices and the aggregator say on a broker."""
+
+    def __init__(self, broker):
+        self.inbox = queue.SimpleQueue()
+        self.link = Link(
+            BrokerUrl.parse(broker.url),
+            "overhears",
+            self.inbox,
+            LinkOptions(subscriptions=(f"{topics.ROOT}/#",)),
+        )
+        self.link.connect()
+
+    def until(self, leaf, timeout_s=60.0):
+        """Wait for the next message whose topic ends so."""
+        while True:
+            event = self.inbox.get(timeout=timeout_s)
+            if isinstance(event, Received) and event.topic.endswith(leaf):
+                return event
+
+
+@pytest.fixture
+def overheard(broker):
+    heard = Overheard(broker)
+    yield heard
+    heard.link.close()
+
+
+def table(run):
+    with (run / "rounds.csv").open() as rounds:
+        return list(csv.DictReader(rounds))
+
+
+def counted(lines, run):
+    """How often each (round, device) was counted."""
+    return Counter((one["round"], one["device"]) for one in lines(run / "contributions.jsonl"))
+
+
+def test_three_javascript_and_three_python_devices_finish_a_run(serve, join, digits, lines, tmp_path):
+    told = {"kinds": "few-shot,full", "deadline": 60, "min-devices": 6, "eval-data": digits / "held.npz"}
+    with serve(bundle=BUNDLE, rounds=2, **told) as service, ExitStack() as stack:
+        devices = [stack.enter_context(join(f"js-{n}", n)) for n in range(3)]
+        devices += [stack.enter_context(join(f"py-{n}", n, program="python")) for n in range(3, 6)]
+        assert service.wait(120) == 0
+        assert [device.wait(30) for device in devices] == [0] * 6
+    names = [f"js-{n}" for n in range(3)] + [f"py-{n}" for n in range(3, 6)]
+    run = tmp_path / "run"
+    assert counted(lines, run) == {(number, name): 1 for number in (1, 2) for name in names}
+    assert float(table(run)[-1]["eval_acc"]) > 0.5
+    sent = [one["bytes_up"] for one in lines(run / "contributions.jsonl") if one["round"] == 2]
+    assert max(sent) - min(sent) < 30  # of times and losses, written in as few bytes as they take
+
+
+def test_a_javascript_device_contributes_every_kind_one_task_after_the_other(serve, join, lines, tmp_path):
+    files = []
+    for number, kind in enumerate(KINDS):
+        settings = "tunable = 'head'" if kind == "peft" else ""
+        form = f"{{ name = '{kind}', settings = {{ {settings} }} }}"
+        files.append(tmp_path / f"{number}-{kind}.toml")
+        files[-1].write_text(f"bundle = '{BUNDLE}'\nrounds = 2\nround_deadline_s = 60\nkinds = [{form}]\n")
+    with serve(*files) as service, join("js", 0, web=False):
+        assert service.wait(120) == 0
+    sent = [one for path in (tmp_path / "run").rglob("contributions.jsonl") for one in lines(path)]
+    assert {(one["kind"], one["round"]) for one in sent} == {(kind, n) for kind in KINDS for n in (1, 2)}
+
+
+def test_a_javascript_device_killed_while_it_uploads_counts_once_when_it_is_there_again(
+    serve, join, overheard, lines, tmp_path
+):
+    with serve(bundle=BUNDLE, rounds=2, kinds="full", deadline=60) as service:
+        with join("js", 0, web=False) as device:
+            overheard.until("up/contribution")
+            device.kill()
+            device.wait(10)
+        with join("js", 0, web=False) as again:
+            assert service.wait(90) == 0
+            assert again.wait(30) == 0
+    assert counted(lines, tmp_path / "run") == {(1, "js"): 1, (2, "js"): 1}
+    [first] = [one for one in lines(tmp_path / "run" / "contributions.jsonl") if one["round"] == 1]
+    log = (tmp_path / "run-js.log").read_text()
+    assert log.count("round 1: full") == 1
+    assert "round 1: full accepted" in log
+    assert first["kind"] == "full"
+
+
+def test_a_round_goes_on_with_a_javascript_device_when_the_aggregator_is_killed(
+    serve, join, overheard, lines, tmp_path
+):
+    flags = {"bundle": BUNDLE, "rounds": 3, "kinds": "full", "deadline": 60}
+    with join("js", 0, web=False) as device:
+        for leaf in ("up/plan", "up/contribution"):
+            with serve(**flags) as service:
+                overheard.until(leaf)
+                service.kill()
+        with serve(**flags) as service:
+            assert service.wait(120) == 0
+        assert device.wait(30) == 0
+    assert counted(lines, tmp_path / "run") == {(number, "js"): 1 for number in (1, 2, 3)}
+
+
+@pytest.mark.slow
+def test_half_the_devices_in_javascript_learn_as_well_as_all_in_python(serve, join, digits, tmp_path):
+    told = {"kinds": "full", "deadline": 90, "min-devices": 6, "eval-data": digits / "held.npz"}
+    accuracies = {}
+    for javascript in (3, 0):
+        run = f"with-{javascript}"
+        with serve(bundle=BUNDLE, rounds=8, run=run, **told) as service, ExitStack() as stack:
+            for n in range(DEVICES):
+                program = "node" if n < javascript else "python"
+                stack.enter_context(join(f"device-{n}", n, program=program, web=n == 0, run=run))
+            assert service.wait(900) == 0
+        accuracies[javascript] = [float(one["eval_acc"]) for one in table(tmp_path / run)]
+    print(json.dumps(accuracies))
+    assert accuracies[3][-1] > 0.9
+    assert abs(accuracies[3][-1] - accuracies[0][-1]) < 0.02
