@@ -2,13 +2,16 @@
 
     .venv/bin/python benchmarks/soak.py                         # 200 kills, about 20 minutes
     .venv/bin/python benchmarks/soak.py --kills 20 --seed 3     # a look
+    .venv/bin/python benchmarks/soak.py --kinds zeroth-order    # rounds and contributions in few bytes
     .venv/bin/python benchmarks/soak.py --folder runs/soak      # keep everything; logs are in it
 
 The aggregator, Mosquitto and the devices are processes; devices really train on handwritten digits. Who is
 killed, when, how (SIGKILL, SIGTERM, or stopped for a while) and when it comes back is drawn from --seed.
-When all kills are done the run is left alone until two rounds have had everybody, is stopped in order, and
+When all kills are done the run is left alone until two rounds have had everybody and nothing of earlier ones
+waits for its receipt (what was sent to nobody is sent again after 10 s, or 20, ...), is stopped in order, and
 is audited: what every device was told, and what waits in its outbox, is compared with what the aggregator has
-on its disk. Ends with 1 if anything does not agree.
+on its disk. Ends with 1 if anything does not agree. That a next round is open says of a contribution in few
+bytes that there is nothing to wait for: it counts, or the aggregator never had it. Both are counted.
 """
 
 # ruff: noqa: E402
@@ -26,6 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +47,7 @@ from broker.url import BrokerUrl
 from simulation import digits
 
 COMMAND = "import sys; from device_runtime.cli import main; sys.exit(main(sys.argv[1:]))"
-TOLD = re.compile(r"round (\d+): (\S+) (accepted|duplicate|late|refused)")
+TOLD = re.compile(r"round (\d+): (\S+?)(?: (accepted|duplicate|late|refused)|: the round is (over))")
 ROUNDS = 1_000_000
 """More than can be done: the run is stopped."""
 CALM_ROUNDS, CALM_S = 2, 300.0
@@ -102,7 +106,7 @@ class Soak:
         url = self.broker.url
         serve = (
             f"serve --bundle digits-wrn-10-1 --rounds {ROUNDS} --deadline {self.options.deadline:g} "
-            f"--min-devices 2 --kinds full,few-shot,class-means --broker {url}"
+            f"--min-devices 2 --kinds {self.options.kinds} --broker {url}"
         )
         run = self.folder / "run"
         self.aggregator = Part(
@@ -149,6 +153,7 @@ class Soak:
         self.revive()
         calm = self.rounds
         self.wait(lambda: self.whole(calm) >= CALM_ROUNDS, CALM_S, "no rounds with everybody come")
+        self.wait(lambda: not self.unreceipted(calm), CALM_S, "what was sent before has no receipt")
 
     def one(self) -> None:
         """One of them, in one way, for a while."""
@@ -214,8 +219,14 @@ class Soak:
             part.end(signal.SIGTERM)
         self.broker.stop()
 
-    def outbox(self, device: Part) -> list[Path]:
-        return sorted((self.folder / device.name / "outbox").glob("*.msg"))
+    def unreceipted(self, until: int) -> list[tuple[str, int]]:
+        """What waits in outboxes of rounds up to this one: device and round."""
+        found = []
+        for device in self.devices:
+            for path in (self.folder / device.name / "outbox").glob("*.msg"):
+                with suppress(FileNotFoundError):  # it has its receipt just now
+                    found.append((device.name, decode(path.read_bytes(), Contribution).round))
+        return [(name, number) for name, number in found if number <= until]
 
     def audit(self) -> list[str]:
         """What does not agree; empty when all does."""
@@ -227,15 +238,17 @@ class Soak:
         wrong += [f"{key} is counted {count} times" for key, count in counted.items() if count > 1]
         self.told: Counter[str] = Counter()
         for device in self.devices:
-            for number, kind, status in TOLD.findall(device.log.read_text(errors="replace")):
-                self.told[status] += 1
-                if status in ("accepted", "duplicate") and (int(number), device.name, kind) not in counted:
+            for number, kind, status, over in TOLD.findall(device.log.read_text(errors="replace")):
+                counts = (int(number), device.name, kind) in counted
+                self.told[status or f"{over}: {'it counts' if counts else 'it never came'}"] += 1
+                if status in ("accepted", "duplicate") and not counts:
                     wrong.append(
                         f"{device.name} was told that {kind} of round {number} counts: it is not stored"
                     )
-            waiting = [decode(p.read_bytes(), Contribution) for p in self.outbox(device)]
-            old = [one.round for one in waiting if one.round <= max(records)]
-            wrong += [f"{device.name} has no receipt for round {number}, which is closed" for number in old]
+        wrong += [
+            f"{name} has no receipt for round {number}, which is closed"
+            for name, number in self.unreceipted(max(records) - CALM_ROUNDS)
+        ]
         self.closed = len(records)
         missing = set(range(1, self.closed + 1)) - records.keys()
         wrong += [f"round {number} has no record" for number in sorted(missing)]
@@ -266,6 +279,7 @@ def main() -> int:
         help="between two kills, on average (default: 3)",
     )
     add("--devices", type=int, default=4)
+    add("--kinds", default="full,few-shot,class-means", help="that rounds ask for")
     add("--deadline", type=float, default=8.0, metavar="SECONDS", help="of a round (default: 8)")
     add("--seed", type=int, default=0)
     add("--persistence", action="store_true", help="of the broker")
