@@ -13,7 +13,7 @@ from tabulate import tabulate
 if TYPE_CHECKING:
     from .accuracy import Cell
 
-THESIS, OURS, FIRST_ORDER = "fedmezo", "ours", "first-order"
+THESIS, NAIVE, OURS, FIRST_ORDER = "fedmezo", "distmezo-naive", "ours", "first-order"
 Point = Mapping[str, float]
 
 
@@ -61,8 +61,9 @@ def ends(done: Iterable[Done]) -> str:
 def goals(done: Iterable[Done]) -> str:
     """Of each panel: how soon ours has what FedMeZO ends with, and what first order has of as many passes.
 
-    Ours and first order are those of the panel that begin from class means, the best of several; FedMeZO from
-    a fresh head. Means over the seeds.
+    FedMeZO begins from a fresh head; the others are those of the panel that begin from class means, the best
+    of several. First order is shown at the evaluation whose passes are nearest to ours, and at its end. Means
+    over the seeds; the last column has the fewest of a method.
     """
     panels: dict[tuple[str, str, str, int, str], dict[str, list[Done]]] = {}
     for one in done:
@@ -70,19 +71,15 @@ def goals(done: Iterable[Done]) -> str:
     rows = []
     for panel, methods in sorted(panels.items(), key=str):
         curves = {method: _curve(ones) for method, ones in methods.items()}
-        ours, first = (_best(curves, f"+{name}") for name in (OURS, FIRST_ORDER))
-        if ours and first and THESIS in curves:
-            rows.append((*panel, *_held(curves[THESIS], ours, first)))
-    head = (
-        "FedMeZO, %",
-        "passes",
-        "ours reach it by",
-        "ours, %",
-        "passes",
-        "first order, of as many",
-        "in the end",
-    )
-    return tabulate(rows, (*PANEL, *head), tablefmt="github", disable_numparse=True)
+        ours, first, naive = (_best(curves, f"+{name}") for name in (OURS, FIRST_ORDER, NAIVE))
+        if THESIS in curves and ours in curves and first in curves:
+            held = _held(curves[THESIS], curves[ours], curves[first])
+            end = f"{100 * curves[naive][-1]['accuracy']:.1f}" if naive in curves else ""
+            seeds = min(len(methods[method]) for method in (THESIS, ours, first))
+            rows.append((*panel, *held, end, str(seeds)))
+    head = ("FedMeZO, %", "passes", "ours has it by", "ours, %", "passes", "first order then", "at its end")
+    names = (*PANEL, *head, "DistMeZO-naive", "seeds")
+    return tabulate(rows, names, tablefmt="github", disable_numparse=True)
 
 
 def _held(thesis: list[Point], ours: list[Point], first: list[Point]) -> tuple[str, ...]:
@@ -95,7 +92,7 @@ def _held(thesis: list[Point], ours: list[Point], first: list[Point]) -> tuple[s
         soon,
         f"{100 * ours[-1]['accuracy']:.1f}",
         f"{whole:.0f}",
-        f"{100 * alike['accuracy']:.1f}",
+        f"{100 * alike['accuracy']:.1f} ({alike['passes']:.0f})",
         f"{100 * first[-1]['accuracy']:.1f} ({first[-1]['passes']:.0f})",
     )
 
@@ -108,10 +105,10 @@ def _curve(ones: Sequence[Done]) -> list[Point]:
     ]
 
 
-def _best(curves: Mapping[str, list[Point]], name: str) -> list[Point]:
-    """Of methods with this in their names, the one that ends highest."""
-    found = (curve for method, curve in curves.items() if name in method)
-    return max(found, key=lambda curve: curve[-1]["accuracy"], default=[])
+def _best(curves: Mapping[str, list[Point]], name: str) -> str:
+    """Of methods with this in their names, the one that ends highest; empty where there is none."""
+    found = (method for method in curves if name in method)
+    return max(found, key=lambda method: curves[method][-1]["accuracy"], default="")
 
 
 def plot(done: Iterable[Done], path: Path) -> None:
