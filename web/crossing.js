@@ -3,7 +3,8 @@
  * Samples do not cross: both have them from the same storage, which the page alone writes.
  *
  * @typedef {import("./device/telling.js").Happening} Happening
- * @typedef {{url: string, user: string, password: string}} Broker ws or wss; user and password may be empty
+ * @typedef {{url: string, user: string, password: string, gateway: string}} Broker ws or wss; user and password may
+ *   be empty; `gateway`: the same broker at the page's own address, or empty
  * @typedef {{name: string, token: string, broker: Broker, key: string, task: string}} Settings of a device: its
  *   name; the `fl1.` token of one that was enrolled, or empty; then the broker, and the aggregator's public key in
  *   hex digits, or empty; the task that it is here for, or empty: whichever there is

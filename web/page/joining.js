@@ -12,7 +12,8 @@ const CLAIM_BYTES = 32;
  * @typedef {import("../crossing.js").Settings} Settings
  * @typedef {{name: string, input: import("../device/preparing.js").InputSpec, labels: string[]}} Task as told
  *   before the model is here
- * @typedef {{enrolment: "link" | "open", broker: import("../crossing.js").Broker, key: string, tasks: Task[]}} Config
+ * @typedef {{enrolment: "link" | "open", broker: {url: string, user: string, password: string},
+ *   gateway: string, key: string, tasks: Task[]}} Config `gateway`: where, beside this, the broker is reached
  * @typedef {{settings: Settings, tasks: Task[]}} Joined
  */
 
@@ -60,7 +61,7 @@ export async function refreshed(joined) {
   if (joined.settings.token) return joined; // it says where
   const config = await configuration().catch(() => null);
   if (config?.enrolment !== "open") return joined;
-  return { ...joined, settings: { ...joined.settings, broker: config.broker, key: config.key } };
+  return { ...joined, settings: { ...joined.settings, broker: brokerOf(config), key: config.key } };
 }
 
 /**
@@ -71,12 +72,17 @@ export async function refreshed(joined) {
  */
 export async function join(config, { name, link }) {
   const tasks = config.tasks.filter((task) => task.input?.shape);
-  const { broker, key } = config;
-  const settings = { name, token: "", broker, key, task: "" };
+  const settings = { name, token: "", broker: brokerOf(config), key: config.key, task: "" };
   if (config.enrolment === "open") return { tasks, settings };
   const post = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(link) };
   const { token } = await answered(ENROL, post);
   return { tasks, settings: { ...settings, token, name: (await enrolmentOf(token)).name } };
+}
+
+/** @param {Config} config @returns {import("../crossing.js").Broker} */
+function brokerOf({ broker, gateway }) {
+  const here = gateway ? new URL(gateway, CONFIG).href.replace(/^http/, "ws") : "";
+  return { ...broker, gateway: here };
 }
 
 async function answered(url, options) {

@@ -16,7 +16,7 @@ export class Learning {
     byId("learning").hidden = false;
     this._points = [...this._points.filter((point) => point.round < round), { round, share: right / count }].slice(-MOST);
     const first = this._points[0];
-    const since = this._points.length > 1 ? ` In round ${first.round} it was ${percent(first.share)}.` : "";
+    const since = this._points.length > 1 ? ` At first it was ${percent(first.share)}.` : "";
     say(byId("judged"), `${percent(right / count)} right: ${right} of ${plural(count, "sample")} that it was not trained on.${since}`);
     byId("chart").replaceChildren(chart(this._points, 1 / labels));
   }

@@ -8,6 +8,8 @@ const ROUND = "Waiting for the next round …";
 
 export class Now {
   constructor() {
+    /** Whether the task is. */
+    this.over = false;
     this._said = "Connecting …";
     this._round = { task: "", number: 0 };
     /** @type {any} */
@@ -53,7 +55,8 @@ export class Now {
     ];
   }
 
-  _begin({ task, round }) {
+  _begin({ task, round, done }) {
+    this.over = done;
     this._round = { task, number: round };
     if (this._plan?.round !== round) this._plan = this._progress = null;
   }
@@ -80,7 +83,7 @@ export class Now {
 /** What goes on now, in one line; null where a message says nothing of it. @param {any} told @param {Now} now */
 function line(told, now) {
   const lines = {
-    link: () => (told.connected ? "Connected. Asking for the task …" : `Not connected: ${told.reason}. Trying again …`),
+    link: () => (now.over ? null : told.connected ? "Connected. Asking for the task …" : `Not connected: ${told.reason}. Trying again …`),
     fetching: () => (now.training ? null : `Fetching the model: ${bytes(told.have)} of ${bytes(told.size)}`),
     task: () => (told.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
     offer: () => offered(told),

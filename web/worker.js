@@ -1,0 +1,143 @@
+/** The device, in a thread of its own: what the page asks for, and what it is told. See crossing.js. */
+
+import { DEVICE, SAMPLES } from "./crossing.js";
+import { Agent } from "./device/agent.js";
+import { fromHex } from "./device/bytes.js";
+import { DeviceModel } from "./device/engine.js";
+import { enrolmentOf } from "./device/enrolment.js";
+import { oneLine } from "./device/errors.js";
+import { browserHost } from "./device/host.js";
+import { Link } from "./device/link.js";
+import { runtimeFor } from "./device/providers.js";
+import { reach } from "./device/reaching.js";
+import { Samples } from "./device/samples.js";
+import { logSoftmax } from "./device/softmax.js";
+import { checkDevice } from "./device/topics.js";
+import { parseUrl } from "./device/url.js";
+import { openDisk } from "./page/disk_indexeddb.js";
+
+/** @typedef {import("./crossing.js").Settings} Settings */
+
+const clock = () => performance.now() / 1000;
+const tell = (/** @type {import("./crossing.js").Told} */ told) => postMessage(told);
+const log = (/** @type {any} */ level, /** @type {string} */ text) => tell({ type: "log", level, text });
+/** Why no work may be done, also before there is a device. @type {Set<string>} */
+const pauses = new Set();
+
+/** @type {{percent: number, plugged: boolean} | null} */
+let battery = null;
+/** @type {Device | null} */
+let device = null;
+
+class Device {
+  /** @param {Settings} settings */
+  static async open(settings) {
+    const { name, url, clientId, key } = await whoOf(settings);
+    const kept = { samples: /** @type {Samples | null} */ (null) };
+    const disk = await openDisk(SAMPLES);
+    const environment = {
+      clock,
+      disk: await openDisk(DEVICE),
+      open: async (/** @type {any} */ bundle) => new DeviceModel(bundle, await runtimeFor(bundle)),
+      samples: async (/** @type {any} */ { input, labels }) => {
+        kept.samples = await new Samples(disk, input, labels).open();
+        return kept.samples;
+      },
+      host: browserHost(name, navigator, () => battery),
+      tell: (/** @type {any} */ happening) => tell(plain(happening)),
+    };
+    const agent = await Agent.open({ name, key, task: settings.task }, environment);
+    const { will, greeting, subscriptions } = agent;
+    const link = new Link(url, clientId, (event) => agent.took(event), { will, greeting, subscriptions, log });
+    agent.begin(link);
+    return new Device({ agent, link, kept });
+  }
+
+  /** @param {{agent: Agent, link: Link, kept: {samples: Samples | null}}} parts */
+  constructor({ agent, link, kept }) {
+    this._agent = agent;
+    this._link = link;
+    this._kept = kept;
+    this._left = false;
+  }
+
+  /** Until it leaves. Throws for what it cannot mend. */
+  async run() {
+    if (await reach(this._link, log, () => this._left)) await this._agent.run();
+  }
+
+  /** The owner's word; see hours.js. */
+  get hours() {
+    return this._agent.hours;
+  }
+
+  async samplesChanged() {
+    await this._kept.samples?.open();
+    this._agent.samplesChanged();
+  }
+
+  /** A share for each label; null where there is no model. @param {Float32Array} x one prepared sample */
+  async guess(x) {
+    const logits = await this._agent.predict(x);
+    return logits && Array.from(logSoftmax(logits, logits.length), Math.exp);
+  }
+
+  async leave() {
+    this._left = true;
+    this._agent.stop();
+    await this._link.close(this._agent.farewell);
+  }
+}
+
+/** Where the broker is, and who we are there. Throws EnrolmentError, UrlError, TopicError. @param {Settings} settings */
+async function whoOf({ name, token, broker, key }) {
+  const gateway = broker.gateway ? parseUrl(broker.gateway) : null;
+  const enrolled = token ? await enrolmentOf(token) : null;
+  const { user, password } = enrolled?.url ?? broker;
+  const url = { ...(gateway ?? enrolled?.url ?? parseUrl(broker.url)), user, password };
+  return enrolled ? { ...enrolled, url } : { name: checkDevice(name), clientId: name, key: fromHex(key), url };
+}
+
+/** What may cross: of a manifest, what the page shows. @param {any} happening */
+function plain(happening) {
+  if (happening.type !== "task") return happening;
+  const { name, input, labels } = happening.manifest;
+  return { ...happening, manifest: { name, input: { ...input }, labels: [...labels] } };
+}
+
+/** @type {{[what: string]: (asked: any) => Promise<void> | void}} */
+const DO = {
+  start: async ({ settings }) => {
+    device = await Device.open(settings);
+    for (const why of pauses) device.hours.pause(why);
+    await device.run();
+  },
+  pause: ({ why }) => {
+    pauses.add(why);
+    device?.hours.pause(why);
+  },
+  resume: ({ why }) => {
+    pauses.delete(why);
+    device?.hours.resume(why);
+  },
+  battery: ({ percent, plugged }) => {
+    battery = { percent, plugged };
+  },
+  samples: () => device?.samplesChanged(),
+  guess: async ({ number, x }) => {
+    const shares = await device?.guess(x).catch(() => null);
+    tell({ type: "guessed", number, shares: shares ?? null });
+  },
+  leave: async () => {
+    await device?.leave();
+    tell({ type: "left" });
+  },
+};
+
+onmessage = async ({ data }) => {
+  try {
+    await DO[data.do](data);
+  } catch (error) {
+    tell({ type: "stopped", text: oneLine(error) });
+  }
+};
