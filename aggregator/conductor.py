@@ -6,20 +6,21 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
 
-from broker.messages import Offer, Receipt
+from broker.messages import Offer
 from strategies.kind import formed
 
 from . import cohort, machine, moves, wishes
 from .contributions import Stored, record_of
 from .errors import AggregatorError, DatabaseError, RollbackError, RunFolderError
 from .group import Group
-from .observer import Contributed, Finished, Happening, Refused, RoundExtended, RoundOpened
+from .observer import Contributed, Finished, Happening, RoundExtended, RoundOpened
 from .offering import Offering
 from .outbound import Outbound
 from .ports import Ports
+from .receipts import Receipts
 from .reception import Desk, Reception
+from .remembered import Remembered
 from .rounds import Rounds
 from .state import Rules, State
 from .text import printable
@@ -27,9 +28,6 @@ from .traffic import Traffic
 
 log = logging.getLogger(__name__)
 
-RECEIPT_S = 5.0
-"""Seconds after which a short contribution has its receipt, if no next round says it: devices send it again
-after ten."""
 _OF_ONE = (moves.Keep, moves.Fetch, moves.Reply)
 """Commands about one contribution: what goes wrong with it does not stop the run."""
 
@@ -57,10 +55,8 @@ class Conductor:
         self._tell = tell
         self._events: deque[moves.Event] = deque()
         self._busy = False
-        self._came: set[str] = set()
-        self._forgotten: set[str] = set()
-        self._full = 0
-        self._owed: dict[moves.Reply, float] = {}
+        self._remembered = Remembered(rounds.store)
+        self._receipts = Receipts(self.reception, self.out, ports.clock, tell)
 
     @property
     def _rules(self) -> Rules:
@@ -91,12 +87,12 @@ class Conductor:
         except RunFolderError as error:
             self._lost(error)
             self._drain()
-        self._remember()
-        self._pay(self._clock() - RECEIPT_S)
+        self._remembered.settle(self.state)
+        self._receipts.pay()
 
     def attend(self, device: str) -> None:
         """A device came, went, or is ready: the next life of the aggregator is to know it."""
-        self._came.add(device)
+        self._remembered.attend(device)
 
     def forget(self, device: str) -> None:
         """A device that is away need not be known any longer."""
@@ -104,22 +100,7 @@ class Conductor:
         self.traffic.forget(device)
         self.out.forget(device)
         self.feed(moves.Forgotten(self._clock(), device))
-        self._forgotten.add(device)
-        self.attend(device)
-
-    def _remember(self) -> None:
-        if not self._came:
-            return
-        known = {device: self.state.devices.get(device) for device in self._came}
-        here = {device: one.boot for device, one in known.items() if one and one.online and one.ready}
-        forgotten = [device for device in self._forgotten if device not in self.state.asked]
-        try:
-            self.rounds.store.attend(here, self._came - here.keys(), forgotten)
-        except RunFolderError as error:
-            log.warning("who is here is not on disk: %s", error)
-        else:
-            self._came.clear()
-            self._forgotten.clear()
+        self._remembered.forget(device)
 
     def offer(self) -> None:
         """Publish where things are: a broker may have forgotten it."""
@@ -154,55 +135,8 @@ class Conductor:
         return self.rounds.farewell() if self.state.phase == "done" else None
 
     def reply(self, reply: moves.Reply) -> None:
-        """Send a receipt, and tell of it. One that cannot be sent is asked for again by its device.
-
-        That a short contribution has been counted is said soon: the next round, if that comes before, says so
-        too, in no bytes.
-        """
-        update = reply.update
-        if reply.status == "accepted" and not update.seq and not self.rounds.rules.counts_late:
-            self.reception.release(update)
-            self._owed[reply] = self._clock()
-            return
-        if reply.status != "accepted":
-            self.reception.turn_away(update)
-        self.reception.release(update)
-        self._receipt(reply)
-        if reply.retry_s:
-            self._say_full()
-        if reply.status != "accepted":
-            kind, reason = printable(update.kind), printable(reply.reason)
-            self._tell(Refused(update.device, update.round, kind, reply.status, reason))
-
-    def _pay(self, until: float) -> None:
-        """Send the receipts that are owed since then or longer."""
-        for reply in [reply for reply, since in self._owed.items() if since <= until]:
-            del self._owed[reply]
-            self._receipt(reply)
-
-    def _receipt(self, reply: moves.Reply) -> None:
-        update = reply.update
-        self.out.send(
-            update.device,
-            "receipt",
-            Receipt(
-                boot=update.boot,
-                seq=update.seq,
-                round=update.round,
-                status=reply.status,
-                reason=_addressed(reply),
-                retry_after_s=reply.retry_s,
-            ),
-        )
-
-    def _say_full(self) -> None:
-        """Once in a round."""
-        if self._full != self.state.round:
-            self._full = self.state.round
-            what_to_do = "raise max_devices, or enrol devices"
-            log.warning(
-                "round %d takes %d contributions, others are put off: %s", self._full, self._most, what_to_do
-            )
+        """Tell a device what became of its contribution."""
+        self._receipts.give(reply, self.state)
 
     def _drain(self) -> None:
         self._busy = True
@@ -275,7 +209,7 @@ class Conductor:
                 self._work(command)
             case moves.Finish():
                 self.rounds.finish(command.best)
-                self._pay(inf)
+                self._receipts.pay_all()
                 self.offer()
                 self._tell(Finished(self.rounds.run, self.state.round))
 
@@ -287,9 +221,7 @@ class Conductor:
         kinds = tuple(kind.name for kind in task.offered(number))
         deadline_s, count = self.rounds.deadline_s(number), self.state.contributions
         self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
-        if self._offering.opened(self.state):
-            self._owed.clear()
-        self._pay(inf)
+        self._receipts.pay_all(said=self._offering.opened(self.state))
 
     def _extend(self, command: moves.Extend) -> None:
         task, deadline_s = self.rounds.task, self.rounds.deadline_s(command.round)
@@ -348,11 +280,3 @@ def _stuck(command: moves.Command, error: Exception) -> AggregatorError:
         return error
     text = f"{type(error).__name__}: {printable(str(error))}"
     return RunFolderError(f"the run cannot go on at {command}: {text}; start again to retry")
-
-
-def _addressed(reply: moves.Reply) -> str:
-    """The reason as one short line, whatever the device's own names in it; a sentence where it is refused."""
-    reason = printable(reply.reason)
-    if reply.status == "refused":
-        return f"update from {reply.update.device} refused: {reason}"
-    return reason

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from aggregator.conductor import RECEIPT_S
 from aggregator.contributions import Contributions
 from aggregator.observer import RoundClosed
 from aggregator.outbound import Outbound
+from aggregator.receipts import RECEIPT_S
 from aggregator.state import SETTLE_S
 from aggregator.store import Store
 from broker import messages, small, topics
