@@ -9,8 +9,8 @@ import numpy as np
 from models.bundle import Bundle
 from models.initial import fresh
 from models.tensors import Tensors
+from strategies.aggregator_half import Carried, RoundModel
 from strategies.folding import derived
-from strategies.kind import Carried, RoundModel
 
 from .task import Task
 from .tools import Tools

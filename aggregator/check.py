@@ -15,7 +15,8 @@ from models.manifest import Manifest
 from models.tensors import Tensors, TensorSpec
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Chain
-from strategies.kind import MOST_LOSS, formed
+from strategies.device_half import MOST_LOSS
+from strategies.kind import formed
 
 from .errors import UpdateRefused
 from .task import KindSettings, Task

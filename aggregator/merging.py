@@ -17,8 +17,10 @@ from broker.errors import BlobError
 from models import tensors
 from models.errors import TensorError
 from models.tensors import Tensors
+from strategies.aggregator_half import Carried, RoundModel
+from strategies.device_half import Contribution, Late
 from strategies.folding import Folding
-from strategies.kind import Carried, Contribution, Late, RoundModel, formed
+from strategies.kind import formed
 from strategies.merge import brought_forward
 from strategies.robust import Screen
 

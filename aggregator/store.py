@@ -61,7 +61,7 @@ class Figures:
 
 
 class CarriedBlobs(msgspec.Struct, frozen=True, array_like=True):
-    """What a round hands on beside its base (`strategies.kind.Carried`): bases by member, blobs by kind."""
+    """`strategies.aggregator_half.Carried`, as it is kept: bases by member, blobs by kind."""
 
     family: dict[str, Base] = {}
     memory: dict[str, Blob] = {}

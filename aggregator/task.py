@@ -15,7 +15,8 @@ from broker import topics
 from broker.messages import Kind
 from broker.steps import round_seed
 from strategies import registry
-from strategies.kind import AnyStrategy, Contribution, Settings
+from strategies.device_half import Contribution
+from strategies.kind import AnyStrategy, Settings
 from strategies.robust.settings import Robust, Rule
 from strategies.server_optimizer import ServerOptimizer
 

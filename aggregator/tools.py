@@ -13,7 +13,7 @@ from models.engine import DeviceModel
 from models.engines import EngineWish, open_model
 from models.errors import ModelError
 from models.manifest import Manifest
-from strategies.kind import LocalData
+from strategies.device_half import LocalData
 
 from .errors import TaskError
 

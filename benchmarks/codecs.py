@@ -37,8 +37,8 @@ from simulation.records import RoundLine
 from simulation.run import prepare, simulate
 from simulation.watch import Nobody
 from strategies.codecs.chain import Chain, named
+from strategies.device_half import NOTHING, LocalData, Run
 from strategies.full import Full
-from strategies.kind import NOTHING, LocalData, Run
 
 BUNDLE = "digits-wrn-10-1"
 WORDS = (

@@ -26,7 +26,9 @@ from models.onnx_engine import OnnxModel
 from models.softmax import accuracy_and_loss
 from simulation import digits, partition
 from simulation.demo.fleet import MIXED
-from strategies.kind import AnyStrategy, LocalData, RoundModel, Run
+from strategies.aggregator_half import RoundModel
+from strategies.device_half import LocalData, Run
+from strategies.kind import AnyStrategy
 from strategies.merge import merge
 
 DEVICES, STRAGGLERS, ALPHA = 8, 3, 0.3

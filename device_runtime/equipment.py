@@ -9,7 +9,8 @@ from models.engine import DeviceModel
 from models.errors import ModelError
 from models.tensors import Tensors, check
 from profiles import Power
-from strategies.kind import NOTHING, AnyStrategy, Contribution, LocalData, OutOfTime, Run
+from strategies.device_half import NOTHING, Contribution, LocalData, OutOfTime, Run
+from strategies.kind import AnyStrategy
 
 from .choose import Candidate, Loads
 from .errors import OutOfMemory

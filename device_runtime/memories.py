@@ -12,7 +12,7 @@ from broker.partial import admit, sync_folder
 from models import tensors
 from models.errors import TensorError
 from models.tensors import Tensors
-from strategies.kind import NOTHING
+from strategies.device_half import NOTHING
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from models.engines import EngineWish, engine_choice, open_model
 from profiles import Speed
 from strategies import registry
 from strategies.codecs import chain as codecs
-from strategies.kind import NOTHING, LocalData
+from strategies.device_half import NOTHING, LocalData
 from strategies.workload import ENVELOPE_BYTES, workload
 
 from . import data as local_data

@@ -9,7 +9,7 @@ from broker.messages import Hello, Offer
 from models.bundle import Bundle
 from models.tensors import Tensors
 from strategies.codecs.chain import Encoded
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 from .link_speed import LinkSpeed
 from .watching import Watcher

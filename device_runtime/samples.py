@@ -9,8 +9,8 @@ from pathlib import Path
 from models.bundle import Bundle
 from profiles import Workload
 from strategies.accountant import Limit
+from strategies.device_half import LocalData
 from strategies.errors import KindError
-from strategies.kind import LocalData
 from strategies.workload import workload
 
 from . import data as local_data

@@ -18,7 +18,7 @@ from profiles import DeviceProfile
 from strategies import registry
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Encoded
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 from .choose import MAIN, choose
 from .data import Keep

@@ -11,7 +11,8 @@ from typing import Protocol
 from models.errors import ModelError
 from profiles import DeviceProfile, Power
 from strategies.accountant import PrivacyError
-from strategies.kind import AnyStrategy, Contribution, OutOfTime
+from strategies.device_half import Contribution, OutOfTime
+from strategies.kind import AnyStrategy
 
 from .choose import MARGIN, NOWHERE, Candidate, Loads, Plan, choose, priced
 from .errors import OutOfMemory

@@ -21,7 +21,7 @@ from broker.events import Event
 from broker.messages import Base, Offer, Step, decode, encode
 from device_runtime.task import Given
 from models import tensors
-from strategies.kind import NOTHING
+from strategies.device_half import NOTHING
 from strategies.merge import Merged
 
 from .made import Made, made_of

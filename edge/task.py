@@ -24,7 +24,8 @@ from profiles import Verdict
 from profiles.measure import UNMEASURED_LINK
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Encoded
-from strategies.kind import AnyStrategy, Contribution
+from strategies.device_half import Contribution
+from strategies.kind import AnyStrategy
 from strategies.zeroth_order import ZerothOrder
 
 from . import scalars

@@ -15,7 +15,8 @@ from device_runtime.ways import MOST_REPLAYED
 from models import tensors
 from models.bundle import Bundle
 from models.tensors import Tensors
-from strategies.kind import ALONE, NOTHING, Carried
+from strategies.aggregator_half import ALONE, Carried
+from strategies.device_half import NOTHING
 from strategies.merge import Merged
 
 from .executors.job import aside_key, base_key

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from models import tensors
 from models.errors import ModelError
 from models.tensors import Tensors
-from strategies.kind import ALONE, NOTHING
+from strategies.aggregator_half import ALONE
+from strategies.device_half import NOTHING
 
 from .bases import Base, Version
 from .errors import SimulationError

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.inputs import InputSpec
-from strategies.kind import LocalData
+from strategies.device_half import LocalData
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from aggregator.check import doubt
 from aggregator.progress import Progress, score_of
 from aggregator.task import Task
 from models.tensors import Tensors
+from strategies.aggregator_half import Carried, RoundModel, ServerTools
 from strategies.codecs import chain as codecs
+from strategies.device_half import NOTHING, Contribution, Late
 from strategies.folding import Folding
-from strategies.kind import NOTHING, Carried, Contribution, Late, RoundModel, ServerTools, formed
+from strategies.kind import formed
 from strategies.merge import brought_forward
 from strategies.robust import Screen
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite, nan
 
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 from .asking import Flight
 from .records import Ask, Fate, RoundLine

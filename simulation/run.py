@@ -19,7 +19,7 @@ from models.bundle import Bundle
 from models.engines import EngineWish
 from models.manifest import Manifest
 from models.tensors import Tensors
-from strategies.kind import LocalData
+from strategies.device_half import LocalData
 
 from . import data as data_sets
 from .asking import Asking, Stock

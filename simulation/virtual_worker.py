@@ -9,7 +9,8 @@ from device_runtime.choose import Candidate, Loads
 from device_runtime.meters import Energy, modelled
 from profiles import DeviceProfile, Power
 from strategies.accountant import PrivacyError
-from strategies.kind import AnyStrategy, Contribution, OutOfTime, Run
+from strategies.device_half import Contribution, OutOfTime, Run
+from strategies.kind import AnyStrategy
 from strategies.privacy import Ledger, round_of, settings_of
 
 STEPS = (0.01, *(tenth / 10 for tenth in range(1, 10)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 from .executors.job import Job
 from .records import Ask, RoundLine

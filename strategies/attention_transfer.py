@@ -21,7 +21,9 @@ from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
 from . import local_training, members, ranges, teaching
-from .kind import Contribution, Effect, LocalData, RoundModel, Run, formed
+from .aggregator_half import Effect, RoundModel
+from .device_half import Contribution, LocalData, Run
+from .kind import formed
 from .members import OfFamily
 from .teaching import Attention, Lesson, Rows
 from .tensor_mean import TensorMean

@@ -17,8 +17,10 @@ from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
 from . import ranges
+from .aggregator_half import Effect, RoundModel
+from .device_half import NOTHING, Contribution, LocalData, Run
 from .feature_scale import scale_by, scale_in
-from .kind import NOTHING, Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .kind import Usual
 from .tensor_mean import TensorMean
 from .workload import forward_work
 

@@ -15,7 +15,7 @@ from models.softmax import entropy
 from profiles import Work, Workload
 
 from . import ranges
-from .kind import Contribution, LocalData, Run
+from .device_half import Contribution, LocalData, Run
 from .tensor_update import TensorUpdate
 
 

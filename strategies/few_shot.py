@@ -18,8 +18,10 @@ from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Pass, Work, Workload, predict
 
 from . import ranges
+from .aggregator_half import Effect, RoundModel
+from .device_half import Contribution, LocalData, Run
 from .head_training import HeadTraining
-from .kind import Coded, Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .kind import Coded, Usual
 from .tensor_mean import TensorMean
 from .tensor_update import FEW_SHOT
 from .workload import forward_work, head_specs

@@ -10,7 +10,9 @@ import numpy as np
 from models.errors import TensorError
 from models.tensors import Tensors, finite
 
-from .kind import NOTHING, AnyStrategy, Carried, Contribution, Derives, RoundModel, formed
+from .aggregator_half import Carried, RoundModel
+from .device_half import NOTHING, Contribution
+from .kind import AnyStrategy, Derives, formed
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
 from .server_optimizer import ServerOptimizer
 

@@ -9,7 +9,7 @@ from models.engine import DeviceModel
 from profiles import Work, Workload
 
 from . import local_training, ranges
-from .kind import LocalData, Run
+from .device_half import LocalData, Run
 from .tensor_update import TensorUpdate
 
 

@@ -14,9 +14,11 @@ from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Work, Workload, predict
 from profiles.cost import activation_bytes
 
+from .aggregator_half import Effect, RoundModel
+from .device_half import Contribution, LocalData, OutOfTime, Run
 from .few_shot import FewShot
 from .full import Full
-from .kind import Contribution, Effect, LocalData, OutOfTime, RoundModel, Run, Usual
+from .kind import Usual
 from .tensor_mean import TensorMean
 from .tensor_update import FEW_SHOT, TrainingSettings, few_shot_head
 from .workload import head_specs

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.manifest import Manifest
 from models.optimizer import Sgd
 
-from .kind import Contribution, Run
+from .device_half import Contribution, Run
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from models.optimizer import Optimizer
 from models.proximal import Proximal
 from models.tensors import Tensors, Vector
 
-from .kind import LocalData, OutOfTime, Run
+from .device_half import LocalData, OutOfTime, Run
 
 Indices = NDArray[np.int64]
 

@@ -14,7 +14,8 @@ from profiles import Cost, DeviceProfile, Pass, Work, Workload, predict
 from profiles.cost import activation_bytes
 
 from . import directions, ranges
-from .kind import Coded, Contribution, LocalData, Run
+from .device_half import Contribution, LocalData, Run
+from .kind import Coded
 from .replaying import Along, move, perturb
 from .tensor_update import Averaged
 from .workload import upload_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .kind import Late
+from .device_half import Late
 
 Scalars = NDArray[np.float64]
 

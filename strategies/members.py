@@ -15,7 +15,9 @@ from profiles import Pass, Work, Workload
 from profiles.cost import activation_bytes
 
 from . import ranges
-from .kind import Coded, LocalData, RoundModel, ServerTools, Usual
+from .aggregator_half import RoundModel, ServerTools
+from .device_half import LocalData
+from .kind import Coded, Usual
 from .workload import training_work, upload_bytes
 
 K = TypeVar("K", bound="OfFamily")

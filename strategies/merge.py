@@ -12,7 +12,8 @@ import numpy as np
 from broker.messages import Step
 from models.tensors import Tensors, finite
 
-from .kind import Carried, Contribution, Effect, Late, RoundModel
+from .aggregator_half import Carried, Effect, RoundModel
+from .device_half import Contribution, Late
 from .replaying import replay
 from .server_optimizer import STATISTICS, ServerOptimizer
 from .tensor_mean import TensorMean

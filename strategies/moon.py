@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from models.engine import DeviceModel
 from models.tensors import Tensors
 
-from .kind import LocalData
+from .device_half import LocalData
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from models.engine import DeviceModel
 from models.head import SoftmaxHead
 from profiles import Pass, Work, Workload
 
-from .kind import Contribution, LocalData, Run
+from .device_half import Contribution, LocalData, Run
 from .tensor_update import TensorUpdate
 from .workload import forward_work
 

@@ -19,8 +19,10 @@ from profiles import Cost, DeviceProfile, Pass, Workload, predict
 from profiles.cost import activation_bytes
 
 from . import clustering, ranges, teaching
+from .aggregator_half import Effect, RoundModel
+from .device_half import Contribution, LocalData, Run
 from .full import Full
-from .kind import Coded, Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .kind import Coded, Usual
 from .teaching import Lesson
 from .tensor_mean import TensorMean
 from .workload import upload_bytes

@@ -15,7 +15,7 @@ from models.tensors import Tensors
 from profiles import Work, Workload
 
 from . import ranges
-from .kind import Effect, RoundModel
+from .aggregator_half import Effect, RoundModel
 from .tensor_mean import TensorMean
 from .tensor_update import TensorUpdate
 

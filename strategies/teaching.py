@@ -18,7 +18,7 @@ from models.manifest import Manifest
 from models.optimizer import Optimizer
 from models.tensors import Tensors
 
-from .kind import LocalData
+from .device_half import LocalData
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,10 @@ from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Work, Workload, predict
 
 from . import local_training, moon, ranges
+from .aggregator_half import Effect, RoundModel
+from .device_half import Contribution, LocalData, Run
 from .head_training import HeadTraining
-from .kind import Coded, Contribution, Effect, LocalData, RoundModel, Run, Usual
+from .kind import Coded, Usual
 from .privacy import DpSgd
 from .tensor_mean import TensorMean
 from .workload import Training, head_specs, work_of

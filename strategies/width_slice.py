@@ -11,7 +11,8 @@ from models.manifest import Manifest
 from models.slices import Slices
 from models.tensors import Tensors
 
-from .kind import NOTHING, Contribution, Effect, LocalData, RoundModel, Run
+from .aggregator_half import Effect, RoundModel
+from .device_half import NOTHING, Contribution, LocalData, Run
 from .local_training import Epochs
 from .tensor_mean import TensorMean
 from .tensor_update import TensorUpdate

@@ -17,7 +17,9 @@ from profiles import Cost, DeviceProfile, Work, Workload, predict
 from profiles.cost import activation_bytes
 
 from . import directions, ranges
-from .kind import MOST_LOSS, Contribution, Effect, Late, LocalData, RoundModel, Run, Usual
+from .aggregator_half import Effect, RoundModel
+from .device_half import MOST_LOSS, Contribution, Late, LocalData, Run
+from .kind import Usual
 from .mean_scalars import Mean, MeanScalars, Scalars
 from .replaying import Along, perturb
 from .step_size import GRID, Moment, Sizing, relative, unit

@@ -22,7 +22,8 @@ from broker import brokers
 from broker.running import RunningBroker
 from models.bundle import Bundle, shipped
 from models.onnx_engine import OnnxModel
-from strategies.kind import LocalData, RoundModel
+from strategies.aggregator_half import RoundModel
+from strategies.device_half import LocalData
 
 T = TypeVar("T")
 

@@ -10,7 +10,9 @@ from models.manifest import Manifest
 from models.tensors import TensorSpec
 from profiles import Cost, DeviceProfile, Work, Workload, predict
 from strategies import registry
-from strategies.kind import Contribution, Effect, LocalData, RoundModel, Run, Usual
+from strategies.aggregator_half import Effect, RoundModel
+from strategies.device_half import Contribution, LocalData, Run
+from strategies.kind import Usual
 from strategies.tensor_mean import TensorMean
 from strategies.workload import upload_bytes
 

@@ -35,7 +35,7 @@ from simulation.executors.job import World
 from simulation.records import Ask, RoundLine
 from simulation.run import Prepared, simulate
 from simulation.scenario import Scenario
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 LABELS = tuple(str(label) for label in range(10))
 FLEET = {"name": "alike", "groups": {"user": {"profile": "pi-5", "share": 1.0}}}

@@ -185,7 +185,7 @@ def round_seed(round_: int) -> int:
 
 
 def _order(round_: int, user: int, samples: int) -> NDArray[np.int64]:
-    """As the device's own code shuffles: see strategies.kind.Run.rng and strategies.local_training."""
+    """As the device's own code shuffles: see strategies.device_half.Run.rng and strategies.local_training."""
     digest = hashlib.sha256(f"{round_seed(round_)}:{user_name(user)}".encode()).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
     return rng.permutation(np.arange(samples))

@@ -18,7 +18,7 @@ from device_runtime.one_kind import peak_bytes
 from device_runtime.task import DeviceTask, Given, Settings
 from device_runtime.work import Listener, Outcome
 from models.bundle import Bundle
-from strategies.kind import NOTHING
+from strategies.device_half import NOTHING
 
 _NO_BLOB = Blob(bytes(32), 0)
 

@@ -18,7 +18,7 @@ from models.softmax import cross_entropy
 from models.tensors import Flat, Tensors
 from simulation.executors.batched_features import Features, Known
 from simulation.executors.job import Job, Result, World, run_of
-from strategies.kind import LocalData
+from strategies.device_half import LocalData
 
 CACHE_BYTES = 256 << 20
 

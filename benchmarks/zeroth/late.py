@@ -24,8 +24,9 @@ from simulation import scenario
 from simulation.evaluating import Evaluator
 from simulation.executors.job import Job, base_key
 from simulation.run import Prepared, prepare
+from strategies.aggregator_half import RoundModel
+from strategies.device_half import Contribution, Late
 from strategies.folding import Folding
-from strategies.kind import Contribution, Late, RoundModel
 from strategies.zeroth_order import ZerothOrder
 
 from .heads import Heads

@@ -38,7 +38,7 @@ from models.bundle import Bundle
 from models.inputs import InputSpec
 from models.onnx_engine import OnnxModel
 from strategies import directions
-from strategies.kind import LocalData, Run
+from strategies.device_half import LocalData, Run
 from strategies.replaying import Along, perturb, replay
 from strategies.zeroth_order import ZerothOrder
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from device_runtime.errors import DataError
 from models.manifest import Manifest
 from models.tokens.texts import Texts
-from strategies.kind import LocalData
+from strategies.device_half import LocalData
 
 from .listing import listing
 from .place import Place

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.kind import LocalData
+from strategies.device_half import LocalData
 
 LEAST = 64
 

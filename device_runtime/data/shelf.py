@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from models.errors import TensorError
 from models.manifest import Manifest
 from models.tokens.texts import Texts
-from strategies.kind import LocalData
+from strategies.device_half import LocalData
 
 from .bounded import bounded
 from .held_out import LEAST, SHARE, is_held_out

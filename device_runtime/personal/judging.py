@@ -10,8 +10,8 @@ from models.engine import DeviceModel
 from models.head import SoftmaxHead
 from models.softmax import Evaluation, accuracy_and_loss
 from models.tensors import Tensors
+from strategies.device_half import LocalData, Run
 from strategies.few_shot import FewShot
-from strategies.kind import LocalData, Run
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from simulation.records import Ask, RoundLine
 from simulation.run import Keeping, Prepared, prepare, simulate
 from simulation.scenario import Scenario
 from simulation.watch import Watch
-from strategies.kind import AnyStrategy, Contribution
+from strategies.device_half import Contribution
+from strategies.kind import AnyStrategy
 
 from .run_folder import PROBES, Info, Name, RunFiles, fingerprint
 

@@ -11,7 +11,7 @@ import msgspec
 
 from simulation.executors.job import Job
 from simulation.records import Ask, RoundLine
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 from .run_folder import Name
 from .wording import lasting

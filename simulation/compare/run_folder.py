@@ -16,7 +16,7 @@ from simulation.errors import SimulationError
 from simulation.executors.job import Job
 from simulation.records import Ask, RoundLine
 from simulation.scenario import Scenario
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 from .going_on import Keeper, forget, stopped
 from .lines import Lines, read

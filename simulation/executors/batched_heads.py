@@ -11,8 +11,9 @@ from models.errors import TensorError
 from models.heads import Lesson, joined, parted, train_heads
 from models.manifest import Manifest
 from models.tensors import Tensors, check
+from strategies.device_half import Contribution
 from strategies.head_training import HeadTraining, TakesFeatures, TrainsHead
-from strategies.kind import AnyStrategy, Contribution
+from strategies.kind import AnyStrategy
 
 from .batched_features import Features, Known
 from .job import Failed, Job, Result, World, run_of

@@ -13,7 +13,8 @@ from models.errors import EngineError, TensorError
 from models.optimizer import Sgd
 from models.tensors import Tensors, check
 from strategies import local_training
-from strategies.kind import AnyStrategy, Contribution, LocalData, Run
+from strategies.device_half import Contribution, LocalData, Run
+from strategies.kind import AnyStrategy
 from strategies.local_training import Epochs, Plans
 
 from .job import Failed, Job, Result, World, run_of

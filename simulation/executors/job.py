@@ -17,7 +17,8 @@ from models.errors import TensorError
 from models.tensors import Tensors, check
 from simulation.clients import Clients
 from simulation.errors import ExecutorError
-from strategies.kind import NOTHING, AnyStrategy, Contribution, Run
+from strategies.device_half import NOTHING, Contribution, Run
+from strategies.kind import AnyStrategy
 
 
 @dataclass(frozen=True)

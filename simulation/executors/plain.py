@@ -8,7 +8,7 @@ from dataclasses import replace
 from models.engine import DeviceModel
 from models.engines import open_model
 from models.tensors import Tensors
-from strategies.kind import NOTHING
+from strategies.device_half import NOTHING
 
 from .job import Failed, Job, Result, World, train
 

@@ -22,7 +22,8 @@ from models.freed_memory import give_back
 from models.tensors import Tensors
 from simulation.clients import Clients
 from strategies import registry
-from strategies.kind import NOTHING, AnyStrategy
+from strategies.device_half import NOTHING
+from strategies.kind import AnyStrategy
 
 from . import packing, replies
 from .job import Failed, Result, World, train

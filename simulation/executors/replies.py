@@ -12,7 +12,8 @@ import models.errors
 from models.errors import ModelError, one_line
 from models.tensors import TensorSpec
 from simulation.errors import ExecutorError
-from strategies.kind import AnyStrategy, Contribution
+from strategies.device_half import Contribution
+from strategies.kind import AnyStrategy
 
 from .job import Failed, Result, World
 from .packing import Layout, size_of, specs_of, views

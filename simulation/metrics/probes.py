@@ -15,7 +15,7 @@ from models.tensors import Tensors
 from simulation.data import DataSet
 from simulation.executors.job import Executor, Job, Result
 from simulation.records import Ask, RoundLine
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 from .cka import gram, mean_over_pairs, pairwise_cka
 from .predictions import mean_logits

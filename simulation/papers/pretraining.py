@@ -19,7 +19,7 @@ from simulation.executors.job import Job
 from simulation.policies import CENTRALISED, COMPUTER
 from simulation.records import Ask, RoundLine
 from simulation.scenario import Scenario
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 from . import exporting
 from .exporting import Samples

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.tensors import Vector
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 from . import value_clip
 from .norm_clip import bound_of, clipped, length_of

@@ -16,7 +16,7 @@ from math import inf
 import numpy as np
 
 from models.tensors import Vector
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 from .norm_clip import bound_of, clipped, length_of
 from .settings import Robust

@@ -21,8 +21,8 @@ import numpy as np
 
 from models.tensors import Vector
 from strategies.class_means import ClassMeans
+from strategies.device_half import Contribution
 from strategies.folding import Folding
-from strategies.kind import Contribution
 from strategies.merge import Merged
 from strategies.zeroth_order import ZerothOrder
 

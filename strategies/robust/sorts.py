@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from models.tensors import Tensors
 from strategies.class_means import ClassMeans
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 from strategies.tensor_update import FEW_SHOT
 from strategies.zeroth_order import ZerothOrder
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from models import tensors
 from models.tensors import Tensors, Vector
-from strategies.kind import NOTHING, Contribution
+from strategies.device_half import NOTHING, Contribution
 
 BUDGET = 32 * 1024 * 1024
 """Bytes of values that are held at one time."""

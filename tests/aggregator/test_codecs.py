@@ -9,7 +9,7 @@ from aggregator.task import KindSettings
 from broker.messages import Get, decode
 from models import tensors
 from strategies.codecs.chain import named
-from strategies.kind import NOTHING
+from strategies.device_half import NOTHING
 
 WORD = "delta+int8+deflate"
 NAME = "head.weight"

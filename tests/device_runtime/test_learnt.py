@@ -5,7 +5,7 @@ from device_runtime.learnt import Learnt, Measurements, grown
 from device_runtime.work import Outcome
 from profiles import Bandwidth, Cost, DeviceProfile, Memory, Power, Speed, Verdict
 from strategies.class_means import ClassMeans
-from strategies.kind import Contribution
+from strategies.device_half import Contribution
 
 SPEED = Speed(1e9, {"forward": 0.5}, "measured", {"forward": 0.1}, 0.01, {"forward": 77})
 

@@ -20,8 +20,8 @@ from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, Verdict
 from strategies import registry
 from strategies.accountant import Limit
 from strategies.class_means import ClassMeans
+from strategies.device_half import LocalData
 from strategies.full import Full
-from strategies.kind import LocalData
 from strategies.workload import workload
 
 BLOB = Blob(bytes(32), 10)

@@ -11,8 +11,8 @@ from broker.messages import Contribution, Hello, Plan, Step, encode
 from edge.ground import SiteRules
 from edge.scalars import at_site
 from models.onnx_engine import OnnxModel
+from strategies.device_half import LocalData, Run
 from strategies.full import Full
-from strategies.kind import LocalData, Run
 from strategies.step_size import Moment, relative, unit
 from strategies.zeroth_order import ZerothOrder
 

@@ -7,7 +7,8 @@ from broker.messages import Step
 from broker.steps import SEGMENT, TAIL
 from models import tensors
 from simulation.bases import NOTHING_HELD, SEGMENT_BYTES, Bases, Held, Shipped
-from strategies.kind import NOTHING, Carried
+from strategies.aggregator_half import Carried
+from strategies.device_half import NOTHING
 from strategies.merge import Merged
 
 BODY, HEAD, SMALL = 1000, 100, 10

@@ -13,7 +13,8 @@ from simulation.bases import Bases, Shipped
 from simulation.executors.job import Failed, Job
 from simulation.learning import Learning, Tools
 from simulation.ledger import Figures
-from strategies.kind import Carried, Contribution
+from strategies.aggregator_half import Carried
+from strategies.device_half import Contribution
 from strategies.registry import make
 
 FULL = make("full", {"epochs": 1, "moon": 1.0})

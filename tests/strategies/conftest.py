@@ -11,7 +11,8 @@ from models.bundle import Bundle
 from models.inputs import InputSpec
 from models.manifest import Manifest
 from models.onnx_engine import OnnxModel
-from strategies.kind import LocalData, RoundModel, Run
+from strategies.aggregator_half import RoundModel
+from strategies.device_half import LocalData, Run
 
 
 @pytest.fixture

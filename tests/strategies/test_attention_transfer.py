@@ -11,9 +11,10 @@ from models.onnx_engine import OnnxModel
 from models.optimizer import Sgd
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from strategies import local_training, teaching
+from strategies.aggregator_half import Carried
 from strategies.attention_transfer import AttentionTransfer
+from strategies.device_half import Contribution, LocalData
 from strategies.full import Full
-from strategies.kind import Carried, Contribution, LocalData
 from strategies.merge import merge
 from strategies.teaching import Attention, Lesson
 from strategies.workload import workload

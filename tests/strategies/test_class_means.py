@@ -7,7 +7,7 @@ import pytest
 from models.softmax import accuracy_and_loss
 from models.tensors import decode, encode
 from strategies.class_means import MASKED, ClassMeans
-from strategies.kind import LocalData
+from strategies.device_half import LocalData
 from strategies.merge import merge
 from strategies.server_optimizer import ServerOptimizer
 

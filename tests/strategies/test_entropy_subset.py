@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from profiles import shipped
+from strategies.device_half import Contribution
 from strategies.entropy_subset import EntropySubset
-from strategies.kind import Contribution
 from strategies.privacy import DpSgd
 from strategies.workload import workload
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from strategies.device_half import Contribution, OutOfTime, Run
 from strategies.few_shot import FewShot
 from strategies.full import Full
-from strategies.kind import Contribution, OutOfTime, Run
 from strategies.merge import merge
 from strategies.workload import workload
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from models.errors import TensorError
+from strategies.aggregator_half import Carried, Effect
+from strategies.device_half import Contribution
 from strategies.folding import Folding
-from strategies.kind import Carried, Contribution, Effect
 from strategies.tensor_update import Averaged
 
 

@@ -8,9 +8,9 @@ from models import tensors
 from models.manifest import Parameter
 from models.optimizer import Sgd
 from profiles import shipped
+from strategies.device_half import Contribution, OutOfTime, Run
 from strategies.entropy_subset import EntropySubset
 from strategies.full import Full
-from strategies.kind import Contribution, OutOfTime, Run
 from strategies.local_training import alone
 from strategies.privacy import DpSgd
 from strategies.workload import workload

@@ -10,10 +10,11 @@ from models.head import SoftmaxHead
 from models.optimizer import Sgd
 from profiles import shipped
 from profiles.cost import activation_bytes
+from strategies.aggregator_half import RoundModel
+from strategies.device_half import Contribution, LocalData, Run
 from strategies.few_shot import FewShot
 from strategies.full import Full
 from strategies.full_and_few_shot import FullAndFewShot
-from strategies.kind import Contribution, LocalData, RoundModel, Run
 from strategies.merge import merge
 from strategies.workload import workload
 

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from models.tensors import encode
+from strategies.device_half import Contribution, Late
 from strategies.folding import Folding
 from strategies.full import Full
-from strategies.kind import Contribution, Late
 from strategies.merge import brought_forward
 from strategies.replaying import replay
 from strategies.robust import RULES, Robust, Screen
+from strategies.robust.ruling import FAR
 from strategies.robust.scalars import BY_LENGTH
-from strategies.robust.screen import FAR
 from strategies.zeroth_order import ZerothOrder
 
 KIND = ZerothOrder(lr=0.1)

@@ -11,7 +11,7 @@ from models.optimizer import Adam, Sgd
 from models.proximal import Proximal, fscprox
 from models.tensors import Flat, TensorSpec
 from strategies import local_training
-from strategies.kind import LocalData, OutOfTime, Run
+from strategies.device_half import LocalData, OutOfTime, Run
 from strategies.local_training import Epochs
 
 

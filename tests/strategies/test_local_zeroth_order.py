@@ -3,8 +3,8 @@ import pytest
 
 from profiles import shipped
 from strategies import directions
+from strategies.device_half import Contribution, OutOfTime, Run
 from strategies.full import Full
-from strategies.kind import Contribution, OutOfTime, Run
 from strategies.local_zeroth_order import LocalZerothOrder
 from strategies.merge import merge
 from strategies.workload import workload

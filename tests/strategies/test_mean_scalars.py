@@ -1,6 +1,6 @@
 import numpy as np
 
-from strategies.kind import Late
+from strategies.device_half import Late
 from strategies.mean_scalars import MeanScalars
 
 NOW = Late(7, 70, 1.0)

@@ -2,8 +2,8 @@ import numpy as np
 
 from models.softmax import accuracy_and_loss
 from strategies import registry
+from strategies.aggregator_half import Effect
 from strategies.few_shot import FewShot
-from strategies.kind import Effect
 from strategies.merge import merge, rebased
 from strategies.replaying import replay
 from strategies.tensor_mean import TensorMean

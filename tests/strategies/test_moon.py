@@ -12,8 +12,8 @@ from models.onnx_engine import OnnxModel  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 from profiles import shipped  # noqa: E402
 from profiles.cost import activation_bytes  # noqa: E402
+from strategies.device_half import LocalData, Run  # noqa: E402
 from strategies.full import Full  # noqa: E402
-from strategies.kind import LocalData, Run  # noqa: E402
 from strategies.local_training import alone  # noqa: E402
 from strategies.peft import Peft  # noqa: E402
 from strategies.workload import workload  # noqa: E402

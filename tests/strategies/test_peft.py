@@ -4,8 +4,8 @@ import pytest
 from models.onnx_engine import OnnxModel
 from profiles import shipped
 from profiles.cost import MissingGraph
+from strategies.device_half import LocalData, OutOfTime, Run
 from strategies.full import Full
-from strategies.kind import LocalData, OutOfTime, Run
 from strategies.local_training import alone, train
 from strategies.peft import Peft
 from strategies.privacy import DpSgd

@@ -10,8 +10,8 @@ from models.optimizer import Sgd
 from models.tensors import Flat, TensorSpec
 from strategies import accountant, local_training
 from strategies.accountant import Limit, PrivacyUnavailable, Spent, spent
+from strategies.device_half import LocalData
 from strategies.full import Full
-from strategies.kind import LocalData
 from strategies.local_training import Epochs
 from strategies.privacy import (
     BudgetExceeded,

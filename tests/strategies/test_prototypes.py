@@ -12,7 +12,8 @@ from models.onnx_engine import OnnxModel
 from models.optimizer import Sgd
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from strategies import teaching
-from strategies.kind import Carried, Contribution, LocalData
+from strategies.aggregator_half import Carried
+from strategies.device_half import Contribution, LocalData
 from strategies.merge import merge
 from strategies.prototypes import Prototypes, local_prototypes
 from strategies.teaching import Lesson

@@ -11,7 +11,7 @@ from models.bundle import Bundle, shipped, shipped_names
 from models.errors import TensorError
 from models.tensors import Flat, TensorSpec, encode
 from strategies import directions, replaying
-from strategies.kind import Run
+from strategies.device_half import Run
 from strategies.replaying import Along, move, perturb, replay
 from strategies.zeroth_order import ZerothOrder
 

@@ -13,8 +13,9 @@ from models.softmax import accuracy_and_loss
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from profiles.cost import MissingGraph
 from strategies import registry
+from strategies.aggregator_half import RoundModel
+from strategies.device_half import LocalData
 from strategies.full import Full
-from strategies.kind import LocalData, RoundModel
 from strategies.merge import merge
 from strategies.representatives import COUNTS, MAPS, Pool, Representatives
 from strategies.workload import workload

@@ -15,7 +15,8 @@ from models.torch_export import ExportSpec, export  # noqa: E402
 from profiles import shipped  # noqa: E402
 from profiles.cost import MissingGraph  # noqa: E402
 from strategies import registry  # noqa: E402
-from strategies.kind import LocalData, RoundModel, Run  # noqa: E402
+from strategies.aggregator_half import RoundModel  # noqa: E402
+from strategies.device_half import LocalData, Run  # noqa: E402
 from strategies.merge import merge  # noqa: E402
 from strategies.peft import Peft  # noqa: E402
 from strategies.slora import SparseStage, handed_over  # noqa: E402

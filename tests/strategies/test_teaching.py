@@ -5,7 +5,7 @@ from models.errors import BundleError
 from models.onnx_engine import OnnxModel
 from models.optimizer import Sgd
 from strategies import teaching
-from strategies.kind import LocalData
+from strategies.device_half import LocalData
 from strategies.teaching import Attention, Lesson
 
 

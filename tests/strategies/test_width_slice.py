@@ -12,8 +12,10 @@ from models.onnx_engine import OnnxModel
 from models.softmax import accuracy_and_loss
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from strategies import registry
+from strategies.aggregator_half import RoundModel
+from strategies.device_half import Contribution
 from strategies.full import Full
-from strategies.kind import Contribution, Derives, NeedsModels, RoundModel
+from strategies.kind import Derives, NeedsModels
 from strategies.merge import merge
 from strategies.width_slice import WidthSlice
 from strategies.workload import workload

@@ -12,7 +12,7 @@ from models.errors import TensorError
 from models.tensors import encode
 from profiles import shipped
 from strategies import directions
-from strategies.kind import Contribution, Run
+from strategies.device_half import Contribution, Run
 from strategies.merge import merge
 from strategies.replaying import along_step, replay
 from strategies.workload import workload

@@ -16,7 +16,8 @@ from models.bundle import Bundle, pack, shipped
 from models.onnx_engine import OnnxModel
 from models.tensors import Tensors
 from strategies import registry
-from strategies.kind import Contribution, LocalData, RoundModel, Run
+from strategies.aggregator_half import RoundModel
+from strategies.device_half import Contribution, LocalData, Run
 from strategies.tensor_update import FEW_SHOT
 
 HERE = Path(__file__).parent

@@ -4,7 +4,7 @@ import pytest
 from device_runtime.personal.judging import OwnHead, judged
 from models.onnx_engine import OnnxModel
 from models.softmax import accuracy_and_loss
-from strategies.kind import LocalData
+from strategies.device_half import LocalData
 
 OWN = OwnHead(3, "a", lambda: 0.0)
 

@@ -15,11 +15,12 @@ from simulation.executors.job import Failed, Job, Result, World
 from simulation.executors.plain import Plain
 from strategies import registry
 from strategies.class_means import ClassMeans
+from strategies.device_half import Contribution, LocalData
 from strategies.entropy_subset import EntropySubset
 from strategies.few_shot import FewShot
 from strategies.full import Full
 from strategies.full_and_few_shot import FullAndFewShot
-from strategies.kind import AnyStrategy, Contribution, LocalData
+from strategies.kind import AnyStrategy
 from strategies.peft import Peft
 from strategies.privacy import DpSgd
 

@@ -11,8 +11,8 @@ from simulation.errors import ExecutorError
 from simulation.executors.job import Failed, Job, run_of
 from simulation.executors.plain import Plain
 from strategies import registry
+from strategies.device_half import Run
 from strategies.full import Full
-from strategies.kind import Run
 
 from .conftest import jobs_of, same
 

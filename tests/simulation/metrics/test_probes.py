@@ -5,8 +5,8 @@ import pytest
 
 from simulation.executors.job import Job
 from simulation.metrics.probes import Probes, ProbeSet, Rounds, spread_rounds
+from strategies.device_half import Contribution
 from strategies.full import Full
-from strategies.kind import Contribution
 from strategies.width_slice import WidthSlice
 
 RNG = np.random.default_rng(0)

@@ -9,7 +9,7 @@ from models.errors import TensorError
 from models.tensors import TensorSpec
 from strategies.codecs.chain import named
 from strategies.codecs.codec import CodecError
-from strategies.kind import NOTHING
+from strategies.device_half import NOTHING
 
 WORDS = (
     "", "delta", "half", "int8", "deflate", "delta+half", "delta+int8", "delta+deflate", "half+deflate",

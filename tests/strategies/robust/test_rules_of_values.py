@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from strategies import registry
+from strategies.device_half import Contribution
 from strategies.folding import Folding
-from strategies.kind import Contribution
 from strategies.robust import Robust, Screen
 from strategies.robust.median import median, weighted_median
 from strategies.robust.value_clip import bounds

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from strategies.device_half import Contribution, Late
 from strategies.folding import Folding
-from strategies.kind import Contribution, Late
 from strategies.robust import RULES, Robust, Screen
 from strategies.robust.scalars import BY_LENGTH
 from strategies.zeroth_order import ZerothOrder

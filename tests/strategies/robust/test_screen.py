@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from strategies import registry
+from strategies.device_half import Contribution
 from strategies.folding import Folding
-from strategies.kind import Contribution
 from strategies.robust import RULES, Robust, Screen
 from strategies.robust.trimmed_mean import trimmed
 

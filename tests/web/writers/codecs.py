@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from models import tensors
 from strategies.codecs.chain import named
 from strategies.codecs.codec import CodecError
-from strategies.kind import NOTHING
+from strategies.device_half import NOTHING
 
 WORDS = [
     "+".join(word for word in (change, numbers, packing) if word)

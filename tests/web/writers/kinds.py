@@ -15,8 +15,8 @@ import numpy as np
 from models.bundle import Bundle, pack, shipped
 from models.onnx_engine import OnnxModel
 from strategies import registry
+from strategies.device_half import LocalData, Run
 from strategies.errors import KindError
-from strategies.kind import LocalData, Run
 
 BUNDLE = "digits-wrn-10-1"
 COMMITTED = Path(__file__).parents[3] / "web" / "vectors" / "kinds.json"
