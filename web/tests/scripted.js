@@ -75,7 +75,7 @@ export class World {
   async device({ disk = new MemoryDisk(), key, samples = SAMPLES_HERE } = {}) {
     const runtime = await wasmRuntime({ threads: 1 });
     const environment = {
-      clock: () => (this.#now += 0.001),
+      clock: () => (this.#now += 0.02),
       disk,
       open: async (bundle) => new DeviceModel(bundle, runtime),
       samples: async () => samples,
