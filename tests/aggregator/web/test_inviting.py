@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import queue
 import re
 import subprocess
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from aggregator.web.pages import CHECKOUT, NEEDED
-from broker import links, mosquitto, register
+from broker import links, mosquitto, register, topics
+from broker.link import Link
+from broker.messages import Hello, State, encode
 from broker.running import BrokerOptions, WebSockets, find_ports
 from broker.site import Opened
 
@@ -106,6 +109,24 @@ def test_a_link_is_made_shown_as_a_qr_code_used_and_revoked(visit, house, tmp_pa
     page.wait_for_selector("#invite-table tr:has-text('kitchen') .tag.revoked")
     assert [entry.revoked != "" for entry in register.entries(opened)] == [True]
     assert page.wrong == []
+
+
+def test_the_fleet_says_which_devices_are_browsers(visit, house):
+    opened = house[2]
+    page = visit()
+    linked = Link(opened.for_aggregator, "fleet", queue.SimpleQueue())  # it may speak for all
+    linked.connect()
+    for name, engine in (("phone", "onnxruntime-web 1.30.0 wasm"), ("pi", "onnxruntime 1.31.0")):
+        linked.publish(topics.up(name, "state"), encode(State(boot=1, online=True)), True)
+        hello = Hello(
+            boot=1, num_examples=1, profile="here", memory_bytes=1, engine=engine, battery_percent=-1
+        )
+        linked.publish(topics.up(name, "hello"), encode(hello))
+    row = page.locator("#fleet-table tr:has-text('phone')")
+    expect(row.locator(".browser")).to_have_text("browser", timeout=PATIENCE_MS)
+    expect(page.locator("#fleet-table tr:has-text('pi')").first).to_contain_text("onnxruntime 1.31.0")
+    expect(page.locator("#fleet-table .browser")).to_have_count(1)
+    linked.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
