@@ -73,12 +73,13 @@ def test_each_device_speaks_and_hears_only_on_its_own_branch(mosquitto_house: An
     assert two.is_quiet(0.0)
 
 
-def test_a_burst_longer_than_the_default_queue_arrives_whole(mosquitto_house: Any) -> None:
+@pytest.mark.parametrize("topic", ["fl/v1/x", "fl/v1/d/pi/up/c"], ids=["acknowledged", "in few bytes"])
+def test_a_burst_longer_than_the_default_queue_arrives_whole(mosquitto_house: Any, topic: str) -> None:
     url = mosquitto_house.broker().url
     reader = mosquitto_house.listener(url, "reader", "fl/v1/#")
     writer = mosquitto_house.peer(url, "writer")
     for number in range(3000):
-        assert writer.link.publish("fl/v1/x", b"%d" % number)
+        assert writer.link.publish(topic, b"%d" % number)
     assert [reader.expect(Received).payload for _ in range(3000)] == [
         b"%d" % number for number in range(3000)
     ]
