@@ -11,36 +11,25 @@ Folding is given an update for each device still, so that every kind's own mergi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 
-from models.tensors import Vector
-from strategies.class_means import ClassMeans
 from strategies.device_half import Contribution
 from strategies.folding import Folding
 from strategies.merge import Merged
 from strategies.zeroth_order import ZerothOrder
 
-from . import by_class, krum
-from .median import median, weighted_median
-from .named import named, of
-from .norm_clip import bound_of, clipped, norms
+from .named import named
+from .ruling import FAR, Group, Ruling, Screened
 from .scalars import BY_LENGTH, Usual, usual
 from .settings import FEW, Robust
-from .sorts import FROM_ZERO, sorted_out
+from .sorts import sorted_out
 from .spool import Spool
-from .trimmed_mean import trimmed_mean
-from .value_clip import bounds_in
-
-FAR = 3.0
-"""Times the bound: a change that is longer is told of when it is shortened."""
-
-Screened = Iterator[tuple[Contribution, float]]
 
 
 class Screen:
@@ -52,6 +41,7 @@ class Screen:
         self._spools: dict[Hashable, Spool] = {}
         self._samples: dict[str, float] = {}
         self._notes: list[str] = []
+        self._ruling = Ruling(robust, self._note)
 
     def __enter__(self) -> Screen:
         return self
@@ -97,40 +87,22 @@ class Screen:
             if left_out:
                 return iter(())
         beside = told.kind == ZerothOrder.name and len(self._sorts(told.kind)) > 1
-        return self._as_usual(spool) if late or beside else self._ruled(spool)
+        group = self._group(spool)
+        return self._as_usual(group) if late or beside else self._ruling.ruled(group)
 
     def _sorts(self, kind: str) -> list[Spool]:
         return [each for each in self._spools.values() if each.rows and each.rows[0].told.kind == kind]
 
-    def _ruled(self, spool: Spool) -> Screened:
-        rule, kind = self._robust.rule, spool.rows[0].told.kind
-        if kind == ClassMeans.name:
-            return self._class_means(spool)
-        if rule == "norm-clip":
-            return self._clipped(spool)
-        if rule == "value-clip":
-            return self._held(spool)
-        if rule in ("krum", "multi-krum") and spool.starts.size and self._stands(spool):
-            return self._selected(spool)
-        if rule == "weighted-median":
-            weighted = partial(weighted_median, weights=self._weights(spool))
-            return self._replaced(spool, _middle(spool, weighted))
-        return self._replaced(spool, _middle(spool, self._value_rule()))
-
-    def _as_usual(self, spool: Spool) -> Screened:
+    def _as_usual(self, group: Group) -> Screened:
         """Scalars of a round that has others, along other directions."""
-        rule, kind = self._robust.rule, spool.rows[0].told.kind
-        by_length = rule == "norm-clip" or (rule == "value-clip" and len(spool) < FEW)
+        rule = self._robust.rule
+        by_length = rule == "norm-clip" or (rule == "value-clip" and len(group.spool) < FEW)
         far = []
-        for update, weight in self._as_they_came(spool) if by_length else self._ruled(spool):
+        for update, weight in group.as_they_came() if by_length else self._ruling.ruled(group):
             far += [update.device] if self._usual.is_far(update, FAR) else []
             yield self._usual.held(update, 1.0 if by_length else FAR), weight
         if far:
-            self._note(f"{rule} shortened {named(far, kind)}, longer than others of the round")
-
-    def _as_they_came(self, spool: Spool) -> Screened:
-        for row, weight in zip(spool.rows, self._weights(spool), strict=True):
-            yield spool.update(row, spool.values(row)), weight
+            self._note(f"{rule} shortened {named(far, group.kind)}, longer than others of the round")
 
     @cached_property
     def _usual(self) -> Usual:
@@ -140,93 +112,18 @@ class Screen:
             self._note(f"{found.devices} {ZerothOrder.name} too few for {self._robust.rule} to tell who lies")
         return found
 
-    def _value_rule(self) -> Callable[[Vector], Vector]:
-        """What stands for the values of all devices: also where Krum cannot."""
-        return (
-            partial(trimmed_mean, share=self._robust.trim) if self._robust.rule == "trimmed-mean" else median
-        )
-
-    @property
-    def _usual_samples(self) -> float:
-        """Of the round's median device: the most that any of its updates counts as."""
-        return float(np.median(list(self._samples.values())))
-
-    def _weights(self, spool: Spool) -> list[float]:
-        """Of each row, none above the group's median, nor above what the usual number of samples weighs."""
-        most, usual = float(np.median([row.weight for row in spool.rows])), self._usual_samples
+    def _group(self, spool: Spool) -> Group:
+        """No update weighs more than the group's median, nor more than it would with as many samples as the
+        round's median device has.
+        """
+        most = float(np.median([row.weight for row in spool.rows]))
+        samples = float(np.median(list(self._samples.values())))
         counted = [max(1.0, self._folding.counted(row.told)) for row in spool.rows]
-        return [
-            min(row.weight, most, row.weight * usual / samples)
-            for row, samples in zip(spool.rows, counted, strict=True)
+        weights = [
+            min(row.weight, most, row.weight * samples / own)
+            for row, own in zip(spool.rows, counted, strict=True)
         ]
-
-    def _replaced(self, spool: Spool, middle: Vector) -> Screened:
-        for row, weight in zip(spool.rows, self._weights(spool), strict=True):
-            yield spool.update(row, middle), weight
-
-    def _class_means(self, spool: Spool) -> Screened:
-        weights, most, usual = self._weights(spool), by_class.usual_counts(spool), self._usual_samples
-        ruled = by_class.ruled(spool, self._robust, self._value_rule())
-        for (row, values), weight in zip(ruled, weights, strict=True):
-            yield by_class.as_sums(spool.update(row, values), most, usual), weight
-
-    def _clipped(self, spool: Spool) -> Screened:
-        lengths, kind = norms(spool), spool.rows[0].told.kind
-        fixed = None if kind in FROM_ZERO else self._robust.clip  # a bound on changes of the base
-        bound = bound_of(lengths, fixed, self._robust.clip_factor)
-        far = [row for row, length in zip(spool.rows, lengths, strict=True) if length > FAR * bound]
-        if far:
-            most = float(lengths.max())
-            self._note(f"norm-clip shortened {of(far)} from at most {most:.3g} to {bound:.3g}")
-        for row, weight, length in zip(spool.rows, self._weights(spool), lengths, strict=True):
-            values = clipped(spool.values(row), spool.starts, float(length), bound)
-            yield spool.update(row, values), weight
-
-    def _held(self, spool: Spool) -> Screened:
-        bounds = bounds_in(spool, self._robust.clip, self._robust.clip_factor)
-        far = []
-        for row, weight in zip(spool.rows, self._weights(spool), strict=True):
-            values = spool.values(row)
-            far += [row] if bounds.is_far(values, FAR) else []
-            yield spool.update(row, bounds.hold(values)), weight
-        if far:
-            self._note(f"value-clip held {of(far)}, far from where the others are")
-
-    def _stands(self, spool: Spool) -> bool:
-        """Whether there are enough updates for Krum; the median takes its place where there are not."""
-        liars, count = self._robust.byzantine, len(spool)
-        enough = krum.most_liars(count) >= (liars or 0)
-        if not enough and count >= FEW:
-            kind = spool.rows[0].told.kind
-            self._note(
-                f"{self._robust.rule} needs {2 * (liars or 0) + 3} {kind} to stand {liars or 0} liars, "
-                f"here are {count}: the median in its place"
-            )
-        return enough
-
-    def _selected(self, spool: Spool) -> Screened:
-        """Those that are taken weigh as much as the whole group, beside other kinds."""
-        given, count = self._robust.byzantine, len(spool)
-        liars = krum.most_liars(count) if given is None else given
-        many = 1 if self._robust.rule == "krum" else count - liars
-        places = krum.selected(krum.scores(spool, liars), many)
-        weights = self._weights(spool)
-        more = sum(weights) / sum(weights[place] for place in places)
-        kept = [spool.rows[place] for place in places]
-        if many == 1:
-            self._note(f"krum took {of(kept)} of {count}")
-        elif liars:
-            self._note(f"multi-krum left out {of([row for row in spool.rows if row not in kept])}")
-        for place in places:
-            row = spool.rows[place]
-            yield spool.update(row, spool.values(row)), weights[place] * more
+        return Group(spool, weights, samples)
 
     def _note(self, text: str) -> None:
         self._notes.append(text)
-
-
-def _middle(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
-    middle = np.empty_like(spool.starts)
-    for where, values in spool.blocks():
-        middle[where] = rule(values)
-    return middle
