@@ -160,14 +160,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--samples", type=int, default=1500, help="of the training samples (default: 1500)")
     add("--passes", type=int, default=800, help="of each device through its data (default: 800)")
     add("--seeds", type=int, default=2, help="runs of each (default: 2)")
+    add("--only", nargs="+", choices=OPTIONS, default=list(OPTIONS), help="these (default: all)")
 
 
 def run(args: argparse.Namespace) -> None:
     sets = [load(args, seed) for seed in range(args.seeds)]
     rows = []
-    for name, option in OPTIONS.items():
+    for name in args.only:
         tried = {
-            rate: np.mean([learn(one, option, rate, args.passes, seed) for seed, one in enumerate(sets)], 0)
+            rate: np.mean(
+                [learn(one, OPTIONS[name], rate, args.passes, seed) for seed, one in enumerate(sets)], 0
+            )
             for rate in RATES
         }
         best = max(tried, key=lambda rate: float(tried[rate].mean()))
