@@ -26,6 +26,7 @@ class Doorway:
     """`broker` is the address of its WebSockets, `user` and `password` what an open one asks for; `reached`:
     the broker, as we reach it. `site`: that of `broker init`, where a device needs a credential; `writable`:
     whether links can be made here. `address`: how browsers reach us, where it is not where HTTP listens.
+    `passes_on`: pages reach the broker through us, see web/gateway.py.
     """
 
     broker: str
@@ -34,6 +35,7 @@ class Doorway:
     password: str = field(default="", repr=False)
     site: Opened | None = None
     address: str = ""
+    passes_on: bool = False
     link_s: float = 900.0
 
     @property
@@ -78,6 +80,7 @@ def open_to(server: Server, broker: RunningBroker | None, reached: BrokerUrl) ->
         password=ours.password if ours else "",
         site=site,
         address=address,
+        passes_on=not (web.broker or reached.path),
         link_s=60 * web.link_minutes,
     )
 

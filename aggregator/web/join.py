@@ -15,6 +15,7 @@ import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
 
 from aggregator.doorway import Doorway
 from aggregator.errors import AggregatorError
@@ -32,6 +33,8 @@ from models import bundle as bundles
 from models.bundle import Bundle
 from models.errors import ModelError
 
+from . import gateway
+from .gateway import Gateway
 from .hosted import Hosted
 from .pages import Pages
 
@@ -74,12 +77,16 @@ class Join:
         router.add_api_route("/join/config.json", self.config, methods=reads)
         router.add_api_route("/join/enrol", self.enrol, methods=["POST"])
         router.add_api_route("/join/{path:path}", self.file, methods=reads)
+        if doorway.passes_on:
+            passing = Gateway(doorway, self._ours)
+            router.add_api_websocket_route(f"/join/{gateway.PATH}", passing.pass_on)
 
     def file(self, path: str, request: Request) -> Response:
         return self._pages.answer(path, request.headers)
 
     def config(self, request: Request) -> dict[str, Any]:
-        """Where the broker is, what is learnt, and whether a link is needed to enrol.
+        """Where the broker is, what is learnt, and whether a link is needed to enrol. `gateway`: where it is
+        reached at our own address, beside this; empty: not at all.
 
         The password of an open broker is told to who calls us by a name of ours only: a page of another site,
         whose name leads here, learns nothing (DNS rebinding).
@@ -92,6 +99,7 @@ class Join:
             "protocol": VERSION,
             "enrolment": "link" if doorway.site else "open",
             "broker": {"url": doorway.broker, "user": doorway.user, "password": doorway.password},
+            "gateway": gateway.PATH if doorway.passes_on else "",
             "key": doorway.site.signer.public.hex() if doorway.site else "",
             "tasks": self._tasks(),
         }
@@ -147,7 +155,7 @@ class Join:
             self._learnt = [_learnt(one) for one in self._hosted]
         return self._learnt
 
-    def _ours(self, request: Request) -> bool:
+    def _ours(self, request: HTTPConnection) -> bool:
         host = request.url.hostname or ""
         return is_loopback(host) or host == (urlsplit(self._doorway.address).hostname or "-")
 

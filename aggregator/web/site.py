@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
+import h11
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import FileResponse
@@ -23,6 +24,7 @@ from aggregator.config import HttpSection
 from aggregator.doorway import Doorway
 from aggregator.errors import AddressError, ConfigError
 from aggregator.observer import Observer
+from broker.mosquitto import MESSAGE_BYTES
 from broker.url import is_loopback
 
 from . import certificate
@@ -85,7 +87,10 @@ class Site:
         config = uvicorn.Config(
             Armoured(app, anyone=not token.needed),
             http=Bounded,
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=MESSAGE_BYTES,
+            ws_ping_interval=None,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -167,6 +172,11 @@ class Bounded(H11Protocol):
         super().connection_lost(exc)
         if look := getattr(self, "_look", None):
             look.cancel()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """What speaks on is no idle asker; it is among `connections` still."""
+        self._look.cancel()
+        super().handle_websocket_upgrade(event)
 
     def _idle(self) -> None:
         """Close what has asked nothing new since the last look."""

@@ -1,0 +1,212 @@
+"""Pages that speak to the broker through our own address."""
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from aggregator.doorway import Doorway
+from aggregator.web import gateway, site
+from broker.link import Connected, Link, LinkOptions, Received
+from broker.url import BrokerUrl
+
+from .test_join import ask, of, opened, running  # noqa: F401 - fixtures
+
+BLOCK = bytes(range(256)) * 256
+
+
+class Echo:
+    """A port that says back what it hears, in place of a broker."""
+
+    def __init__(self) -> None:
+        self.heard = bytearray()
+        self.connections: list[socket.socket] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                self.connections.append(connection)
+                threading.Thread(target=self._say_back, args=(connection,), daemon=True).start()
+
+    def _say_back(self, connection: socket.socket) -> None:
+        with suppress(OSError):
+            while data := connection.recv(65_536):
+                self.heard += data
+                connection.sendall(data)
+            connection.close()
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    made = Echo()
+    yield made
+    made.close()
+
+
+def open_to(port, **changes):
+    given = {"broker": "ws://127.0.0.1:1/mqtt", "passes_on": True} | changes
+    return Doorway(reached=BrokerUrl("127.0.0.1", port), **given)
+
+
+def page(url, origin=None, protocols=("mqtt",), **given):
+    address = url.replace("http", "ws", 1) + "/join/mqtt"
+    return connect(address, origin=origin or url, subprotocols=protocols, compression=None, **given)
+
+
+def received(page, size):
+    data = b""
+    while len(data) < size:
+        data += page.recv(timeout=10)
+    return data
+
+
+def test_bytes_are_passed_on_both_ways_as_they_are(running, echo):  # noqa: F811
+    url = running(open_to(echo.port))
+    with page(url) as one:
+        assert one.subprotocol == "mqtt"
+        for _ in range(8):
+            one.send(BLOCK)
+        assert received(one, 8 * len(BLOCK)) == 8 * BLOCK
+
+
+def test_the_page_is_told_where_the_gateway_is(running, echo):  # noqa: F811
+    assert ask(running(open_to(echo.port)), "/join/config.json").json["gateway"] == "mqtt"
+
+
+def test_there_is_none_where_the_broker_is_to_be_reached_directly(running, echo):  # noqa: F811
+    url = running(open_to(echo.port, passes_on=False))
+    assert ask(url, "/join/config.json").json["gateway"] == ""
+    with pytest.raises(InvalidStatus):
+        page(url)
+
+
+@pytest.mark.parametrize("origin", ["http://elsewhere.example", "http://127.0.0.1:1", "null"])
+def test_a_page_of_another_site_is_not_let_in(running, echo, origin):  # noqa: F811
+    with pytest.raises(InvalidStatus):
+        page(running(open_to(echo.port)), origin)
+    assert echo.connections == []
+
+
+def test_a_name_that_only_leads_here_is_not_ours(running, echo):  # noqa: F811
+    """DNS rebinding: the page and the request have the same origin, of another's name."""
+    url = running(open_to(echo.port))
+    port = urlsplit(url).port
+    there = socket.create_connection(("127.0.0.1", port))
+    with pytest.raises(InvalidStatus):
+        connect(
+            f"ws://elsewhere.example:{port}/join/mqtt",
+            sock=there,
+            origin=f"http://elsewhere.example:{port}",
+            subprotocols=["mqtt"],
+        )
+    assert echo.connections == []
+
+
+def test_what_does_not_speak_mqtt_is_not_let_in(running, echo):  # noqa: F811
+    with pytest.raises(InvalidStatus):
+        page(running(open_to(echo.port)), protocols=("chat",))
+
+
+def test_a_broker_that_is_not_there_is_no_open_page(running, caplog):  # noqa: F811
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(InvalidStatus):
+        page(running(open_to(port)))
+    assert "a page cannot reach the broker at mqtt://127.0.0.1" in caplog.text
+
+
+def test_when_one_side_ends_so_does_the_other(running, echo, eventually):  # noqa: F811
+    url = running(open_to(echo.port))
+    with page(url) as one:
+        one.send(b"1")
+        assert received(one, 1) == b"1"
+        echo.hang_up()
+        with pytest.raises(ConnectionClosed):
+            one.recv(timeout=10)
+    with page(url) as one:
+        one.send(b"2")
+        assert received(one, 1) == b"2"
+    eventually(lambda: echo.connections[-1].fileno() == -1)
+
+
+def test_a_page_that_says_nothing_for_long_stays(running, echo, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(site, "IDLE_S", 0.1)
+    with page(running(open_to(echo.port))) as one:
+        time.sleep(0.5)
+        one.send(b"still here")
+        assert received(one, 10) == b"still here"
+
+
+def test_only_so_many_pages_are_let_in(running, echo, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(gateway, "MOST", 1)
+    url = running(open_to(echo.port))
+    with page(url) as one:
+        one.send(b"1")
+        assert received(one, 1) == b"1"
+        with pytest.raises(InvalidStatus):
+            page(url)
+
+
+def test_a_device_is_at_a_real_broker_through_it(running, broker):  # noqa: F811
+    reached = BrokerUrl.parse(broker.url)
+    url = running(Doorway("ws://127.0.0.1:1/mqtt", reached, passes_on=True))
+    inbox = queue.SimpleQueue()
+    through = BrokerUrl.parse(url.replace("http", "ws", 1).replace("//", "//browser:any@") + "/join/mqtt")
+    link = Link(through, "page", inbox, LinkOptions(subscriptions=("dn/#",)))
+    other = Link(reached, "other", queue.SimpleQueue(), LinkOptions())
+    try:
+        link.connect()
+        other.connect()
+        assert inbox.get(timeout=5) == Connected(first=True)
+        for _ in range(8):
+            other.publish("dn/block", BLOCK)
+        for _ in range(8):
+            assert inbox.get(timeout=5) == Received("dn/block", BLOCK)
+    finally:
+        link.close()
+        other.close()
+
+
+def test_without_a_credential_nobody_else_reaches_a_broker_of_this_machine():
+    class Asking:
+        headers = {"host": "served.example", "origin": "https://served.example"}  # noqa: RUF012
+
+        def __init__(self, host):
+            self.client = type("Client", (), {"host": host})
+
+    def lets(doorway, host):
+        return gateway.Gateway(doorway, lambda page: True)._welcome(Asking(host))
+
+    alone = open_to(1)
+    assert lets(alone, "127.0.0.1")
+    assert not lets(alone, "192.168.0.7")
+    assert lets(open_to(1, site=object()), "192.168.0.7")
+
+
+def test_a_broker_with_tls_is_reached_as_the_service_reaches_it(running, opened, echo):  # noqa: F811
+    """The echo speaks none, so that nobody is let in; what it has heard is the beginning of TLS."""
+    reached = replace(of(opened).reached, port=echo.port)
+    with pytest.raises(InvalidStatus):
+        page(running(Doorway("wss://127.0.0.1:1/mqtt", reached, passes_on=True)))
+    assert echo.heard[:1] == b"\x16"
