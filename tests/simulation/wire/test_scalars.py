@@ -10,6 +10,7 @@ from aggregator.task import KindSettings, Task
 from device_runtime.holdings import Holdings
 from device_runtime.watching import Pretence
 from models import tensors
+from models.inputs import InputSpec
 from simulation.wire.faults import AggregatorKilled, Crash, LinkLost
 from simulation.wire.host import Host
 from simulation.wire.run import Course, Member, run_on_wire
@@ -112,3 +113,28 @@ def test_what_is_said_twice_or_to_an_aggregator_that_falls_changes_no_bit(fleet,
     finished = run_on_wire(awaited, fleet, Course(seed=1, faults=(killed,), until_s=1000))
     assert digest(finished.weights) == digest(undisturbed.weights)
     assert set(ends.values()) == {digest(undisturbed.weights)}
+
+
+def test_a_scale_of_features_that_class_means_set_is_in_the_base_that_scalars_begin_with(
+    fleet, caught_up, tmp_path
+):
+    torch = pytest.importorskip("torch")
+    from models.torch_export import ExportSpec, export
+    from models.torch_networks import build
+
+    torch.manual_seed(0)
+    spec = ExportSpec(
+        "scaled", InputSpec((1, 8, 8), 1 / 16), tuple("0123456789"), sets={"head": {}}, scaled=True
+    )
+    module = build("mlp", {"inputs": 64, "hidden": 16, "depth": 1, "classes": 10})
+    export(module, spec, tmp_path / "scaled")
+    means = KindSettings(name="class-means", until_round=1)
+    scalars = KindSettings(name="zeroth-order", from_round=2, settings={"tunable": "head", "lr": 0.01})
+    given = task(bundle=str(tmp_path / "scaled"), rounds=5, kinds=(means, scalars))
+    finished = run_on_wire(given, fleet, Course(seed=1, until_s=1000))
+    ends, _, steps = caught_up
+    assert steps == [4]
+    assert set(ends.values()) == {digest(finished.weights)}
+    scale = finished.weights["head.scale"]
+    assert scale.shape == (16,)
+    assert scale.max() > 1.2 * scale.min()
