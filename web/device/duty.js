@@ -216,7 +216,8 @@ export class Duty {
       }
     }
     this.#seen = { of: current, missing };
-    this.telling.missing(missing);
+    const { run, round } = current.offer;
+    this.telling.missing(`${run} ${round}`, missing);
     return missing;
   }
 

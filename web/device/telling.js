@@ -54,7 +54,7 @@ export class Telling {
   /** Of what is being tried. */
   #trying = { round: 0, label: "", computeS: 0, beganS: 0, saidS: 0 };
   /** Of what a round needs, in bytes. */
-  #fetching = { have: 0, size: 0 };
+  #fetching = { of: "", have: 0, size: 0 };
   #traffic = { said: 0, saidS: -Infinity };
 
   /** @param {(event: Happening) => void} tell @param {() => number} clock */
@@ -93,17 +93,23 @@ export class Telling {
     this.#tell({ type: "made", round, kind, form, label, ...numbers });
   }
 
-  /** @param {{size: number}[]} missing blobs */
-  missing(missing) {
-    this.#fetching = { have: 0, size: missing.reduce((sum, blob) => sum + blob.size, 0) };
+  /**
+   * What a round still needs; said again whenever a blob is here. @param {string} of
+   * @param {{size: number}[]} missing
+   */
+  missing(of, missing) {
+    const left = missing.reduce((sum, blob) => sum + blob.size, 0);
+    const size = of === this.#fetching.of ? Math.max(left, this.#fetching.size) : left;
+    this.#fetching = { of, have: size - left, size };
   }
 
   /** @param {number} bytes */
   received(bytes) {
-    const { have, size } = this.#fetching;
+    const { size } = this.#fetching;
     if (!size) return;
-    this.#fetching.have = Math.min(have + bytes, size);
-    this.#tell({ type: "fetching", ...this.#fetching });
+    const have = Math.min(this.#fetching.have + bytes, size);
+    this.#fetching.have = have;
+    this.#tell({ type: "fetching", have, size });
   }
 
   /** @param {any} receipt @param {string} kind */
