@@ -80,7 +80,7 @@ def decode_next(payload: bytes) -> Next:
         return Next(number, check, over, scalars=_from_floats(rest))
     try:
         return Next(number, check, over, steps=msgspec.msgpack.decode(rest, type=tuple[Stretch, ...]))
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"not a next round: {error}") from None
 
 

@@ -104,7 +104,7 @@ def decode(data: bytes) -> tuple[Step, ...]:
     """The steps in a blob. Raises MessageError for one that is no log."""
     try:
         return unpack(msgspec.msgpack.decode(data, type=tuple[Stretch, ...]))
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"not a log of steps: {error}") from None
 
 

@@ -143,6 +143,12 @@ def test_rubbish_is_no_next_round_and_no_contribution_and_says_so(data):
             assert str(error)
 
 
+def test_a_next_round_with_a_name_that_is_no_text_is_refused_with_the_same_error():
+    made = small.encode_next(Next(3, b"abcd", steps=steps.pack([step(2, share=0.5)], SEED)))
+    with pytest.raises(MessageError, match="not a next round"):
+        small.decode_next(made.replace(b"philox/1", b"phi\xffox/1"))
+
+
 def body(*scalars, name="g"):
     head = f'{{"{name}":{{"dtype":"F32","shape":[{len(scalars)}]}}}}'.encode()
     return len(head).to_bytes(8, "little") + head + struct.pack(f"<{len(scalars)}f", *scalars)

@@ -113,6 +113,12 @@ def test_rubbish_is_refused_with_one_kind_of_error(data):
         assert str(error)
 
 
+def test_a_log_with_a_name_that_is_no_text_is_refused_with_the_same_error():
+    data = steps.encode([PLAIN]).replace(b"philox/1", b"phi\xffox/1")
+    with pytest.raises(MessageError, match="not a log of steps"):
+        steps.decode(data)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
