@@ -60,7 +60,7 @@ class Offering:
             return False
         if before.deadline_s <= now.deadline_s <= SPARED * before.deadline_s:
             now = replace(now, deadline_s=before.deadline_s)
-        steps = self._rounds.store.steps(now.round, max(0, now.base.at - before.base.at))
+        steps = self._rounds.store.taken.last(now.round, max(0, now.base.at - before.base.at))
         made = small.next_after(before, now, steps, over=not self._rounds.rules.counts_late)
         if made is None:
             return False

@@ -17,8 +17,9 @@ from broker.errors import BlobError
 from broker.messages import Base, Blob
 
 from .errors import RollbackError
+from .history import Rollback
 from .observer import RoundClosed
-from .store import CarriedBlobs, Rollback, Store
+from .store import CarriedBlobs, Store
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +75,11 @@ class Registry:
 
     def published(self, number: int) -> None:
         """The model of a round is out."""
-        self._store.publish(number, self._wall())
+        self._store.history.publish(number, self._wall())
 
     def versions(self) -> tuple[Version, ...]:
         """In the order of their rounds."""
-        times, served = self._store.published(), self.served()
+        times, served = self._store.history.published(), self.served()
         return tuple(self._version(closed, times, served) for closed in self._store.closed())
 
     def _version(self, closed: RoundClosed, times: dict[int, float], served: int) -> Version:
@@ -97,7 +98,7 @@ class Registry:
 
     def _is_kept(self, number: int, made: Made) -> bool:
         here = all(self._store.models.has(blob) for blob in made.blobs)
-        return here and self._store.has_steps(number + 1, made.base.steps)
+        return here and self._store.taken.has(number + 1, made.base.steps)
 
     def _is_sound(self, number: int) -> bool:
         """Whether it is kept, and is what it was: after going back there would be no other way on."""
@@ -114,12 +115,12 @@ class Registry:
     def served(self) -> int:
         """The round whose model is deployed: the latest closed one's, or that which was gone back to; 0."""
         latest = self._store.latest_closed()
-        pending = self._store.rollback_after(latest)
+        pending = self._store.history.rollback_after(latest)
         return pending.to if pending else latest
 
     def pending(self) -> Rollback | None:
         """What was gone back to, where no round has closed since."""
-        return self._store.rollback_after(self._store.latest_closed())
+        return self._store.history.rollback_after(self._store.latest_closed())
 
     def go_back(self, to: int) -> Rollback:
         """Make the version of round `to` the served one, and what the run goes on from; durable on return.
@@ -139,7 +140,7 @@ class Registry:
             )
         instead = saved.phase == "collect"
         rollback = Rollback(saved.round if instead else saved.round + 1, to, instead)
-        self._store.go_back(rollback, self._wall())
+        self._store.history.go_back(rollback, self._wall())
         return rollback
 
     def end_with(self, best: int) -> None:

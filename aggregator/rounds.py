@@ -83,7 +83,7 @@ class Rounds:
 
     def given_up(self) -> frozenset[int]:
         """The rounds after each model that the run went back to, until it did."""
-        backs = self.store.rollbacks()
+        backs = self.store.history.rollbacks()
         return frozenset(n for back in backs for n in range(back.to + 1, back.into + back.instead))
 
     def deadline_s(self, number: int) -> float:
@@ -111,7 +111,7 @@ class Rounds:
 
     def _set_back(self) -> dict[int, int]:
         """The rounds in which the run went back to an earlier model, and whose that was."""
-        return {rollback.into: rollback.to for rollback in self.store.rollbacks()}
+        return {rollback.into: rollback.to for rollback in self.store.history.rollbacks()}
 
     def score(self, number: int) -> float:
         """What the model of an evaluated round is worth, for moves.Worked."""
@@ -151,7 +151,7 @@ class Rounds:
         """Keep that a round is open. The first distributes the bundles' own weights, if not given others."""
         if given := self.given(number):
             self.store.open_given(number, given.base, given.carried, given.steps)
-        elif back := self.store.rollback_into(number, instead=False):
+        elif back := self.store.history.rollback_into(number, instead=False):
             self.store.open_round(number, *self._made_again(back.to))
         elif number == 1:
             self.store.open_round(number, self._first_base, self._first_carried)
@@ -220,7 +220,7 @@ class Rounds:
     def merge(self, number: int, durations: Sequence[tuple[int, int]] = ()) -> None:
         """`durations` as in moves.Work."""
         self.store.begin_merge(number, durations)
-        if back := self.store.rollback_into(number, instead=True):
+        if back := self.store.history.rollback_into(number, instead=True):
             self.store.merged(number, self._instead(back.to))
             return
         self.store.merged(number, merging.merge_round(self.store, self.task, self._tools, number, self.seed))
@@ -266,7 +266,7 @@ class Rounds:
 
     def publish(self, number: int, traffic: Mapping[str, Bytes], duration_s: float) -> RoundClosed:
         """Close the round; its served model is what is deployed from now on."""
-        back = self.store.rollback_after(number)
+        back = self.store.history.rollback_after(number)
         self._deploy(self.store.served(back.to if back else number))
         self.registry.published(number)
         self.store.contributions.save_traffic(number, traffic)
@@ -299,7 +299,7 @@ class Rounds:
         bases_kept = [(kept[0], self.store.base(kept[0]))] + [(n + 1, one.base) for n, one in versions[:1]]
         latest = self.store.base(number + 1)
         written = (number + 1, min(latest.at, max(latest.at % SEGMENT, TAIL)))
-        self.store.forget_steps([written, *((n, base.steps) for n, base in bases_kept)])
+        self.store.taken.forget([written, *((n, base.steps) for n, base in bases_kept)])
 
     def _deploy(self, served: Blob) -> None:
         path = self.store.folder / SERVED

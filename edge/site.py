@@ -134,7 +134,7 @@ class Site:
             return closed.note
         before, after = rounds.store.base(number), rounds.store.base(number + 1)
         taken = after.at - before.at if after.line == before.line else 0
-        return made_of(closed, rounds.weights(number + 1), rounds.store.steps(number + 1, taken))
+        return made_of(closed, rounds.weights(number + 1), rounds.store.taken.last(number + 1, taken))
 
     def handle(self, event: Event) -> None:
         """One event of the site's link."""

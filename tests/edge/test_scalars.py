@@ -87,7 +87,7 @@ def test_late_scalars_count_where_weights_are_forwarded_along_the_directions_of_
     h.above.up = False
     h.leave("a")
     seeds = [h.service.rounds.seed(number) for number in (1, 2)]
-    assert [step.seed for step in site(h).store.steps(3, 2)] == seeds
+    assert [step.seed for step in site(h).store.taken.last(3, 2)] == seeds
     h.kill()
     h.go()
     assert h.counted[-1] == (2, "site", "full", 20)
