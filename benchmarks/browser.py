@@ -89,9 +89,10 @@ def _step(model: OnnxModel, name: str, x: Any, y: Any) -> Any:
     return step
 
 
-def in_node(zipped: Path, threads: int) -> dict[str, Any]:
+def in_node(zipped: Path) -> dict[str, Any]:
+    """On one thread: there is no more in Node."""
     command = [shutil.which("node") or "node", str(ROOT / "benchmarks" / "browser_steps.js"), str(zipped)]
-    ran = subprocess.run([*command, str(threads)], capture_output=True, text=True, check=True)
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, Any] = json.loads(ran.stdout)
     return found
 
@@ -220,9 +221,9 @@ def _measured(bundle: Path, zipped: Path, given: argparse.Namespace) -> dict[str
         ]
         ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
         results["native"] = json.loads(ran.stdout)
+    if "node" in given.only:
+        results["node"] = in_node(zipped)
     for threads in given.threads:
-        if "node" in given.only:
-            results[f"node, {threads}"] = in_node(zipped, threads)
         if "chromium" in given.only:
             results[f"chromium, {threads}"] = in_chromium(zipped, threads, gpu=False)
     if given.gpu:

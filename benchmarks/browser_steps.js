@@ -1,6 +1,6 @@
 /**
- * A bundle's graphs run by the browser's modules, to be timed: in a page, or `node browser_steps.js BUNDLE.zip
- * THREADS`, which prints JSON. A step of training is forward, backward and SGD; all on 32 samples.
+ * A bundle's graphs run by the browser's modules, to be timed: in a page, or `node browser_steps.js BUNDLE.zip`,
+ * which prints JSON. A step of training is forward, backward and SGD; all on 32 samples.
  */
 import { Bundle } from "../web/device/bundle.js";
 import { GENERATOR, RADEMACHER, direction } from "../web/device/directions.js";
@@ -84,14 +84,14 @@ export function directions(generator) {
 
 export const GENERATORS = [GENERATOR, RADEMACHER];
 
-if (globalThis.process?.argv?.[1]?.endsWith("browser_steps.js")) await inNode(...process.argv.slice(2));
+if (globalThis.process?.argv?.[1]?.endsWith("browser_steps.js")) await inNode(process.argv[2]);
 
 /** With processor time, of all threads, and the most memory. */
-async function inNode(path, threads) {
+async function inNode(path) {
   const { readFileSync } = await import("node:fs");
   const cpu = () => process.cpuUsage().user / 1e6;
   const trials = await Trials.open(new Uint8Array(readFileSync(path)), {
-    threads: Number(threads),
+    threads: 1,
     gpu: false,
   });
   const graphs = {};
@@ -111,5 +111,4 @@ async function inNode(path, threads) {
   console.log(
     JSON.stringify({ engine: trials.engine, graphs, directions: Object.fromEntries(rates), memory }),
   );
-  process.exit(0); // threads of WASM would wait for more
 }

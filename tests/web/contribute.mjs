@@ -1,8 +1,9 @@
 /**
- * One contribution, made by the browser's modules: `node contribute.mjs BUNDLE.zip WORK.json DATA.safetensors`.
+ * Contributions made by the browser's modules: `node contribute.mjs BUNDLE.zip WORK.json DATA.safetensors`.
  *
- * WORK.json has kind, settings, seed (text) and device; the data x float32 (n, *input), y int32 (n,), and what is
- * sent aside under "aside/" names. Writes DATA.made, safetensors, and prints what is said of them as JSON.
+ * WORK.json has seed (text), device, and a list of works, each a kind with its settings; the data x float32 or
+ * int32 (n, *input), y int32 (n,), and under "aside/" names what is sent beside the base. Writes the tensors
+ * of work i to DATA.i, and prints what is said of each as JSON.
  */
 import { readFileSync, writeFileSync } from "node:fs";
 
@@ -16,17 +17,21 @@ const ASIDE = "aside/";
 
 const [bundlePath, workPath, dataPath] = process.argv.slice(2);
 const bundle = await Bundle.open(new Uint8Array(readFileSync(bundlePath)));
-const { kind, settings, seed, device } = JSON.parse(readFileSync(workPath, "utf8"));
+const { seed, device, works } = JSON.parse(readFileSync(workPath, "utf8"));
 const given = read(new Uint8Array(readFileSync(dataPath)));
-const aside = new Map(
-  [...given].filter(([name]) => name.startsWith(ASIDE)).map(([n, t]) => [n.slice(ASIDE.length), t]),
-);
+const beside = [...given].filter(([name]) => name.startsWith(ASIDE));
+const aside = new Map(beside.map(([name, tensor]) => [name.slice(ASIDE.length), tensor]));
 
-const model = new DeviceModel(bundle, await wasmRuntime({ threads: 1 }));
+const runtime = await wasmRuntime({ threads: 1 });
 const data = { x: given.get("x").data, y: given.get("y").data };
 const run = { seed: BigInt(seed), device, clock: () => 0, deadline: 1, aside };
-const strategy = make(kind, settings).variants()[0];
-const { tensors, form, numExamples, trainLoss } = await strategy.train(model, data, run);
-await model.unload();
-writeFileSync(`${dataPath}.made`, write(tensors));
-console.log(JSON.stringify({ form, numExamples, trainLoss: Number.isNaN(trainLoss) ? null : trainLoss }));
+const said = [];
+for (const [i, { kind, settings }] of works.entries()) {
+  const model = new DeviceModel(bundle, runtime);
+  const [richest] = make(kind, settings).variants();
+  const { tensors, form, numExamples, trainLoss } = await richest.train(model, data, run);
+  await model.unload();
+  writeFileSync(`${dataPath}.${i}`, write(tensors));
+  said.push({ form, numExamples, trainLoss: Number.isNaN(trainLoss) ? null : trainLoss });
+}
+console.log(JSON.stringify(said));

@@ -75,14 +75,13 @@ export async function wasmRuntime({ threads = 0 } = {}) {
   const ort = await engineErrors("its WASM build", () => import("../vendor/ort/ort.wasm.min.mjs"));
   const shares = /** @type {any} */ (globalThis).crossOriginIsolated === true;
   const cores = globalThis.navigator?.hardwareConcurrency ?? 1;
-  const count = threads || (shares ? Math.max(1, Math.min(MOST_THREADS, cores - 1)) : 1);
+  const wanted = threads || Math.max(1, Math.min(MOST_THREADS, cores - 1));
+  const count = shares ? wanted : 1;
   ort.env.wasm.numThreads = count;
   ort.env.logLevel = "error";
-  const alone = shares ? "one is enough" : "the page is not isolated, so memory cannot be shared";
-  const why =
-    count > 1
-      ? `WASM on ${count} of ${cores} threads`
-      : `WASM on one thread: ${threads ? "as asked" : alone}`;
+  const unshared = shares ? "no core is to spare" : "memory is not shared here: no page, or not isolated";
+  const alone = threads === 1 ? "as asked" : unshared;
+  const why = count > 1 ? `WASM on ${count} threads of ${cores}` : `WASM on one thread: ${alone}`;
   return new Runtime(ort, { provider: "wasm", threads: count, why });
 }
 
@@ -92,8 +91,7 @@ export async function webgpuRuntime(gpu = /** @type {any} */ (globalThis.navigat
   try {
     const adapter = await gpu.requestAdapter();
     if (!adapter) return "no adapter for WebGPU here";
-    if (isEmulated(adapter))
-      return "WebGPU is emulated by the processor here, a hundred times slower than WASM";
+    if (isEmulated(adapter)) return "WebGPU is emulated by the processor here, far slower than WASM";
     const ort = await import("../vendor/ort/ort.webgpu.min.mjs");
     ort.env.wasm.numThreads = 1;
     ort.env.logLevel = "error";

@@ -45,11 +45,21 @@ test("where there is no WebGPU, or the processor stands for it, WASM is taken", 
   assert.equal(await webgpuRuntime(broken), "WebGPU cannot be used: lost");
 });
 
-test("threads of WASM are what is asked for, and one where memory cannot be shared", async () => {
-  assert.equal((await wasmRuntime({ threads: 2 })).threads, 2);
-  const alone = await wasmRuntime();
-  assert.equal(alone.threads, 1);
-  assert.match(alone.why, /the page is not isolated/);
+test("WASM has several threads where memory can be shared alone", async () => {
+  const alone = await wasmRuntime({ threads: 2 });
+  assert.deepEqual(
+    [alone.threads, alone.why],
+    [1, "WASM on one thread: memory is not shared here: no page, or not isolated"],
+  );
+  globalThis.crossOriginIsolated = true;
+  try {
+    const shared = await wasmRuntime({ threads: 2 });
+    assert.equal(shared.threads, 2);
+    assert.match(shared.why, /^WASM on 2 threads of \d+$/);
+  } finally {
+    delete globalThis.crossOriginIsolated;
+    await wasmRuntime({ threads: 1 });
+  }
 });
 
 test("samples to try are of every class, and of the vocabulary where it has one", () => {

@@ -1,0 +1,99 @@
+"""Contributions made by the browser's modules, in Node."""
+
+import json
+import math
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models import tensors
+from models.bundle import Bundle
+from models.onnx_engine import OnnxModel
+from models.tensors import Tensors
+from strategies import registry
+from strategies.aggregator_half import RoundModel
+from strategies.device_half import Contribution, LocalData, Run
+
+HERE = Path(__file__).parent
+WEB = HERE.parents[1] / "web"
+SEED, DEVICE = 2**64 - 3, "phone-é"
+LONGEST_S = 300
+
+
+@dataclass(frozen=True)
+class Work:
+    """A kind with its settings; `far`: how far a number may be from Python's, over 1 or the number."""
+
+    kind: str
+    settings: Mapping[str, Any]
+    far: float = 2e-6
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the work is done, and on what; `aside` came beside the base."""
+
+    bundle: Bundle
+    data: LocalData
+    folder: Path
+    aside: Tensors = field(default_factory=dict)
+
+
+def node() -> str:
+    """Where it is; skips the test where it is not, or lacks what it needs."""
+    found = shutil.which("node")
+    if found is None:
+        pytest.skip("node is not installed")
+    if not (WEB / "vendor" / "ort").exists():
+        pytest.skip("web/vendor is missing: npm ci && npm run vendor in web/")
+    return found
+
+
+def made(site: Site, works: Sequence[Work]) -> list[Contribution]:
+    """By the richest form of each kind, all in one process."""
+    folder, data = site.folder, site.data
+    (folder / "bundle.zip").write_bytes(site.bundle.packed())
+    listed = [{"kind": work.kind, "settings": work.settings} for work in works]
+    told = {"seed": str(SEED), "device": DEVICE, "works": listed}
+    (folder / "work.json").write_text(json.dumps(told), "utf-8")
+    x = data.x if data.x.dtype == np.float32 else data.x.astype(np.int32)
+    aside = {f"aside/{name}": value for name, value in site.aside.items()}
+    (folder / "data").write_bytes(tensors.encode({"x": x, "y": data.y.astype(np.int32), **aside}))
+    paths = [str(folder / name) for name in ("bundle.zip", "work.json", "data")]
+    command = [node(), str(HERE / "contribute.mjs"), *paths]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return [
+        Contribution(
+            work.kind,
+            tensors.decode((folder / f"data.{i}").read_bytes()),
+            said["numExamples"],
+            math.nan if said["trainLoss"] is None else said["trainLoss"],
+            said["form"],
+        )
+        for i, (work, said) in enumerate(zip(works, json.loads(ran.stdout), strict=True))
+    ]
+
+
+def check(site: Site, work: Work, theirs: Contribution) -> None:
+    """That Node's contribution is believed, is as Python's own, and has an effect on the model."""
+    model, strategy = OnnxModel(site.bundle), registry.make(work.kind, work.settings).variants()[0]
+    run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=site.aside)
+    ours = strategy.train(model, site.data, run)
+
+    tensors.check(theirs.tensors, strategy.expected(model.manifest))
+    assert strategy.doubt(theirs.tensors, theirs.num_examples) == ""
+    assert (theirs.form, theirs.num_examples) == (ours.form, ours.num_examples)
+    assert theirs.train_loss == pytest.approx(ours.train_loss, rel=1e-5, nan_ok=True)
+    for name, value in ours.tensors.items():
+        np.testing.assert_allclose(theirs.tensors[name], value, rtol=work.far, atol=work.far, err_msg=name)
+
+    base = RoundModel(model.manifest, site.bundle.weights(), 1, SEED)
+    effect = strategy.finish(strategy.fold(strategy.start(base), theirs, strategy.counted(theirs)), base)
+    assert effect.mean or effect.steps or effect.assigned or effect.served_mean
