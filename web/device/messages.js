@@ -5,8 +5,8 @@
  * never stand in a message's own encoding: `body` is safetensors, and more than INLINE_LIMIT is named by its
  * Blob and pulled in blocks.
  */
-import { decode as unpack, encode as pack } from "../vendor/msgpack/index.mjs";
-import { hex } from "./bytes.js";
+import { Decoder, encode as pack } from "../vendor/msgpack/index.mjs";
+import { hex, text } from "./bytes.js";
 import { MessageError, oneLine } from "./errors.js";
 import { anything, big, bool, bytes, float, int, listOf, oneOf, orBytes, orNull, str, struct } from "./fields.js";
 
@@ -160,6 +160,15 @@ export function decode(kind, payload) {
   return Object.freeze(object);
 }
 
+/** MessagePack's text is UTF-8; the library takes anything. */
+class Strict extends Decoder {
+  decodeUtf8String(size, headerOffset) {
+    const begin = this.pos + headerOffset;
+    text(this.bytes.subarray(begin, begin + size));
+    return super.decodeUtf8String(size, headerOffset);
+  }
+}
+
 /** The bytes of any type of these; `name` is for errors. */
 export function packed(type, value, name) {
   return pack(type.write(value, name), { useBigInt64: true });
@@ -169,7 +178,7 @@ export function packed(type, value, name) {
 export function unpacked(type, data, name) {
   let value;
   try {
-    value = unpack(data, { useBigInt64: true });
+    value = new Strict({ useBigInt64: true }).decode(data);
   } catch (error) {
     throw new MessageError(`not a ${name}: ${oneLine(error)}`);
   }

@@ -57,6 +57,12 @@ for (const { kind, where, payload } of given.refused) {
   });
 }
 
+for (const { payload } of given.no_text) {
+  test(`a text that is no UTF-8 is refused: ${payload.slice(4, 12)}`, () => {
+    assert.throws(() => decode(Plan, fromHex(payload)), { name: "MessageError", message: /^not a Plan: / });
+  });
+}
+
 for (const { length, start } of given.broken) {
   test(`${length} bytes that are no message are refused`, () => {
     const payload = new Uint8Array(length);

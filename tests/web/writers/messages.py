@@ -126,6 +126,9 @@ REFUSED: tuple[tuple[str, str, Any], ...] = (
 )  # fmt: skip
 BROKEN = (b"", b"\xc1", b"\x93\x04\x01", b"\x93\x04\x01\xc3x", b"\x91" * 5000, bytes(wire.MESSAGE_LIMIT + 1))
 
+NO_TEXT = (b"\xa1\xff", b"\xa2\xc3(", b"\xa3\xed\xa0\x80", b"\xa2\xc0\x80", b"\xd9\x01\x80", b"\xa2\xf5\x80")
+"""In place of a text: a byte that begins none, a cut letter, half a pair, a letter too long, ..."""
+
 
 def tagged(value: Any) -> Any:
     """As JSON can hold it: {"hex": ...} for bytes, {"big": ...} for a whole number beyond 2**53."""
@@ -170,6 +173,10 @@ def vectors() -> dict[str, Any]:
                 "python": refused(kind, msgspec.msgpack.encode(values)),
             }
             for kind, where, values in REFUSED
+        ],
+        "no_text": [
+            {"payload": payload, "python": refused("Plan", payload)}
+            for payload in (whole_seconds.replace(b"\xa1t", text) for text in NO_TEXT)
         ],
         "broken": [
             {"length": len(payload), "start": payload[:6000], "python": refused("State", payload)}
