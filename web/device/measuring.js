@@ -11,14 +11,16 @@ import { SgdSteps } from "./optimizer.js";
 
 /** What measuring may take in all; an update is not put off for longer. */
 export const BUDGET_S = 2.5;
-/** What of it is for getting warm. */
-const WARM_S = 0.5;
+/** What of it is left for that at least, when all is warm; and how long forward passes are run before. */
+const LEAST_S = 1.5;
+const WARM_S = 0.3;
 const REPEATS = 15;
 
 /**
  * A graph to time: `run` puts `samples` samples through it, at `flops` operations each; the first run opens
  * it. `close` is called when it has been timed, whatever came of it.
- * @typedef {{run: () => Promise<unknown>, samples: number, flops: number, close?: () => void}} Trial
+ * @typedef {{run: () => Promise<unknown>, samples: number, flops: number,
+ *   close?: () => void | Promise<void>}} Trial
  */
 
 /**
@@ -30,7 +32,7 @@ const REPEATS = 15;
  * @param {Map<string, Trial>} trials @param {() => number} clock @param {number} [budgetS]
  * @returns {Promise<Speed>}
  */
-export async function measureSpeed(trials, clock, budgetS = BUDGET_S - WARM_S) {
+export async function measureSpeed(trials, clock, budgetS = BUDGET_S) {
   /** @type {Map<string, {run: number, opening: number}>} */
   const took = new Map();
   let rate = 0;
@@ -48,7 +50,7 @@ export async function measureSpeed(trials, clock, budgetS = BUDGET_S - WARM_S) {
       if (!took.size || !(error instanceof OutOfMemory)) throw error;
       continue;
     } finally {
-      trial.close?.();
+      await trial.close?.();
     }
     rate ||= (trial.samples * trial.flops) / Math.max(took.get(name)?.run ?? 0, 1e-9);
   }
@@ -146,32 +148,49 @@ export async function measured(model, clock) {
     const samples = model.rows(graphs[name]);
     const x = drawn(input, samples);
     const y = Int32Array.from({ length: samples }, (_, i) => i % labels.length);
-    const run = opened(model, name, x, y);
-    trials.set(name, { run, samples, flops: graphs[name].flops, close: () => model.unload() });
+    trials.set(name, { ...opened(model, name, x, y), samples, flops: graphs[name].flops });
   }
   trials.set("head", headSteps(model));
-  await warmUp(trials.get("forward"), clock);
-  return completed(await measureSpeed(trials, clock), graphs);
+  const began = clock();
+  await warmUp(names.map((name) => /** @type {Trial} */ (trials.get(name))), clock);
+  const budgetS = Math.max(LEAST_S, BUDGET_S - (clock() - began));
+  return completed(await measureSpeed(trials, clock, budgetS), graphs);
 }
 
-/** The browser compiles what is hot, which is most of what runs of any graph have in common. */
-async function warmUp(/** @type {Trial | undefined} */ trial, /** @type {() => number} */ clock) {
+/**
+ * The browser compiles what is run for the first time, and again what is hot: most of it is common to all
+ * graphs.
+ * @param {Trial[]} trials forward, and then the whole step of training, where there is one
+ * @param {() => number} clock
+ */
+async function warmUp([forward, step], clock) {
   const end = clock() + WARM_S;
-  while (trial && clock() < end) await trial.run();
+  while (clock() < end) await forward.run();
+  await forward.close?.();
+  await step?.run();
+  await step?.close?.();
 }
 
-/** What puts samples through a graph, opened the first time. @param {any} model @param {string} name */
+/**
+ * `run` puts samples through a graph, `close` gives back what that takes. @param {any} model
+ * @param {string} name
+ */
 function opened(model, name, /** @type {any} */ x, /** @type {Int32Array} */ y) {
   const [what, tunable] = name.split(".");
-  if (what === "forward") return () => model.logits(x);
   /** @type {any} */
-  let held;
-  if (what === "loss") return async () => (held ??= await model.probe(tunable)).loss(x, y);
-  return async () => {
+  let held = null;
+  const close = async () => {
+    held = null;
+    await model.unload();
+  };
+  if (what === "forward") return { run: () => model.logits(x), close };
+  if (what === "loss") return { run: async () => (held ??= await model.probe(tunable)).loss(x, y), close };
+  const run = async () => {
     held ??= await trainerOf(model, tunable);
     await held.trainer.lossAndGrads(x, y);
     held.steps.step(held.trainer.params.vector, held.trainer.grads.vector);
   };
+  return { run, close };
 }
 
 /** With the optimiser's step. @param {any} model @param {string} tunable */
