@@ -234,3 +234,14 @@ def test_killed_at_any_instant_before_the_next_round_is_told_each_short_one_coun
     assert (step.round, step.scalars) == (2, tuple(scalars(2)[0]["g"].tolist()))
     b.store.latest = None
     assert b.service.rounds.weights(3)  # its hash is looked at
+
+
+def test_a_deadline_that_is_a_little_longer_than_the_last_that_was_told_is_not_told(two, monkeypatch):
+    b, _ = two
+    deadlines = {3: 10.5, 4: 12.4, 5: 9.9, 6: 12.4}
+    monkeypatch.setattr(b.service.rounds, "deadline_s", lambda number: deadlines.get(number, 10.0))
+    for number in range(2, 6):
+        for device in ("a", "b"):
+            b.contribute(device, b.contribution(KIND, scalars(number), number))
+    assert told(b)[-4:] == [("next", 3), ("next", 4), ("offer", 5), ("offer", 6)]
+    assert b.offer.deadline_s == 12.4
