@@ -4,12 +4,15 @@ import msgspec
 import pytest
 
 from broker import small, steps
-from broker.messages import Base, Blob, MessageError, Offer, Step, encode
+from broker.link import Received
+from broker.messages import Base, Blob, Hello, MessageError, Offer, Step, decode, encode
 from broker.signing import NotTrusted, Signer
 from broker.small import LostTrack, Next
 from broker.topics import down
 from broker.topics import offer as topic_of
+from device_runtime.agent import Agent
 from device_runtime.following import TASKS, Following
+from device_runtime.settings import Settings
 from device_runtime.trust import Trust
 
 SIGNER, OTHER = Signer(bytes(32)), Signer(bytes([1]) * 32)
@@ -126,3 +129,41 @@ def test_what_is_kept_on_a_topic_of_one_device_is_dropped(key):
     following.offer(topic, SIGNER.seal(topic, offer(5), 7))
     with pytest.raises(MessageError, match="dn/task is marked as kept"):
         following.offer(topic, SIGNER.seal(topic, offer(2), 7), retained=True)
+
+
+class Line:
+    """Keeps what is published."""
+
+    url = "a test"
+
+    def __init__(self):
+        self.sent = []
+
+    def publish(self, topic, payload, retain=False):
+        self.sent.append((topic, payload))
+        return True
+
+    def under_way(self, topic=""):
+        return 0
+
+
+def test_an_enrolled_device_says_a_key_in_its_hello_and_takes_the_next_round_that_has_its_word(tmp_path):
+    settings = Settings("a", tmp_path / "none.npz", tmp_path, aggregator=SIGNER.public)
+    agent, line = Agent(settings, 1, lambda: 0.0), Line()
+    agent.begin(line)
+    agent.hello()
+    [hello] = [decode(payload, Hello) for topic, payload in line.sent if topic.endswith("hello")]
+    task = down("a", "task")
+    payload = after(3)
+    for word, expected in ((bytes(8), 2), (SIGNER.agree(hello.key).word(MINE, "r", payload), 3)):
+        agent.inbox.put(Received(task, SIGNER.seal(task, offer(), 7)))
+        agent.inbox.put(Received(MINE, small.with_word(payload, word)))
+        for _ in range(2):
+            agent.step()
+        assert agent._duty.open.offer.round == expected
+
+
+def test_two_lives_of_a_device_say_different_keys_and_one_that_is_not_enrolled_none():
+    one, other = (Trust(SIGNER.public).key for _ in range(2))
+    assert one != other
+    assert (len(one), len(other), Trust().key) == (32, 32, b"")
