@@ -112,8 +112,8 @@ class HttpSection(Section, frozen=True):
 
 class WebSection(Section, frozen=True):
     """The page by which a browser becomes a device. `address` is how browsers reach it (None: http.host and
-    http.port), `broker` the WebSockets that they find the broker at (None: those of the one that is started
-    here, or of the enrolment). A one-time link is good for `link_minutes`.
+    http.port), `broker` the WebSockets by which they reach the broker (None: they do through us). A one-time
+    link is good for `link_minutes`.
     """
 
     address: str | None = None

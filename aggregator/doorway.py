@@ -1,42 +1,38 @@
-"""How a browser comes in: the address of the page, the broker's WebSockets, and who may make links."""
+"""How a browser comes in: the address of the page, the way to the broker, and who may make links."""
 
 from __future__ import annotations
 
 import os
-import secrets
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from broker.errors import UrlError
-from broker.running import WEB_USER, RunningBroker, WebSockets
 from broker.site import DEVICES, PASSWORDS, Opened
 from broker.url import BrokerUrl, is_loopback
 
 from .config import HttpSection, Server
-from .errors import ConfigError, RunFolderError
+from .errors import ConfigError
 
-PORT, PASSWORD = "web-port", "web-password"
-"""In the run folder: of the WebSockets that are started here, so that an open page finds them again."""
 WILD = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 @dataclass(frozen=True)
 class Doorway:
-    """`broker` is the address of its WebSockets, `user` and `password` what an open one asks for; `reached`:
-    the broker, as we reach it. `site`: that of `broker init`, where a device needs a credential; `writable`:
+    """`reached`: the broker, as we reach it; `broker`: its WebSockets, as browsers do, "" where they reach it
+    through us (web/gateway.py). `site`: that of `broker init`, where a device needs a credential; `writable`:
     whether links can be made here. `address`: how browsers reach us, where it is not where HTTP listens.
-    `passes_on`: pages reach the broker through us, see web/gateway.py.
     """
 
-    broker: str
     reached: BrokerUrl
-    user: str = ""
-    password: str = field(default="", repr=False)
+    broker: str = ""
     site: Opened | None = None
     address: str = ""
-    passes_on: bool = False
     link_s: float = 900.0
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether pages reach the broker through us."""
+        return not self.broker
 
     @property
     def writable(self) -> bool:
@@ -50,39 +46,37 @@ class Doorway:
         return f"{(self.address or listens).rstrip('/')}/join/"
 
 
-def open_to(server: Server, broker: RunningBroker | None, reached: BrokerUrl) -> Doorway | None:
-    """Where browsers come in, if they are to. `broker`: the one started here; `reached` as in Doorway.
+def open_to(server: Server, reached: BrokerUrl) -> Doorway | None:
+    """Where browsers come in, if they are to. `reached` as in Doorway.
 
-    Raises ConfigError for what no browser could reach, SiteError for an enrolment without WebSockets.
+    Raises ConfigError for what no browser could reach, SiteError for an enrolment that is none.
     """
     web, http = server.web, server.http
     if web is None or http is None:
         return None
     site = Opened(server.broker.enrolment) if server.broker.enrolment else None
-    given = web.broker or (site.site.web_url if site else broker.web_url if broker else "")
-    if not given:
-        raise ConfigError(
-            "web.broker: browsers reach a broker over WebSockets only: give wss://host:port/path of this one"
-        )
+    direct = web.broker or (str(reached) if reached.path else "")
+    address = web.address or _address(http, site)
+    page = address or f"{'https' if http.cert else 'http'}://{http.host}"
+    broker = _direct(page, direct, server.broker.insecure) if direct else ""
+    _check_reachable(page, http, site is not None or bool(broker))
+    return Doorway(reached, broker, site, address, 60 * web.link_minutes)
+
+
+def _direct(page: str, given: str, insecure: bool) -> str:
+    """The broker's WebSockets, where a page speaks to them itself. Raises ConfigError."""
     try:
-        url = BrokerUrl.parse(given, insecure=server.broker.insecure)
+        url = BrokerUrl.parse(given, insecure=insecure)
     except UrlError as error:
         raise ConfigError(f"web.broker = {given}: {error}") from None
     if not url.path:
         raise ConfigError(f"web.broker = {given}: expected ws:// or wss://")
-    address = web.address or _address(http, site)
-    _check_reachable(address or f"{'https' if http.cert else 'http'}://{http.host}", url, http)
-    ours = broker.options.web if broker and not web.broker else None
-    return Doorway(
-        broker=str(url),
-        reached=reached,
-        user=WEB_USER if ours else "",
-        password=ours.password if ours else "",
-        site=site,
-        address=address,
-        passes_on=not (web.broker or reached.path),
-        link_s=60 * web.link_minutes,
-    )
+    parts = urlsplit(page)
+    if url.loopback and not is_loopback(parts.hostname or ""):
+        raise ConfigError(f"web.broker = {given} is this machine only, and the page is offered at {page}")
+    if parts.scheme == "https" and not (url.secure or url.loopback):
+        raise ConfigError(f"web.broker = {given}: a page at {page} may speak to wss:// only")
+    return str(url)
 
 
 def _address(http: HttpSection, site: Opened | None) -> str:
@@ -96,40 +90,15 @@ def _address(http: HttpSection, site: Opened | None) -> str:
     return f"{'https' if http.cert else 'http'}://{host}:{http.port}"
 
 
-def _check_reachable(page: str, broker: BrokerUrl, http: HttpSection) -> None:
+def _check_reachable(page: str, http: HttpSection, for_others: bool) -> None:
     """Raises ConfigError."""
     parts = urlsplit(page)
     if is_loopback(parts.hostname or ""):
         return
-    if broker.loopback:
+    if not for_others:
         raise ConfigError(
-            f"the page is offered at {page}, but the broker at {broker}, which is this machine only: set one "
-            f"up by `device-runtime broker init DIR --name {parts.hostname} --websockets 8884`, for "
-            "--enrolment DIR"
+            f"the page is offered at {page}, but the broker is open to this machine alone: set one up by "
+            f"`device-runtime broker init DIR --name {parts.hostname}`, for --enrolment DIR"
         )
-    if parts.scheme == "https" and not broker.secure:
-        raise ConfigError(f"a page at {page} may speak to wss:// only, not to {broker}")
     if parts.scheme == "http" and not http.insecure:
         raise ConfigError(f"web.address = {page}: a browser computes for pages over https:// only")
-
-
-def web_sockets(folder: Path) -> WebSockets:
-    """For a broker that is started here: as in an earlier life of the run in this folder, or new ones."""
-    try:
-        port = int((folder / PORT).read_text())
-        password = (folder / PASSWORD).read_text().strip()
-    except (OSError, ValueError):
-        return WebSockets(password=secrets.token_urlsafe(24))
-    return WebSockets(port if 0 < port < 65536 else 0, password or secrets.token_urlsafe(24))
-
-
-def keep(folder: Path, doorway: Doorway) -> None:
-    """For `web_sockets` in the next life. Raises RunFolderError."""
-    if not doorway.password:
-        return
-    try:
-        (folder / PORT).write_text(f"{BrokerUrl.parse(doorway.broker).port}\n")
-        (folder / PASSWORD).touch(mode=0o600)
-        (folder / PASSWORD).write_text(doorway.password + "\n")
-    except OSError as error:
-        raise RunFolderError(f"cannot write {folder / PASSWORD}: {error.strerror or error}") from None

@@ -19,7 +19,7 @@ from broker import brokers, topics
 from broker.errors import BrokerStartError
 from broker.link import Link, LinkOptions
 from broker.mosquitto import Mosquitto
-from broker.running import BrokerOptions, RunningBroker, WebSockets
+from broker.running import BrokerOptions, RunningBroker
 from broker.url import BrokerUrl
 
 from . import doorway, enrolled, lodger, welcome
@@ -86,13 +86,12 @@ class Process:
         """
         _on_signals(self._stop)
         with ExitStack() as stack:
-            web = doorway.web_sockets(self._folders[0]) if self._server.web else None
-            broker, url = broker_for(self._server.broker, self._folders[0], web)
+            broker, url = broker_for(self._server.broker, self._folders[0])
             if broker:
                 stack.callback(broker.stop)
             if self._server.workers and broker and not isinstance(broker, Mosquitto):
                 raise ConfigError(f"workers share what comes in, and {broker.name} cannot: install Mosquitto")
-            self._doorway = doorway.open_to(self._server, broker, url)
+            self._doorway = doorway.open_to(self._server, url)
             self._serve(url, broker)
 
     def _serve(self, url: BrokerUrl, broker: RunningBroker | None) -> None:
@@ -127,7 +126,6 @@ class Process:
 
     def _welcome(self, site: Site, door: Doorway) -> None:
         """Say how browsers come in; a link is for the terminal alone, a log keeps it for too many."""
-        doorway.keep(self._folders[0], door)
         shown = not (self._structured or self._quiet)
         reader = Reader(time.time(), sys.stdout.isatty()) if shown else None
         self._say(welcome.told(door, site.url, reader))
@@ -233,22 +231,17 @@ def _check_room(task: Task, most: int) -> None:
             raise ConfigError(f"max_devices is {most}, and task {task.name} wants {name} = {wanted}")
 
 
-def broker_for(
-    section: BrokerSection, folder: Path, web: WebSockets | None = None
-) -> tuple[RunningBroker | None, BrokerUrl]:
-    """The broker to use, and the one started for it: at the ports that the run had before, if they are free.
-
-    `web`: its WebSockets, if it is to have any.
-    """
+def broker_for(section: BrokerSection, folder: Path) -> tuple[RunningBroker | None, BrokerUrl]:
+    """The broker to use, and the one started for it: at the port that the run had before, if that is free."""
     if section.url != AUTO or section.enrolment:
         return None, _address(section)
     before = 0 if section.port else port_before(folder)
     try:
-        broker = brokers.start("auto", BrokerOptions(port=section.port or before, web=web))
+        broker = brokers.start("auto", BrokerOptions(port=section.port or before))
     except BrokerStartError:
-        if not (before or (web and web.port)):
+        if not before:
             raise
-        broker = brokers.start("auto", BrokerOptions(port=section.port, web=web and replace(web, port=0)))
+        broker = brokers.start("auto", BrokerOptions())
     return broker, BrokerUrl.parse(broker.url)
 
 

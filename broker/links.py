@@ -74,7 +74,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Book(msgspec.Struct, frozen=True, kw_only=True):
-    """The file. `page`: where the page was last offered, and `broker` the WebSockets that go with it."""
+    """The file. `page`: where the page was last offered, and `broker` the WebSockets that go with it, if it
+    does not reach the broker through the page's own server.
+    """
 
     page: str = ""
     broker: str = ""
@@ -92,7 +94,7 @@ def read(opened: Opened) -> Book:
 
 
 def offered_at(opened: Opened, page: str, broker: str) -> None:
-    """Remember the address of the page and of the broker's WebSockets, for links. Raises SiteError."""
+    """Remember the address of the page and of its broker, as in Book, for links. Raises SiteError."""
     with _alone(opened):
         _keep(opened, msgspec.structs.replace(read(opened), page=page, broker=broker))
 
@@ -155,7 +157,9 @@ def use(opened: Opened, opening: Opening, now: float) -> Enrolment:
             link = msgspec.structs.replace(link, device=name)
         _check_not_revoked(opened, link)
         _replace(opened, book, link)
-        who = register.Agreed(link.device, _password(opening), book.broker or opened.site.web_url)
+        site = opened.site
+        url = book.broker or (site.web_url if site.websockets else site.url)
+        who = register.Agreed(link.device, _password(opening), url)
         return register.settle(opened, who, datetime.fromtimestamp(link.used, timezone.utc))
 
 

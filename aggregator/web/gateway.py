@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
@@ -30,16 +29,21 @@ READ_BYTES = 64 * 1024
 TRY_LATER, NOT_HERE = 1013, 1008
 
 
-class Gateway:
-    """`ours`: whether a request calls us by a name of ours."""
+def by_local_name(asked: HTTPConnection) -> bool:
+    """Whether who asks calls us by a name of this machine."""
+    return is_loopback(asked.url.hostname or "")
 
-    def __init__(self, doorway: Doorway, ours: Callable[[HTTPConnection], bool]) -> None:
-        self._doorway, self._ours = doorway, ours
+
+class Gateway:
+    """Between pages and the broker."""
+
+    def __init__(self, doorway: Doorway) -> None:
+        self._doorway = doorway
         self._open = 0
 
     async def pass_on(self, page: WebSocket) -> None:
-        """Until either side ends. A page of another site is not let in, nor anybody else where the broker is
-        open to this machine alone.
+        """Until either side ends. A page of another site is not let in. Where the broker is open, nor is
+        who is on another machine, or came by a name that is not this one's (DNS rebinding).
         """
         if not self._welcome(page) or PROTOCOL not in page.scope["subprotocols"]:
             await page.close(NOT_HERE)
@@ -54,10 +58,11 @@ class Gateway:
             self._open -= 1
 
     def _welcome(self, page: WebSocket) -> bool:
-        origin = page.headers.get("origin")
-        same = origin is None or urlsplit(origin).netloc == page.headers.get("host")
+        origin, address = page.headers.get("origin"), urlsplit(self._doorway.address).netloc
+        if origin is not None and urlsplit(origin).netloc not in (page.headers.get("host"), address or None):
+            return False
         here = is_loopback(page.client.host if page.client else "")
-        return same and self._ours(page) and (here or self._doorway.site is not None)
+        return self._doorway.site is not None or (here and by_local_name(page))
 
     async def _pass_on(self, page: WebSocket) -> None:
         url = self._doorway.reached

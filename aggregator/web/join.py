@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import HTTPConnection
 
 from aggregator.doorway import Doorway
 from aggregator.errors import AggregatorError
@@ -28,7 +26,6 @@ from broker.links import LinkError, NameTaken, Opening
 from broker.messages import VERSION
 from broker.site import Opened
 from broker.topics import TopicError
-from broker.url import is_loopback
 from models import bundle as bundles
 from models.bundle import Bundle
 from models.errors import ModelError
@@ -78,27 +75,26 @@ class Join:
         router.add_api_route("/join/enrol", self.enrol, methods=["POST"])
         router.add_api_route("/join/{path:path}", self.file, methods=reads)
         if doorway.passes_on:
-            passing = Gateway(doorway, self._ours)
-            router.add_api_websocket_route(f"/join/{gateway.PATH}", passing.pass_on)
+            router.add_api_websocket_route(f"/join/{gateway.PATH}", Gateway(doorway).pass_on)
 
     def file(self, path: str, request: Request) -> Response:
         return self._pages.answer(path, request.headers)
 
     def config(self, request: Request) -> dict[str, Any]:
         """Where the broker is, what is learnt, and whether a link is needed to enrol. `gateway`: where it is
-        reached at our own address, beside this; empty: not at all.
+        reached at our own address, beside this; empty: at `broker`.
 
-        The password of an open broker is told to who calls us by a name of ours only: a page of another site,
-        whose name leads here, learns nothing (DNS rebinding).
+        Where the broker is open to this machine, it is told to who calls us by a name of this machine: a page
+        of another site, whose name leads here, learns nothing (DNS rebinding).
         """
         doorway = self._doorway
-        if doorway.password and not self._ours(request):
+        if doorway.passes_on and doorway.site is None and not gateway.by_local_name(request):
             raise HTTPException(403, "open to this machine only: ask as localhost")
         return {
             "version": 1,
             "protocol": VERSION,
             "enrolment": "link" if doorway.site else "open",
-            "broker": {"url": doorway.broker, "user": doorway.user, "password": doorway.password},
+            "broker": {"url": doorway.broker, "user": "", "password": ""},
             "gateway": gateway.PATH if doorway.passes_on else "",
             "key": doorway.site.signer.public.hex() if doorway.site else "",
             "tasks": self._tasks(),
@@ -154,10 +150,6 @@ class Join:
         if not self._learnt:
             self._learnt = [_learnt(one) for one in self._hosted]
         return self._learnt
-
-    def _ours(self, request: HTTPConnection) -> bool:
-        host = request.url.hostname or ""
-        return is_loopback(host) or host == (urlsplit(self._doorway.address).hostname or "-")
 
 
 def _learnt(hosted: Hosted) -> Learnt:

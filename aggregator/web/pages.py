@@ -8,6 +8,7 @@ import re
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import platformdirs
 from starlette.datastructures import Headers
@@ -87,7 +88,7 @@ class Pages:
 
     @classmethod
     def of(cls, broker: str) -> Pages:
-        """Those that are installed here; `broker`: the URL of its WebSockets. Raises MissingExtra."""
+        """Those that are installed here; `broker` as in `policies`. Raises MissingExtra."""
         web = root()
         return cls(web, vendor(web), policies(broker))
 
@@ -155,11 +156,14 @@ def computes(path: str) -> bool:
 
 
 def policies(broker: str) -> tuple[str, str]:
-    """Content-Security-Policy of pages, and of what computes. `broker`: its WebSockets, as a URL."""
-    place = broker.rpartition("/")[0] if broker.count("/") > 2 else broker
+    """Content-Security-Policy of pages, and of what computes. `broker`: its WebSockets, as a URL; empty where
+    pages reach it at our own address.
+    """
+    parts = urlsplit(broker)
+    place = f" {parts.scheme}://{parts.netloc}" if broker else ""
     page = (
         "default-src 'none'; script-src 'self'{wasm}; worker-src 'self'; style-src 'self'; "
-        "img-src 'self' blob: data:; media-src 'self' blob:; connect-src 'self' {place}; "
+        "img-src 'self' blob: data:; media-src 'self' blob:; connect-src 'self'{place}; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return page.format(wasm="", place=place), page.format(wasm=" 'wasm-unsafe-eval'", place=place)

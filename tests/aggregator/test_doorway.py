@@ -11,20 +11,12 @@ from aggregator.command import add_arguments, server_of
 from aggregator.errors import ConfigError
 from aggregator.welcome import Reader
 from broker import links, production
-from broker.running import BrokerOptions, WebSockets
-from broker.site import Site, SiteError
+from broker.site import Site
 from broker.url import BrokerUrl
 
 NOW = datetime(2026, 11, 1, tzinfo=timezone.utc)
 HERE = BrokerUrl("127.0.0.1", 1883)
 SECURE = BrokerUrl("fl.example.org", 8883, secure=True)
-
-
-class Started:
-    """A broker that was started here, with WebSockets."""
-
-    options = BrokerOptions(web=WebSockets(password="told"))
-    web_url = "ws://127.0.0.1:9001/mqtt"
 
 
 @pytest.fixture
@@ -45,22 +37,22 @@ def settings(*words):
     return server_of(parser.parse_args(list(map(str, words))))
 
 
-def opened(*words, broker=None, reached=HERE):
-    return doorway.open_to(settings(*words), broker, reached)
+def opened(*words, reached=HERE):
+    return doorway.open_to(settings(*words), reached)
 
 
 def test_nobody_comes_in_unless_it_is_asked_for():
     assert settings().http is None
-    assert opened("--http", "8080", broker=Started()) is None
+    assert opened("--http", "8080") is None
 
 
 def test_web_alone_is_for_browsers_of_this_machine():
     server = settings("--web")
     assert (server.http.host, server.http.port) == ("127.0.0.1", 8080)
-    door = opened("--web", broker=Started())
-    assert (door.broker, door.user, door.password) == (Started.web_url, "browser", "told")
+    door = opened("--web")
+    assert (door.reached, door.passes_on) == (HERE, True)
     assert door.page("http://127.0.0.1:8080") == "http://127.0.0.1:8080/join/"
-    assert (door.site, door.writable, "told" in repr(door)) == (None, False, False)
+    assert (door.site, door.writable) == (None, False)
 
 
 def test_an_enrolment_brings_broker_certificate_and_the_right_to_make_links(enrolment):
@@ -69,8 +61,7 @@ def test_an_enrolment_brings_broker_certificate_and_the_right_to_make_links(enro
     http = settings(*words).http
     assert (http.cert, http.key) == (folder / "server.pem", folder / "server.key")
     door = opened(*words, reached=SECURE)
-    assert (door.broker, door.password) == ("wss://192.0.2.7:8884/mqtt", "")
-    assert door.writable
+    assert (door.passes_on, door.writable) == (True, True)
     assert door.page("https://192.0.2.7:8443") == "https://192.0.2.7:8443/join/"
     assert settings("--enrolment", folder).http is None
 
@@ -89,8 +80,8 @@ def test_a_broker_of_one_s_own_and_an_address_in_front_are_named_in_the_file(tmp
         f'[broker]\nenrolment = "{enrolment()}"'
     )
     server = config.load(file, {})
-    door = doorway.open_to(server, None, SECURE)
-    assert door.broker == "wss://fl.example.org:443/mqtt"
+    door = doorway.open_to(server, SECURE)
+    assert (door.broker, door.passes_on) == ("wss://fl.example.org:443/mqtt", False)
     assert (door.page("http://127.0.0.1:8080"), door.link_s) == ("https://fl.example.org/join/", 3600)
 
 
@@ -116,18 +107,16 @@ def test_settings_that_cannot_be_meant_are_refused(tmp_path, text, said):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--broker", "mqtt://127.0.0.1"), "web.broker: browsers reach a broker over WebSockets only"),
         (
             ("--insecure", "--http", "192.0.2.7:80"),
-            "which is this machine only: set one up",
+            "open to this machine alone: set one up by",
         ),
         (("--insecure", "--http", "0.0.0.0:80"), "web.address: expected how browsers reach us"),
     ],
 )
 def test_what_no_browser_could_reach_is_refused(words, said):
-    broker = None if "--broker" in words else Started()
     with pytest.raises(ConfigError) as caught:
-        opened("--web", *words, broker=broker)
+        opened("--web", *words)
     assert said in str(caught.value)
 
 
@@ -136,7 +125,11 @@ def test_what_no_browser_could_reach_is_refused(words, said):
     [
         ('broker = "mqtts://fl.example.org"', "expected ws:// or wss://"),
         ('broker = "ws://fl.example.org/mqtt"', "would send passwords and updates over the network"),
-        ('address = "https://fl.example.org"', "but the broker at ws://127.0.0.1:9001/mqtt, which is this"),
+        ('address = "https://fl.example.org"', "but the broker is open to this machine alone"),
+        (
+            'address = "https://f.org"\nbroker = "ws://127.0.0.1:9001/m"',
+            "is this machine only, and the page is offered at https://f.org",
+        ),
         ('address = "http://f.org"\nbroker = "wss://f.org/m"', "a browser computes for pages over https://"),
     ],
 )
@@ -144,25 +137,28 @@ def test_what_no_browser_would_speak_to_is_refused(tmp_path, web, said):
     file = tmp_path / "server.toml"
     file.write_text(f"[web]\n{web}\n")
     with pytest.raises(ConfigError) as caught:
-        doorway.open_to(config.load(file, {}), Started(), HERE)
+        doorway.open_to(config.load(file, {}), HERE)
     assert said in str(caught.value)
 
 
-def test_an_enrolment_without_web_sockets_says_how_there_are_some(enrolment):
-    with pytest.raises(SiteError, match="broker init --websockets PORT"):
-        opened("--web", "--enrolment", enrolment(0))
+def test_a_page_over_https_speaks_to_no_broker_in_the_clear(tmp_path):
+    file = tmp_path / "server.toml"
+    file.write_text('[web]\naddress = "https://f.org"\nbroker = "ws://f.org/m"\n[broker]\ninsecure = true\n')
+    with pytest.raises(ConfigError, match="may speak to wss:// only"):
+        doorway.open_to(config.load(file, {}), HERE)
 
 
-def test_the_next_life_of_a_run_has_the_same_port_and_password(tmp_path):
-    first = doorway.web_sockets(tmp_path)
-    assert (first.port, len(first.password)) == (0, 32)
-    door = opened("--web", broker=Started())
-    doorway.keep(tmp_path, door)
-    again = doorway.web_sockets(tmp_path)
-    assert (again.port, again.password) == (9001, "told")
-    assert (tmp_path / doorway.PASSWORD).stat().st_mode & 0o077 == 0
-    (tmp_path / doorway.PORT).write_text("nonsense")
-    assert doorway.web_sockets(tmp_path).password != "told"
+def test_where_we_reach_the_broker_over_web_sockets_so_do_pages():
+    door = opened("--web", reached=BrokerUrl("127.0.0.1", 9001, path="/mqtt"))
+    assert (door.broker, door.passes_on) == ("ws://127.0.0.1:9001/mqtt", False)
+
+
+def test_an_enrolment_needs_no_web_sockets_of_the_broker(enrolment):
+    door = opened("--web", "--enrolment", enrolment(0), "--http", "192.0.2.7:8443", reached=SECURE)
+    welcome.told(door, "https://192.0.2.7:8443", None)
+    _, secret = links.make(door.site, NOW.timestamp(), 900)
+    given = links.use(door.site, links.Opening(secret, "c" * 43), NOW.timestamp())
+    assert given.url == "mqtts://192.0.2.7:8883"
 
 
 def test_at_the_start_a_terminal_is_told_a_link_and_a_log_is_not(enrolment):
@@ -185,7 +181,7 @@ def test_at_the_start_a_terminal_is_told_a_link_and_a_log_is_not(enrolment):
 
 
 def test_an_open_broker_needs_no_link_and_without_the_folder_s_files_none_is_made(enrolment):
-    assert welcome.told(opened("--web", broker=Started()), "http://127.0.0.1:1", Reader(0, True)) == (
+    assert welcome.told(opened("--web"), "http://127.0.0.1:1", Reader(0, True)) == (
         "browsers join at http://127.0.0.1:1/join/"
     )
     folder = enrolment()

@@ -1,17 +1,20 @@
-"""A phone as it joins over a network: HTTPS, WebSockets with TLS, a one-time link, signed offers."""
+"""A phone as it joins over a network: one port with TLS, a one-time link, signed offers."""
 
 import json
 import os
 import pwd
 import re
 import subprocess
+from socket import AF_INET
 
 import numpy as np
+import psutil
 import pytest
 
 from broker import links, mosquitto, register
-from broker.running import BrokerOptions, WebSockets, find_ports
+from broker.running import BrokerOptions, find_port
 from broker.site import Opened
+from broker.url import is_loopback
 
 from .conftest import Visit
 
@@ -28,30 +31,28 @@ class Address:
         self.url = url
 
 
+def in_a_network():
+    """An address of this machine that others could reach; None where it is in no network."""
+    known = [one.address for few in psutil.net_if_addrs().values() for one in few if one.family == AF_INET]
+    return next((address for address in known if not is_loopback(address)), None)
+
+
 class House:
-    """A broker that was set up and runs, and `serve --web` over HTTPS there."""
+    """A broker that was set up and runs, and `serve --web` over HTTPS, as others in a network reach it."""
 
     def __init__(self, folder, program, launched, eventually):
         self.folder, self._launched, self._eventually = folder, launched, eventually
-        port, web = find_ports(BrokerOptions(web=WebSockets()))
+        self.host = in_a_network() or "127.0.0.1"
         user = ["--run-as", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
-        init = [
-            "broker",
-            "init",
-            folder / "enrolment",
-            "--name",
-            "127.0.0.1",
-            "--port",
-            port,
-            "--websockets",
-            web,
-        ]
-        subprocess.run([program, *map(str, [*init, *user])], check=True, capture_output=True)
+        where = ["--name", self.host, "--port", find_port(BrokerOptions()), *user]
+        init = ["broker", "init", folder / "enrolment", *where]
+        subprocess.run([program, *map(str, init)], check=True, capture_output=True)
         self.opened = Opened(folder / "enrolment")
-        files = {"cert": "server.pem", "key": "server.key"}
-        http = "\n".join(f'{key} = "enrolment/{file}"' for key, file in files.items())
+        http = f'port = 0\nhost = "{self.host}"\n'
+        if is_loopback(self.host):  # elsewhere it has these by itself
+            http += 'cert = "enrolment/server.pem"\nkey = "enrolment/server.key"\n'
         (folder / "server.toml").write_text(
-            f'run_dir = "run"\n[broker]\nenrolment = "enrolment"\n[http]\nport = 0\n{http}\n[web]\n'
+            f'run_dir = "run"\n[broker]\nenrolment = "enrolment"\n[http]\n{http}[web]\n'
         )
 
     def mosquitto(self):
@@ -125,7 +126,8 @@ def test_a_phone_joins_by_a_one_time_link_over_tls_and_takes_part(house, phone, 
     assert [(one["round"], one["device"], one["kind"]) for one in sent] == [
         (number, entry.name, "few-shot") for number in (1, 2)
     ]
-    assert all(url.startswith(("https://127.0.0.1:", "wss://127.0.0.1:", "blob:")) for url in one.asked)
+    ours = (f"https://{house.host}:", f"wss://{house.host}:", "blob:")
+    assert all(url.startswith(ours) for url in one.asked)
     assert one.wrong == []
 
 

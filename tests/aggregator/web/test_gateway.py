@@ -65,8 +65,7 @@ def echo() -> Iterator[Echo]:
 
 
 def open_to(port, **changes):
-    given = {"broker": "ws://127.0.0.1:1/mqtt", "passes_on": True} | changes
-    return Doorway(reached=BrokerUrl("127.0.0.1", port), **given)
+    return Doorway(BrokerUrl("127.0.0.1", port), **changes)
 
 
 def page(url, origin=None, protocols=("mqtt",), **given):
@@ -95,8 +94,9 @@ def test_the_page_is_told_where_the_gateway_is(running, echo):  # noqa: F811
 
 
 def test_there_is_none_where_the_broker_is_to_be_reached_directly(running, echo):  # noqa: F811
-    url = running(open_to(echo.port, passes_on=False))
-    assert ask(url, "/join/config.json").json["gateway"] == ""
+    url = running(open_to(echo.port, broker="wss://fl.example.org/mqtt"))
+    config = ask(url, "/join/config.json", Host="192.168.1.5").json
+    assert (config["gateway"], config["broker"]["url"]) == ("", "wss://fl.example.org/mqtt")
     with pytest.raises(InvalidStatus):
         page(url)
 
@@ -121,6 +121,34 @@ def test_a_name_that_only_leads_here_is_not_ours(running, echo):  # noqa: F811
             subprotocols=["mqtt"],
         )
     assert echo.connections == []
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "address"),
+    [
+        ("192.168.1.5", "https://192.168.1.5", ""),
+        ("fl.example.org", "https://fl.example.org", "https://fl.example.org"),
+        ("10.0.0.1", "https://fl.example.org", "https://fl.example.org"),
+    ],
+)
+def test_who_needs_a_credential_comes_by_any_name_that_the_page_came_by(
+    running,  # noqa: F811
+    opened,  # noqa: F811
+    echo,
+    host,
+    origin,
+    address,
+):
+    """An address in a network, that of a proxy in front, and a proxy that asks us by another name."""
+    port = urlsplit(running(replace(open_to(echo.port), site=opened, address=address))).port
+    there = socket.create_connection(("127.0.0.1", port))
+    wanted = f"ws://{host}:{port}/join/mqtt"
+    seen = origin if address else f"{origin}:{port}"
+    if address and host in address:  # on the port that a browser does not say
+        wanted = f"ws://{host}/join/mqtt"
+    with connect(wanted, sock=there, origin=seen, subprotocols=["mqtt"], compression=None) as one:
+        one.send(BLOCK)
+        assert received(one, len(BLOCK)) == BLOCK
 
 
 def test_what_does_not_speak_mqtt_is_not_let_in(running, echo):  # noqa: F811
@@ -170,7 +198,7 @@ def test_only_so_many_pages_are_let_in(running, echo, monkeypatch):  # noqa: F81
 
 def test_a_device_is_at_a_real_broker_through_it(running, broker):  # noqa: F811
     reached = BrokerUrl.parse(broker.url)
-    url = running(Doorway("ws://127.0.0.1:1/mqtt", reached, passes_on=True))
+    url = running(Doorway(reached))
     inbox = queue.SimpleQueue()
     through = BrokerUrl.parse(url.replace("http", "ws", 1).replace("//", "//browser:any@") + "/join/mqtt")
     link = Link(through, "page", inbox, LinkOptions(subscriptions=("dn/#",)))
@@ -190,13 +218,14 @@ def test_a_device_is_at_a_real_broker_through_it(running, broker):  # noqa: F811
 
 def test_without_a_credential_nobody_else_reaches_a_broker_of_this_machine():
     class Asking:
-        headers = {"host": "served.example", "origin": "https://served.example"}  # noqa: RUF012
+        headers = {"host": "localhost", "origin": "http://localhost"}  # noqa: RUF012
+        url = urlsplit("http://localhost")
 
         def __init__(self, host):
             self.client = type("Client", (), {"host": host})
 
     def lets(doorway, host):
-        return gateway.Gateway(doorway, lambda page: True)._welcome(Asking(host))
+        return gateway.Gateway(doorway)._welcome(Asking(host))
 
     alone = open_to(1)
     assert lets(alone, "127.0.0.1")
@@ -208,5 +237,5 @@ def test_a_broker_with_tls_is_reached_as_the_service_reaches_it(running, opened,
     """The echo speaks none, so that nobody is let in; what it has heard is the beginning of TLS."""
     reached = replace(of(opened).reached, port=echo.port)
     with pytest.raises(InvalidStatus):
-        page(running(Doorway("wss://127.0.0.1:1/mqtt", reached, passes_on=True)))
+        page(running(Doorway(reached)))
     assert echo.heard[:1] == b"\x16"

@@ -13,7 +13,7 @@ from aggregator.web.pages import CHECKOUT, NEEDED
 from broker import links, mosquitto, register, topics
 from broker.link import Link
 from broker.messages import Hello, State, encode
-from broker.running import BrokerOptions, WebSockets, find_ports
+from broker.running import BrokerOptions, find_port
 from broker.site import Opened
 
 from .conftest import PATIENCE_MS
@@ -32,10 +32,9 @@ pytestmark = [
 @pytest.fixture
 def house(tmp_path, program, launched, eventually):
     """A broker that was set up and runs, and `serve --web` there; gives its address, token and folder."""
-    port, web = find_ports(BrokerOptions(web=WebSockets()))
     user = ["--run-as", pwd.getpwuid(0).pw_name] if os.geteuid() == 0 else []
     folder, log = tmp_path / "enrolment", tmp_path / "serve.log"
-    init = ["broker", "init", folder, "--name", "127.0.0.1", "--port", port, "--websockets", web, *user]
+    init = ["broker", "init", folder, "--name", "127.0.0.1", "--port", find_port(BrokerOptions()), *user]
     subprocess.run([program, *map(str, init)], check=True, capture_output=True)
     command = (str(mosquitto.find()), "-c", str(folder / "mosquitto.conf"))
     serve = ["serve", "--enrolment", folder, "--bundle", "digits-wrn-10-1", "--run-dir", tmp_path / "run"]
