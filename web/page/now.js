@@ -125,17 +125,17 @@ function cells({ cost, why }) {
 }
 
 /**
- * What is known of this device, as tiles.
+ * What is known of this device, as tiles and a line.
  * @param {any} told what the worker told of it, null while it has not
  * @param {{name: string, persisted: boolean, totals: [string, string][]}} own
  */
 export function showDevice(told, { name, persisted, totals }) {
   tiles(byId("device"), [
     ["Name", name],
-    ["Computes with", told?.why ?? ""],
     ["Processor cores", told ? String(told.cores) : ""],
     ["Memory it may use", told ? bytes(told.memoryBytes) : ""],
     ["Storage", persisted ? "kept until deleted" : "kept while there is room"],
     ...totals,
   ]);
+  say(byId("computes"), told ? `Computes by ${told.why}.` : "");
 }

@@ -4,7 +4,7 @@ import { byId, h, say } from "./dom.js";
 import { plural } from "./format.js";
 import { thumbnail } from "./thumbnail.js";
 
-const SHOWN = 12;
+const SHOWN = 8;
 
 /**
  * @param {import("../device/samples.js").Samples} samples

@@ -1,0 +1,191 @@
+"""Browsers as devices: a real service with its page, real training in Chromium, beside devices in Python."""
+
+import csv
+import json
+import re
+import signal
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import pytest
+
+from strategies import registry
+
+from .conftest import Visit
+
+pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
+sklearn = pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn")
+
+HELD = 297
+DEVICES = 6
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Handwritten digits: a file for each of six devices, and one to evaluate on."""
+    folder = tmp_path_factory.mktemp("digits")
+    known = sklearn.load_digits()
+    order = np.random.default_rng(0).permutation(len(known.target))
+    x, y = known.images.astype(np.uint8)[order], known.target[order]
+    np.savez(folder / "held.npz", x=x[:HELD], y=y[:HELD])
+    for number in range(DEVICES):
+        mine = slice(HELD + number, None, DEVICES)
+        np.savez(folder / f"{number}.npz", x=x[mine], y=y[mine])
+    return folder
+
+
+class Served:
+    """A service with its page; `pages.url` is what browsers open."""
+
+    def __init__(self, process, log, run, pages):
+        self.process, self.log, self.run, self.pages = process, log, run, pages
+
+    def contributions(self):
+        return [json.loads(line) for line in (self.run / "contributions.jsonl").read_text().splitlines()]
+
+    def rounds(self):
+        with (self.run / "rounds.csv").open() as table:
+            return list(csv.DictReader(table))
+
+
+class Address:
+    """Of the page, as `Visit` wants it."""
+
+    def __init__(self, url):
+        self.url = url
+        self.origin = url.split("/join")[0]
+
+    def shutdown(self):
+        """It ends with its service."""
+
+
+@pytest.fixture
+def serve(launched, eventually, tmp_path):
+    """Start `serve --web`; `given` are its options. A context manager."""
+
+    @contextmanager
+    def start(*given, name="run"):
+        log, run = tmp_path / f"{name}.log", tmp_path / name
+        where = ("--http", "127.0.0.1:0", "--web", "--run-dir", run)
+        with launched(log, "serve", *given, *where) as process:
+            offered = re.compile(r"browsers join at (\S+)")
+            eventually(lambda: process.poll() or offered.search(log.read_text()))
+            assert process.poll() is None, log.read_text()
+            yield Served(process, log, run, Address(offered.search(log.read_text())[1] + "page/"))
+
+    return start
+
+
+@pytest.fixture
+def browse(chromium):
+    """A browser of its own in the task, with the samples of a file."""
+    visits = []
+
+    def join(served, samples):
+        one = Visit(chromium, served.pages)
+        visits.append(one)
+        page = one.open()
+        page.click("#join button")
+        page.click("#files summary")
+        page.set_input_files("#files-input", samples)
+        page.get_by_text(re.compile(r"^\d+ samples kept")).wait_for()
+        return one
+
+    yield join
+    for one in visits:
+        one.context.close()
+
+
+def quick(folder, rounds):
+    """A task of full updates that take little time: one epoch."""
+    task = folder / "digits.toml"
+    kinds = "kinds = [{ name = 'full', settings = { epochs = 1 } }]"
+    task.write_text(f"bundle = 'digits-wrn-10-1'\nrounds = {rounds}\nround_deadline_s = 120\n{kinds}\n")
+    return task
+
+
+def test_a_browser_joins_trains_contributes_and_sees_how_well_it_does(
+    serve, browse, digits_in, eventually, tmp_path
+):
+    with serve(quick(tmp_path, rounds=2)) as served:
+        one = browse(served, digits_in(tmp_path / "mine.npz"))
+        one.page.get_by_text(re.compile("The task is over after 2 rounds")).wait_for()
+        eventually(lambda: one.page.locator("#chart circle").count() >= 2, timeout_s=30)
+        now = one.page.inner_text("section[aria-labelledby=now-head]")
+        assert "the whole model as it is after training" in now
+        one.draw([[(0.5, 0.1), (0.5, 0.9)]])
+        one.page.get_by_text(re.compile(r"It takes this for “\d”")).wait_for()
+        assert served.process.wait(60) == 0
+    sent = served.contributions()
+    assert [one["round"] for one in sent] == [1, 2]
+    assert {one["kind"] for one in sent} == {"full"}
+    hosts = ("http://127.0.0.1:", "ws://127.0.0.1:", "blob:http://127.0.0.1:")
+    assert all(url.startswith(hosts) for url in one.asked)
+    assert one.wrong == []
+
+
+@pytest.mark.slow
+def test_three_browsers_and_three_python_devices_learn_as_well_as_six_in_python(
+    serve, browse, launched, digits, tmp_path
+):
+    accuracies = {}
+    for browsers in (3, 0):
+        name = f"with-{browsers}"
+        given = ("--bundle", "digits-wrn-10-1", "--rounds", "8", "--deadline", "40", "--min-devices", "6")
+        told = ("--kinds", "full", "--eval-data", digits / "held.npz")
+        with ExitStack() as stack:
+            served = stack.enter_context(serve(*given, *told, name=name))
+            broker = re.search(r"join (mqtt://\S+)", served.log.read_text())[1]
+            for number in range(browsers, DEVICES):
+                mine = ("--data", digits / f"{number}.npz", "--state", tmp_path / f"{name}-{number}")
+                log = tmp_path / f"{name}-{number}.log"
+                stack.enter_context(launched(log, "join", broker, "--name", f"py-{number}", *mine))
+            visits = [browse(served, digits / f"{number}.npz") for number in range(browsers)]
+            assert served.process.wait(400) == 0
+            assert all(one.wrong == [] for one in visits)
+            counted = Counter(one["device"] for one in served.contributions())
+        assert len(counted) == DEVICES
+        assert min(counted.values()) >= 7
+        accuracies[browsers] = float(served.rounds()[-1]["eval_acc"])
+    print(accuracies)
+    assert accuracies[3] > 0.9
+    assert abs(accuracies[3] - accuracies[0]) < 0.03
+
+
+@pytest.mark.slow
+def test_a_browser_contributes_every_kind_one_task_after_the_other(serve, browse, digits, tmp_path):
+    kinds = ("full", "entropy-subset", "few-shot", "zeroth-order", "class-means", "peft")
+    files = []
+    for number, kind in enumerate(kinds):
+        settings = "tunable = 'head'" if kind == "peft" else ""
+        form = f"{{ name = '{kind}', settings = {{ {settings} }} }}"
+        file = tmp_path / f"{number}-{kind}.toml"
+        file.write_text(f"bundle = 'digits-wrn-10-1'\nrounds = 1\nround_deadline_s = 30\nkinds = [{form}]\n")
+        files.append(file)
+    assert set(registry.USUAL) <= set(kinds)
+    with serve(*files) as served:
+        one = browse(served, digits / "0.npz")
+        assert served.process.wait(300) == 0
+        assert one.wrong == []
+    sent = [json.loads(line) for path in served.run.rglob("contributions.jsonl") for line in path.open()]
+    assert {one["kind"] for one in sent} == set(kinds)
+
+
+@pytest.mark.slow
+def test_a_tab_killed_while_it_uploads_goes_on_when_it_is_opened_again(serve, browse, digits_in, tmp_path):
+    with serve(quick(tmp_path, rounds=1)) as served:
+        one = browse(served, digits_in(tmp_path / "mine.npz"))
+        one.page.get_by_text("Round 1: working").wait_for()
+        served.process.send_signal(signal.SIGSTOP)  # the contribution is told of, and nobody fetches it
+        one.page.get_by_text("Round 1: done here, and sent").wait_for()
+        with pytest.raises(Exception, match="crash"):
+            one.page.goto("chrome://crash")
+        one.page.close()
+        served.process.send_signal(signal.SIGCONT)
+        page = one.page = one.context.new_page()
+        page.goto(served.pages.url)
+        page.get_by_text(re.compile("received, and counted|task is over after 1 round")).wait_for()
+        assert page.get_by_text("Computing it took").count() == 0  # it was not computed again
+        assert served.process.wait(60) == 0
+    assert [(one["round"], one["kind"]) for one in served.contributions()] == [(1, "full")]
