@@ -69,7 +69,7 @@ export function toLittleEndian(value, size) {
   return bytes;
 }
 
-/** 32 bytes. @param {Uint8Array} bytes @returns {Promise<Uint8Array<ArrayBuffer>>} */
+/** 32 bytes. @param {Uint8Array} bytes of no shared memory @returns {Promise<Uint8Array<ArrayBuffer>>} */
 export async function sha256(bytes) {
-  return new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
+  return new Uint8Array(await crypto.subtle.digest("SHA-256", /** @type {any} */ (bytes)));
 }

@@ -21,7 +21,7 @@ const refuses = (code) => (code >= 1 && code <= 5) || (code >= 128 && code < 160
  * Begins a connection. `on` is told of at most one `accepted`, then of `received`s, and of exactly one of `lost`
  * (why, in words) and `refused` (an error with MQTT's `code`); of nothing after `end`.
  * @param {(url: string, options: object) => any} connect of MQTT.js
- * @param {ReturnType<import("./url.js").parseUrl>} url @param {Said} said
+ * @param {import("./url.js").BrokerUrl} url @param {Said} said
  * @param {{ accepted(): void, received(topic: string, payload: Uint8Array, packet: { retain: boolean, qos: 0 | 1 }): void,
  *   lost(why: string): void, refused(error: { code: number, message: string }): void }} on
  */

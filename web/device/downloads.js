@@ -21,8 +21,9 @@ export class Downloads {
 
   /**
    * @param {import("./blobs.js").Blobs} blobs
-   * @param {object} tell `ask` sends a Get; `arrived` is told of each blob that is whole and verified, and of the
-   *   seconds that it took; `log` takes a level and a line
+   * @param {{ ask: (get: any) => void, arrived: (blob: any, seconds: number) => void,
+   *   log?: (level: string, line: string) => void }} tell
+   *   `ask` sends a Get; `arrived` is told of each blob that is whole and verified, and of the seconds that it took
    */
   constructor(blobs, { ask, arrived, log = () => {} }) {
     this.#blobs = blobs;

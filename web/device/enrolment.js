@@ -23,7 +23,7 @@ const Enrolment = struct([
 ]);
 
 /**
- * @typedef {{ name: string, clientId: string, url: ReturnType<typeof parseUrl>, key: Uint8Array, authority: string,
+ * @typedef {{ name: string, clientId: string, url: import("./url.js").BrokerUrl, key: Uint8Array, authority: string,
  *   issued: number }} Enrolled
  *   `url` has the user and the password; `clientId` is one that others cannot guess; `key` is the aggregator's
  *   public key; `authority` signs the broker's certificate, PEM; `issued` in seconds since 1970.

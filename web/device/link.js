@@ -56,7 +56,7 @@ export class Link {
   #pending = new Set();
 
   /**
-   * @param {ReturnType<import("./url.js").parseUrl>} url @param {string} clientId
+   * @param {import("./url.js").BrokerUrl} url @param {string} clientId
    * @param {(event: Event) => void} tell is told of everything, in order
    * @param {Partial<typeof DEFAULTS>} options `greeting` goes before all else at each connection
    * @param {() => Promise<(url: string, options: object) => any>} transport gives `connect` of MQTT.js

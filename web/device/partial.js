@@ -39,9 +39,10 @@ export class Partial {
   #missing;
 
   /**
-   * @param {import("./disk.js").Disk} disk @param {string} folder where its blocks lie
-   * @param {Set<number>} missing blocks
-   * @param {(bytes: Uint8Array | null) => Promise<void>} admit takes the whole; null: it is here already
+   * @param {{ sha: Uint8Array, size: number }} blob
+   * @param {{ disk: import("./disk.js").Disk, folder: string, missing: Set<number>,
+   *   admit: (bytes: Uint8Array | null) => Promise<void> }} place
+   *   `folder`: where its blocks lie; `admit` takes the whole; null: it is here already
    */
   constructor(blob, { disk, folder, missing, admit }) {
     this.blob = blob;

@@ -8,8 +8,8 @@ import { concat, text, utf8, view } from "./bytes.js";
 import { TensorError, oneLine } from "./errors.js";
 import { sizeOf } from "./flat.js";
 
-/** In the order of the alignment in which they lie in the file, the last first. */
-const TYPES = [
+/** In the order in which they lie in the file, the last first. @type {[string, string, any][]} */
+const NAMED = [
   ["bool", "BOOL", Uint8Array],
   ["uint8", "U8", Uint8Array],
   ["int8", "I8", Int8Array],
@@ -22,7 +22,8 @@ const TYPES = [
   ["float64", "F64", Float64Array],
   ["int64", "I64", BigInt64Array],
   ["uint64", "U64", BigUint64Array],
-].map(([dtype, code, array], rank) => ({ dtype, code, array, rank }));
+];
+const TYPES = NAMED.map(([dtype, code, array], rank) => ({ dtype, code, array, rank }));
 const BY_NAME = new Map(TYPES.map((type) => [type.dtype, type]));
 const BY_CODE = new Map(TYPES.map((type) => [type.code, type]));
 const ALIGNMENT = 8;

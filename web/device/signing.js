@@ -16,7 +16,7 @@ export class Verifier {
       throw new NotTrusted(`the aggregator's key has ${key.length} bytes, expected ${KEY_BYTES}`);
     }
     try {
-      return new Verifier(key, await crypto.subtle.importKey("raw", key, "Ed25519", false, ["verify"]));
+      return new Verifier(key, await crypto.subtle.importKey("raw", /** @type {any} */ (key), "Ed25519", false, ["verify"]));
     } catch (error) {
       throw new NotTrusted(`offers cannot be verified here: Ed25519 is missing, update this browser (${error})`);
     }

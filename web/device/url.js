@@ -13,9 +13,21 @@ const MALFORMED =
 export const isLoopback = (host) => /^(localhost|127(\.\d{1,3}){3}|\[?::1\]?)$/i.test(host);
 
 /**
- * A checked address; `text` is for people and for connecting, and never has the password. Throws UrlError, also
- * for one that would send passwords and updates to another machine in the clear, unless `insecure`.
- * @param {string} written @param {{ insecure?: boolean }} [options]
+ * @typedef {object} BrokerUrl
+ * @property {string} text for people and for connecting; never has the password
+ * @property {string} host
+ * @property {number} port
+ * @property {string} path of a WebSocket, else empty
+ * @property {boolean} secure
+ * @property {string | null} user
+ * @property {string | null} password
+ * @property {boolean} mqtt5
+ */
+
+/**
+ * A checked address. Throws UrlError, also for one that would send passwords and updates to another machine in
+ * the clear, unless `insecure`.
+ * @param {string} written @param {{ insecure?: boolean }} [options] @returns {Readonly<BrokerUrl>}
  */
 export function parseUrl(written, { insecure = false } = {}) {
   const { scheme, host, url } = parts(written);

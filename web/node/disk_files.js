@@ -7,7 +7,9 @@ import { DiskError } from "../device/errors.js";
 
 const BESIDE = ".~";
 
-/** @implements {import("../device/disk.js").Disk} */
+/** @typedef {import("../device/disk.js").Disk} Disk */
+
+/** @implements {Disk} */
 export class FileDisk {
   #folder;
 
@@ -51,7 +53,7 @@ export class FileDisk {
     try {
       const entries = await readdir(this.#folder, { recursive: true, withFileTypes: true });
       const paths = entries.filter((entry) => entry.isFile() && !entry.name.includes(BESIDE));
-      const keys = paths.map((entry) => this.#keyOf(join(entry.path, entry.name)));
+      const keys = paths.map((entry) => this.#keyOf(join(entry.parentPath ?? entry.path, entry.name)));
       return keys.filter((key) => key.startsWith(prefix));
     } catch (error) {
       if (error.code === "ENOENT") return [];
