@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import secrets
 import signal
 import sys
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 from . import setting_up
 from .brokers import CHOICES, start
 from .errors import BrokerError
-from .running import BrokerOptions
+from .running import WEB_USER, BrokerOptions, WebSockets
 
 HELP = "start an MQTT broker on this machine, until Ctrl-C; or set one up for production (init)"
 EXAMPLE = "device-runtime broker --port 1883"
@@ -28,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", type=Path, default=None, help="keep retained messages here over restarts (mosquitto only)"
     )
+    parser.add_argument(
+        "--websockets",
+        type=int,
+        metavar="PORT",
+        help="also over WebSockets, for pages and Node; 0 takes a free one (default: not)",
+    )
     setting_up.add_actions(parser)
 
 
@@ -36,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     if args.action:
         return setting_up.run(args)
     try:
-        options = BrokerOptions(port=args.port, folder=args.folder, persistence=args.folder is not None)
+        web = None if args.websockets is None else WebSockets(args.websockets, secrets.token_urlsafe(24))
+        options = BrokerOptions(args.port, folder=args.folder, persistence=args.folder is not None, web=web)
         broker = start(args.kind, options)
     except BrokerError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -45,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     print(f"{broker.name} at {broker.url} ({broker.why})", flush=True)
+    if web:
+        print(f"over WebSockets: {broker.web_url.replace('//', f'//{WEB_USER}:{web.password}@')}", flush=True)
     while not ended.wait(1.0):
         if not broker.alive:
             print(f"error: {broker.name} ended by itself: start it again", file=sys.stderr)

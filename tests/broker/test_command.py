@@ -42,6 +42,25 @@ def test_it_serves_until_a_signal(kind: str, number: signal.Signals) -> None:
         assert process.wait(10) == 0
 
 
+@pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
+def test_it_serves_web_sockets_too_to_who_has_what_it_printed(kind: str) -> None:
+    if kind == "mosquitto" and mosquitto.find() is None:
+        pytest.skip("mosquitto is not installed")
+    arguments = [sys.executable, "-c", _RUN, "--port", "0", "--kind", kind, "--websockets", "0"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        process.stdout.readline()
+        said, _, url = process.stdout.readline().strip().rpartition(" ")
+        assert said == "over WebSockets:"
+        inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        link = Link(BrokerUrl.parse(url), "page", inbox)
+        link.connect(5.0)
+        assert inbox.get(timeout=1) == Connected(first=True)
+        link.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
 def test_an_impossible_port_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
