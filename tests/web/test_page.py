@@ -93,7 +93,7 @@ def test_the_page_says_what_is_trained_why_and_what_is_sent(visit):
     assert len(rows) == 3
     assert "needs 91.0 s, 54.0 s are left" in rows[0]
     assert "estimates" in page.inner_text("#explain")
-    assert "71 % right: 29 of 41" in page.inner_text("#judged")
+    assert "71\xa0% right: 29 of 41" in page.inner_text("#judged")
     assert page.locator("#chart circle").count() == 3
     assert "3" in page.inner_text("#device")
 
@@ -256,6 +256,16 @@ def test_a_second_tab_does_not_become_the_same_device_again(visit):
     other.goto(one.pages.url)
     other.get_by_text("This device is open in another tab").wait_for()
     assert other.locator("#board").is_hidden()
+
+
+def test_what_the_device_warns_of_is_shown_as_it_is_and_never_becomes_markup(visit):
+    one = visit()
+    page = one.joined()
+    text = "ignored: <img src=x onerror=alert(1)> is not signed by the aggregator"
+    page.workers[0].evaluate("(text) => postMessage({ type: 'log', level: 'warning', text })", text)
+    page.get_by_text(f"{text}.").wait_for()
+    assert page.locator("#notice *").count() == 0
+    assert one.wrong == []
 
 
 def test_a_device_that_breaks_says_so(visit):

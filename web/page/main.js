@@ -66,9 +66,9 @@ class Page {
     this._now.hear(told);
     this._manners.training(this._now.training);
     if (told.type === "link") connection(told.connected);
-    if (told.type === "log" && told.level !== "info") trouble(`${told.text}.`);
+    if (told.type === "log" && told.level !== "info") say(byId("notice"), `${told.text}.`);
     if (told.type === "stopped") trouble(`The device has stopped: ${told.text}. Reload the page to start it again.`);
-    if (["link", "receipt"].includes(told.type)) trouble("");
+    if (["link", "plan", "receipt"].includes(told.type)) say(byId("notice"), "");
     if (told.type === "task") this._about = told;
     if (["task", "traffic", "receipt"].includes(told.type)) this._showDevice();
     if (told.type === "task") await this._begin(told.manifest);
@@ -96,6 +96,7 @@ class Page {
   }
 
   _changed() {
+    trouble("");
     this._showStored();
     this._device.ask({ do: "samples" });
   }
