@@ -353,3 +353,34 @@ def test_no_file_of_the_page_names_another_place():
         assert "http://" not in text, path
         assert "https://" not in text, path
     assert json.loads((web / "package.json").read_text())["type"] == "module"
+
+
+DISK = """async () => {
+  const { openDisk, deleteDisk } = await import("/join/page/disk_indexeddb.js");
+  const disk = await openDisk("of-a-test");
+  const bytes = Uint8Array.of(0, 1, 2, 3).subarray(1);
+  await disk.put("a/1", bytes);
+  bytes[0] = 9;
+  await disk.put("a/2", Uint8Array.of(4));
+  await disk.put("b/1", new Uint8Array(0));
+  const found = [[...(await disk.get("a/1"))], await disk.get("a/3"), (await disk.keys("a/")).sort()];
+  await disk.delete("a/1");
+  await disk.delete("a/3");
+  disk.close();
+  const again = await openDisk("of-a-test");
+  found.push((await again.keys()).sort(), (await again.get("b/1")).length);
+  again.close();
+  const refused = await again.get("b/1").catch((error) => `${error.name}: ${error.message}`);
+  await deleteDisk("of-a-test");
+  const none = await openDisk("of-a-test");
+  return [...found, refused, await none.keys()];
+}"""
+
+
+def test_what_is_put_on_the_browsers_disk_is_there_when_it_is_opened_again(visit):
+    page = visit().open()
+    whole, none, named, left, empty, refused, after = page.evaluate(DISK)
+    assert (whole, none, named) == ([1, 2, 3], None, ["a/1", "a/2"])
+    assert (left, empty) == (["a/2", "b/1"], 0)
+    assert refused.startswith("DiskError: the browser's storage is closed")
+    assert after == []
