@@ -2,7 +2,7 @@
 
 import { isPlain } from "./archive.js";
 import { BundleError } from "./errors.js";
-import { LEVELS, TRAINING } from "./manifest.js";
+import { LEVELS, TRAINING } from "./manifest_schema.js";
 import { shapeText } from "./flat.js";
 
 /** @typedef {import("./manifest.js").Manifest} Manifest */

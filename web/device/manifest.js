@@ -3,118 +3,9 @@
 import { hex, sha256, text as textOf, utf8 } from "./bytes.js";
 import { BundleError, TensorError } from "./errors.js";
 import { sizeOf } from "./flat.js";
-import { dictOf, listOf, nullable, number, oneOf, record, text, truth, whole } from "./records.js";
+import { FORMAT, MANIFEST, checkInput } from "./manifest_schema.js";
 
 /** @typedef {import("./flat.js").TensorSpec} TensorSpec */
-/** @typedef {import("./records.js").Reader} Reader */
-
-export const FORMAT = 2;
-export const LEVELS = ["low", "mid", "up", "head"];
-export const TUNABLE_SETS = [
-  "all",
-  "mid",
-  "up",
-  "head",
-  "bias",
-  "adapter",
-  "prompt",
-  "prefix",
-  "lora",
-  "sparse",
-];
-/** Objectives of training graphs; `train` is cross-entropy alone. */
-export const TRAINING = [
-  "train",
-  "moon",
-  "distil",
-  "kl",
-  "attention",
-  "prototype",
-  "above-low",
-  "above-mid",
-  "above-up",
-];
-
-const count = whole(0, 2 ** 50);
-const size = whole(1, 2 ** 31);
-const shape = listOf(size);
-const names = listOf(text);
-/** @type {Reader} */
-const setting = (value, where) =>
-  typeof value === "boolean" || typeof value === "string" ? value : number(value, where);
-
-const PARAMETER = record({
-  name: text,
-  shape,
-  dtype: oneOf("float32", "int64"),
-  level: oneOf(...LEVELS),
-  sets: listOf(oneOf(...TUNABLE_SETS)),
-});
-const FILE = record({ file: text, sha256: text, bytes: count });
-const TEXT = record({
-  form: text,
-  tokenizer: FILE,
-  before: listOf(whole()),
-  after: listOf(whole()),
-  padding: whole(),
-  template: [text, "{text}"],
-  words: [names, []],
-});
-const INPUT = record({
-  shape: listOf(size, 1),
-  scale: [number, 1],
-  mean: [listOf(number), [0]],
-  std: [listOf(number), [1]],
-  dtype: [oneOf("float32", "int64"), "float32"],
-  vocabulary: [nullable(size), null],
-  text: [TEXT, undefined],
-});
-const EXTRA = record({ name: text, shape, per_sample: truth });
-const DERIVED = record({
-  name: text,
-  parameter: text,
-  what: oneOf(
-    "float32",
-    "float16",
-    "int8",
-    "int8.scale",
-    "int8.zero_point",
-    "uint8",
-    "uint8.scale",
-    "uint8.zero_point",
-  ),
-  transposed: [truth, false],
-  columns: [truth, false],
-});
-const GRAPH = record({
-  file: text,
-  sha256: text,
-  bytes: count,
-  trainable: names,
-  flops: count,
-  fixed_bytes: count,
-  bytes_per_sample: count,
-  frozen: [names, []],
-  statistics: [names, []],
-  extras: [listOf(EXTRA), []],
-  derived: [listOf(DERIVED), []],
-});
-const MANIFEST = record({
-  name: text,
-  input: INPUT,
-  labels: listOf(text, 1),
-  parameters: listOf(PARAMETER, 1),
-  features: dictOf(shape, oneOf(...LEVELS)),
-  head: record({ weight: text, bias: nullable(text), features: size }),
-  sets: dictOf(dictOf(setting), oneOf(...TUNABLE_SETS)),
-  graphs: dictOf(GRAPH),
-  weights: FILE,
-  producer: text,
-  source: [nullable(record({ network: text, settings: dictOf(setting) })), null],
-  stored_as: [oneOf("float32", "float16"), "float32"],
-  format: [whole(), FORMAT],
-  seal: [text, ""],
-});
 
 /** The fields of manifest.json by their names there, and what follows from them. */
 export class Manifest {
@@ -220,35 +111,6 @@ export async function readManifest(data) {
 function otherFormat(format) {
   const what = format < FORMAT ? "export the bundle again" : "update the page";
   return new BundleError(`manifest.json has format ${format}, this version reads ${FORMAT}: ${what}`);
-}
-
-/** Raises RangeError for preparation that is none. @param {any} input */
-function checkInput(input) {
-  for (const name of ["mean", "std"]) {
-    if (![1, input.shape[0]].includes(input[name].length)) {
-      throw new RangeError(`input has ${input[name].length} values of ${name}, not 1 or one per channel`);
-    }
-  }
-  const divisors = [input.scale, ...input.std].map(Math.fround);
-  const values = [...divisors, ...input.mean.map(Math.fround)];
-  if (!values.every(Number.isFinite))
-    throw new RangeError("scale, mean or std of the input is not finite in float32");
-  if (divisors.includes(0))
-    throw new RangeError("scale or std of the input is 0 in float32, which leaves nothing of it");
-  if ((input.dtype === "int64") !== (input.vocabulary !== null)) {
-    throw new RangeError(`input of ${input.dtype} has vocabulary ${input.vocabulary}: int64 alone has one`);
-  }
-  if (input.text) checkText(input);
-}
-
-/** Raises RangeError for fixed tokens that do not fit. @param {any} input */
-function checkText({ text: said, vocabulary, shape: [length, ...more] }) {
-  const fixed = [...said.before, ...said.after, said.padding];
-  if (vocabulary === null || fixed.some((id) => id < 0 || id >= vocabulary)) {
-    throw new RangeError(`ids ${fixed.join(", ")} around a text are not all of the vocabulary ${vocabulary}`);
-  }
-  if (more.length || fixed.length > length)
-    throw new RangeError(`input has no room for a text beside ${fixed.length - 1} tokens`);
 }
 
 /**

@@ -6,7 +6,7 @@ import { Speed } from "./cost.js";
 import { OutOfMemory } from "./errors.js";
 import { sizeOf } from "./flat.js";
 import { SoftmaxHead } from "./head.js";
-import { TRAINING } from "./manifest.js";
+import { TRAINING } from "./manifest_schema.js";
 import { SgdSteps } from "./optimizer.js";
 
 /** What measuring may take in all; an update is not put off for longer. */

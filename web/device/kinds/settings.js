@@ -4,7 +4,7 @@
  * expected.
  */
 
-import { TUNABLE_SETS } from "../manifest.js";
+import { TUNABLE_SETS } from "../manifest_schema.js";
 
 /** Epochs, samples of a batch, shots: more is a mistake, not a setting. */
 const MOST = 1_000_000;
