@@ -30,7 +30,7 @@ def told(doorway: Doorway, listens: str, reader: Reader | None) -> str:
     if doorway.site is None:
         lines += _drawn(page, reader)
     elif not doorway.writable:
-        lines.append(f"  with a token of `device-runtime device add NAME --websockets`, as {page}#TOKEN")
+        lines.append(f"  with a token of `device-runtime device add NAME`, as {page}#TOKEN")
     else:
         links.offered_at(doorway.site, page, doorway.broker)
         if reader is None:

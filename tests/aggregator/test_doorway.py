@@ -188,7 +188,7 @@ def test_an_open_broker_needs_no_link_and_without_the_folder_s_files_none_is_mad
     (folder / "passwords").unlink()
     door = opened("--web", "--enrolment", folder, "--http", "192.0.2.7:8443", reached=SECURE)
     said = welcome.told(door, "https://192.0.2.7:8443", Reader(0, True))
-    assert "device add NAME --websockets" in said
+    assert "device add NAME`, as https://192.0.2.7:8443/join/#TOKEN" in said
 
 
 def test_plain_http_over_a_network_is_refused_and_with_insecure_said_aloud(enrolment):

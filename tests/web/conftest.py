@@ -66,6 +66,12 @@ class Visit:
         self.page.goto(self.pages.url + fragment)
         return self.page
 
+    def reopened(self, fragment: str = "") -> Any:
+        """In another tab; the one before is closed."""
+        before, self.page = self.page, self.context.new_page()
+        before.close()
+        return self.open(fragment)
+
     def joined(self) -> Any:
         """With the task known, and the fourth round begun."""
         page = self.open()

@@ -299,12 +299,45 @@ def test_a_link_is_used_once_leaves_the_address_bar_and_is_remembered_as_a_token
     settings = one.said()[0]["settings"]
     assert (settings["name"], settings["token"]) == ("browser-3f", token)
     assert "browser-3f" in page.inner_text("#device")
-    assert page.evaluate("JSON.stringify(history.state)") == "null"
     page.reload()
     page.get_by_text("Round 4: working").wait_for()
     assert one.said()[0]["settings"] == settings
     assert len(one.pages.claims["s3cret"]) == 64
+    page = one.reopened("#link=s3cret")  # the code is read once more
+    page.get_by_text("Round 4: working").wait_for()
+    assert one.said()[0]["settings"] == settings
     assert one.wrong == []
+
+
+def test_a_link_whose_answer_was_lost_with_its_tab_is_this_browser_s_still(visit):
+    token = Enrolment("wss://localhost:9/mqtt", "browser-3f", "secret", b"", bytes(32), 1).token
+    one = visit()
+    one.pages.config = {**one.pages.config, "enrolment": "link"}
+    page = one.open("#link=s3cret")
+    page.click("#join button")
+    page.get_by_text("The server says no (410)").wait_for()  # which the claim has reached
+    one.pages.tokens["s3cret"] = token
+    page = one.reopened("#link=s3cret")
+    page.click("#join button")
+    page.get_by_text("Round 4: working").wait_for()
+    assert one.said()[0]["settings"]["token"] == token
+
+
+def test_another_link_stands_over_what_is_remembered_and_a_token_is_a_link_too(visit):
+    first, second, third = (
+        Enrolment("wss://localhost:9/mqtt", name, "secret", b"", bytes(32), 1).token
+        for name in ("browser-1", "browser-2", "browser-3")
+    )
+    one = visit()
+    one.pages.config = {**one.pages.config, "enrolment": "link"}
+    one.pages.tokens |= {"one": first, "two": second}
+    for fragment, token in (("#link=one", first), ("#link=two", second), (f"#{third}", third), ("", third)):
+        page = one.reopened(fragment)
+        if fragment:
+            page.click("#join button")
+        page.get_by_text("Round 4: working").wait_for()
+        assert one.said()[0]["settings"]["token"] == token
+        assert page.url == one.pages.url
 
 
 def test_a_link_that_another_browser_has_used_is_refused_with_the_reason(visit):

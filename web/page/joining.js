@@ -1,12 +1,12 @@
-/** How this browser becomes a device: the one-time link, what is remembered of it, and a name. */
+/** How this browser becomes a device, what is remembered of it, and a name. */
 
 import { text, utf8 } from "../device/bytes.js";
 import { enrolmentOf } from "../device/enrolment.js";
+import { drawn, dropLink } from "./link.js";
 
 const KEY = "joined";
 const CONFIG = new URL("../config.json", import.meta.url);
 const ENROL = new URL("../enrol", import.meta.url);
-const CLAIM_BYTES = 32;
 
 /**
  * @typedef {import("../crossing.js").Settings} Settings
@@ -30,26 +30,13 @@ export async function remember(disk, joined) {
 
 export async function forget(disk) {
   await disk.delete(KEY);
-}
-
-/**
- * A one-time link: its secret, taken out of the address bar, and the claim that makes it this browser's. A reload
- * still knows both. @returns {{secret: string, claim: string} | null}
- */
-export function linkOfAddress() {
-  const secret = new URLSearchParams(location.hash.slice(1)).get("link");
-  const link = secret ? { secret, claim: drawn(CLAIM_BYTES) } : (history.state?.link ?? null);
-  history.replaceState(link && { link }, "", location.pathname + location.search);
-  return link;
+  await dropLink(disk);
 }
 
 /** The 14 MB that will be needed come while the form is read. */
 export function fetchAhead() {
   fetch(new URL("../vendor/ort/ort-wasm-simd-threaded.wasm", import.meta.url)).catch(() => {}); // later, then
 }
-
-/** It was used. */
-export const dropLink = () => history.replaceState(null, "");
 
 /** @returns {Promise<Config>} Throws Error in plain words. */
 export async function configuration() {
@@ -67,16 +54,22 @@ export async function refreshed(joined) {
 /**
  * Become a device: by the link where one is needed.
  * @param {Config} config
- * @param {{name: string, link: {secret: string, claim: string} | null}} who
+ * @param {{name: string, link: import("./link.js").Link | null}} who
  * @returns {Promise<Joined>} Throws Error in plain words.
  */
 export async function join(config, { name, link }) {
   const tasks = config.tasks.filter((task) => task.input?.shape);
   const settings = { name, token: "", broker: brokerOf(config), key: config.key, task: "" };
   if (config.enrolment === "open") return { tasks, settings };
-  const post = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(link) };
-  const { token } = await answered(ENROL, post);
+  const token = link.token || (await exchanged(link));
   return { tasks, settings: { ...settings, token, name: (await enrolmentOf(token)).name } };
+}
+
+/** The token that a one-time link is good for. @param {import("./link.js").Link} link @returns {Promise<string>} */
+async function exchanged({ secret, claim }) {
+  const headers = { "Content-Type": "application/json" };
+  const { token } = await answered(ENROL, { method: "POST", headers, body: JSON.stringify({ secret, claim }) });
+  return token;
 }
 
 /** @param {Config} config @returns {import("../crossing.js").Broker} */
@@ -98,9 +91,4 @@ async function answered(url, options) {
 export function suggestedName(agent) {
   const kind = /iPad|Tablet/.test(agent) ? "tablet" : /Mobi|iPhone|Android/.test(agent) ? "phone" : "browser";
   return `${kind}-${drawn(4)}`;
-}
-
-/** Random hex digits. @param {number} count bytes */
-function drawn(count) {
-  return Array.from(crypto.getRandomValues(new Uint8Array(count)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -5,8 +5,9 @@ import { Samples } from "../device/samples.js";
 import { Device } from "./device.js";
 import { deleteDisk, openDisk } from "./disk_indexeddb.js";
 import { byId, say } from "./dom.js";
-import { configuration, dropLink, fetchAhead, forget, join, linkOfAddress, refreshed, remember, remembered, suggestedName } from "./joining.js";
+import { configuration, fetchAhead, forget, join, refreshed, remember, remembered, suggestedName } from "./joining.js";
 import { Learning } from "./learning.js";
+import { linkOfAddress, linkUsed } from "./link.js";
 import { Manners, OWNER, persist } from "./manners.js";
 import { Now, showDevice } from "./now.js";
 import { showStored } from "./stored.js";
@@ -181,12 +182,12 @@ async function asked(link) {
 }
 
 async function start() {
-  const link = linkOfAddress();
   const disk = await openDisk(SAMPLES);
-  const before = await remembered(disk);
+  const { link, anew } = await linkOfAddress(disk);
+  const before = anew ? null : await remembered(disk);
   const joined = before ? await refreshed(before) : await asked(link);
   await remember(disk, joined);
-  dropLink();
+  await linkUsed(disk, link);
   new Page(disk, joined);
 }
 

@@ -28,7 +28,7 @@ export async function show() {
     ? "Whoever opens it joins: the broker is open to this machine."
     : told.makes
       ? "By a one-time link, that a phone reads as a QR code. It enrols one browser."
-      : "By a token of `device-runtime device add NAME --websockets`: links are not made here.";
+      : "By a token of `device-runtime device add NAME`, behind a #: links are not made here.";
   byId("invite-form").hidden = !told.makes;
   if (told.open) byId("invite-made").replaceChildren(drawn(told.qr, "QR code of the page"));
   byId("invite-table").replaceChildren(...(told.links.length ? [table("Links", columns, told.links, "")] : []));
