@@ -98,9 +98,10 @@ def in_node(zipped: Path) -> dict[str, Any]:
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    """The repository's files, isolated from other sites, and one page that is empty."""
+    """The repository's files, isolated from other sites, a page that is empty, and the bundle."""
 
     protocol_version = "HTTP/1.1"
+    made: Mapping[str, tuple[str, bytes]] = {}  # by path: what it is, and its content
     extensions_map = SimpleHTTPRequestHandler.extensions_map | {".mjs": "text/javascript"}
 
     def end_headers(self) -> None:
@@ -109,21 +110,25 @@ class _Handler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def do_GET(self) -> None:
-        if self.path != PAGE:
+        if self.path not in self.made:
             super().do_GET()
             return
+        kind, content = self.made[self.path]
         self.send_response(200)
-        self.send_header("content-type", "text/html")
-        self.send_header("content-length", "0")
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(content)))
         self.end_headers()
+        self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None:
         """Nothing."""
 
 
 @contextmanager
-def _served() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, directory=str(ROOT)))
+def _served(bundle: bytes) -> Iterator[str]:
+    made = {PAGE: ("text/html", b""), "/bundle.zip": ("application/zip", bundle)}
+    handler = type("Handler", (_Handler,), {"made": made})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(ROOT)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -136,21 +141,20 @@ def in_chromium(zipped: Path, threads: int, gpu: bool) -> dict[str, Any]:
     from playwright.sync_api import sync_playwright
 
     path = next(path for path in CHROMIUM if Path(path).exists())
-    with _served() as url, sync_playwright() as playwright:
+    with _served(zipped.read_bytes()) as url, sync_playwright() as playwright:
         before = {child.pid for child in psutil.Process().children(recursive=True)}
         browser = playwright.chromium.launch(
             executable_path=path, args=["--no-sandbox", *(GPU if gpu else ())]
         )
         page = browser.new_page()
         page.goto(url + PAGE)
-        data = zipped.read_bytes()
-        opening = """async ([bytes, how]) => {
+        opening = """async (how) => {
           const module = await import("/benchmarks/browser_steps.js");
-          globalThis.module = module;
-          globalThis.trials = await module.Trials.open(Uint8Array.from(bytes), how);
+          const bundle = new Uint8Array(await (await fetch("/bundle.zip")).arrayBuffer());
+          globalThis.trials = await module.Trials.open(bundle, how);
           return [trials.names, trials.engine, crossOriginIsolated];
         }"""
-        names, engine, isolated = page.evaluate(opening, [list(data), {"threads": threads, "gpu": gpu}])
+        names, engine, isolated = page.evaluate(opening, {"threads": threads, "gpu": gpu})
         started = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
         workers = [
             one for one in started if "--type=renderer" in one.cmdline() or "--type=gpu" in str(one.cmdline())
@@ -201,7 +205,11 @@ def main() -> None:
     given = parser.parse_args()
     everything = {}
     with tempfile.TemporaryDirectory() as folder:
-        chosen = {path.name: path for path in given.bundle} if given.bundle else bundles(Path(folder), None)
+        chosen = (
+            {path.name: path.resolve() for path in given.bundle}
+            if given.bundle
+            else bundles(Path(folder), None)
+        )
         for called, path in chosen.items():
             zipped = Path(folder) / f"{called}.zip"
             zipped.write_bytes(pack(path))
