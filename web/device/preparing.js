@@ -1,5 +1,5 @@
 // What a bundle's input wants (manifest.json, `input`), and pictures and raw values made into it, as
-// models/manifest.py and device_runtime/data/picture.py do. "Raw" is before scale, mean and std.
+// models/inputs.py and device_runtime/data/picture.py do. "Raw" is before scale, mean and std.
 
 import { DataError } from "./errors.js";
 import { resized } from "./resizing.js";
