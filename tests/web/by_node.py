@@ -32,7 +32,7 @@ class Work:
 
     kind: str
     settings: Mapping[str, Any]
-    far: float = 2e-6
+    far: float = 1e-6
 
 
 @dataclass(frozen=True)
