@@ -115,7 +115,7 @@ def counted(lines, run):
 
 
 def test_three_javascript_and_three_python_devices_finish_a_run(serve, join, digits, lines, tmp_path):
-    told = {"kinds": "few-shot,full", "deadline": 60, "min-devices": 6, "eval-data": digits / "held.npz"}
+    told = {"kinds": "few-shot,full", "deadline": 600, "min-devices": 6, "eval-data": digits / "held.npz"}
     with serve(bundle=BUNDLE, rounds=2, **told) as service, ExitStack() as stack:
         devices = [stack.enter_context(join(f"js-{n}", n)) for n in range(3)]
         devices += [stack.enter_context(join(f"py-{n}", n, program="python")) for n in range(3, 6)]
@@ -135,7 +135,7 @@ def test_a_javascript_device_contributes_every_kind_one_task_after_the_other(ser
         settings = "tunable = 'head'" if kind == "peft" else ""
         form = f"{{ name = '{kind}', settings = {{ {settings} }} }}"
         files.append(tmp_path / f"{number}-{kind}.toml")
-        files[-1].write_text(f"bundle = '{BUNDLE}'\nrounds = 2\nround_deadline_s = 60\nkinds = [{form}]\n")
+        files[-1].write_text(f"bundle = '{BUNDLE}'\nrounds = 2\nround_deadline_s = 600\nkinds = [{form}]\n")
     with serve(*files) as service, join("js", 0, web=False):
         assert service.wait(120) == 0
     sent = [one for path in (tmp_path / "run").rglob("contributions.jsonl") for one in lines(path)]
@@ -145,7 +145,7 @@ def test_a_javascript_device_contributes_every_kind_one_task_after_the_other(ser
 def test_a_javascript_device_killed_while_it_uploads_counts_once_when_it_is_there_again(
     serve, join, overheard, lines, tmp_path
 ):
-    with serve(bundle=BUNDLE, rounds=2, kinds="full", deadline=60) as service:
+    with serve(bundle=BUNDLE, rounds=2, kinds="full", deadline=600) as service:
         with join("js", 0, web=False) as device:
             overheard.until("up/contribution")
             device.kill()
@@ -164,7 +164,7 @@ def test_a_javascript_device_killed_while_it_uploads_counts_once_when_it_is_ther
 def test_a_round_goes_on_with_a_javascript_device_when_the_aggregator_is_killed(
     serve, join, overheard, lines, tmp_path
 ):
-    flags = {"bundle": BUNDLE, "rounds": 3, "kinds": "full", "deadline": 60}
+    flags = {"bundle": BUNDLE, "rounds": 3, "kinds": "full", "deadline": 600}
     with join("js", 0, web=False) as device:
         for leaf in ("up/plan", "up/contribution"):
             with serve(**flags) as service:
@@ -178,7 +178,7 @@ def test_a_round_goes_on_with_a_javascript_device_when_the_aggregator_is_killed(
 
 @pytest.mark.slow
 def test_half_the_devices_in_javascript_learn_as_well_as_all_in_python(serve, join, digits, tmp_path):
-    told = {"kinds": "full", "deadline": 90, "min-devices": 6, "eval-data": digits / "held.npz"}
+    told = {"kinds": "full", "deadline": 600, "min-devices": 6, "eval-data": digits / "held.npz"}
     accuracies = {}
     for javascript in (3, 0):
         run = f"with-{javascript}"

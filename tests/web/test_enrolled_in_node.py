@@ -62,7 +62,7 @@ def test_an_enrolled_javascript_device_follows_rounds_of_scalars_over_tls(
     added = command("device", "add", "js", "--dir", site, *(["--websockets"] if web else []))
     [token] = re.findall(r"fl1\.\S+", added)
     mine = ("--data", digits_in(tmp_path / "js.npz"), "--state", tmp_path / "js", "--until-done")
-    told = ("--bundle", "digits-wrn-10-1", "--kinds", "zeroth-order", "--rounds", "5", "--deadline", "60")
+    told = ("--bundle", "digits-wrn-10-1", "--kinds", "zeroth-order", "--rounds", "5", "--deadline", "600")
     run = ("--enrolment", site, "--run-dir", tmp_path / "run")
     log = tmp_path / "js.log"
     with (

@@ -219,3 +219,17 @@ function drawn({ shape, vocabulary }, /** @type {number} */ samples) {
   if (vocabulary !== null) return Int32Array.from({ length: size }, (_, i) => (i * 7919) % vocabulary);
   return Float32Array.from({ length: size }, (_, i) => ((i * 7919) % 4001) / 1000 - 2);
 }
+
+/**
+ * Of two measurements of the same bundle, for each graph the quicker. @param {Speed} one @param {Speed} other
+ */
+export function quicker(one, other) {
+  const least = (/** @type {Map<string, number>} */ known, /** @type {Map<string, number>} */ seen) =>
+    new Map([...known].map(([name, value]) => [name, Math.min(value, seen.get(name) ?? value)]));
+  return new Speed(Math.max(one.flopsPerS, other.flopsPerS), {
+    ...one,
+    seconds: least(one.seconds, other.seconds),
+    opening: least(one.opening, other.opening),
+    stepS: Math.min(one.stepS, other.stepS),
+  });
+}

@@ -1,15 +1,17 @@
 /** One task as this device has it: the model on its engine, the local samples, what both cost here. */
 
+import { choose } from "./choose.js";
 import { DataError } from "./errors.js";
 import { known } from "./kinds/registry.js";
 import { judged } from "./judging.js";
 import { Measurements, grown } from "./learnt.js";
-import { measured } from "./measuring.js";
+import { measured, quicker } from "./measuring.js";
 import { profileOf } from "./profile.js";
 import { Bench } from "./bench.js";
 import { corrected, perform } from "./work.js";
 import { workload } from "./workload.js";
 
+/** @typedef {import("./cost.js").Workload} Workload */
 /**
  * What a round gives a device: the offer, its base, and what came beside it.
  * @typedef {{offer: any, base: import("./flat.js").Tensors, aside: import("./flat.js").Tensors}} Given
@@ -27,6 +29,8 @@ export class DeviceTask {
   #measurements;
   #link;
   #key;
+  /** Rounds in which nothing was thought to fit. */
+  #unfit = 0;
   /** @type {import("./learnt.js").Learnt} */
   #learnt = /** @type {any} */ (null);
 
@@ -85,20 +89,13 @@ export class DeviceTask {
     const kinds = known(offer.kinds, (text) => log("warning", text));
     const data = this.#samples.training();
     await this.model.load(base);
-    const { profile } = this;
-    const load = workload(this.manifest, classCounts(data.y, this.manifest.labels.length));
-    const bench = new Bench({
-      name,
-      model: this.model,
-      data,
-      workload: load.with({ downloadBytes: 0 }),
-      clock,
-      host,
-      given,
-      listener,
-    });
+    const counts = classCounts(data.y, this.manifest.labels.length);
+    const load = workload(this.manifest, counts).with({ downloadBytes: 0 });
+    const bench = new Bench({ name, model: this.model, data, workload: load, clock, host, given, listener });
     const { lost, decided } = listener;
     try {
+      await this.#lookAgain(kinds, load, deadline - lost() - clock());
+      const { profile } = this;
       const outcome = await perform(bench, profile, { kinds, seed: offer.seed, deadline, lost, decided });
       await this.#learn(profile, outcome);
       return outcome;
@@ -136,6 +133,20 @@ export class DeviceTask {
     await this.#measurements.put(this.#key, this.#learnt);
     const forward = 1e3 * speed.of("forward", this.manifest.graphs.forward.flops);
     log("info", `${forward.toFixed(2)} ms a forward pass (${speed.source})`);
+  }
+
+  /**
+   * Who was busy when it measured itself would sit out for good. Rounds in which nothing fits make it look
+   * again: the first of them, the second, the fourth, and so on.
+   */
+  async #lookAgain(/** @type {any[]} */ kinds, /** @type {Workload} */ load, /** @type {number} */ leftS) {
+    if (!load.samples || choose(this.profile, kinds, load, leftS).chosen) return;
+    this.#unfit += 1;
+    if (!Number.isInteger(Math.log2(this.#unfit))) return;
+    const { clock, log } = this.#environment;
+    log("info", "nothing fits as it was measured: measuring again");
+    const speed = quicker(this.#learnt.speed, await measured(this.model, clock));
+    this.#learnt = { ...this.#learnt, speed };
   }
 
   /** That it is known here. */

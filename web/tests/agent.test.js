@@ -15,13 +15,13 @@ test("a device fetches, measures, says that it is ready, and sends one contribut
   assert.equal(world.of("hello")[0].num_examples, 0);
   const [task] = world.told.filter((one) => one.type === "task");
   assert.deepEqual([task.manifest.name, task.examples, task.forwardS > 0], ["digits-wrn-10-1", 40, true]);
-  world.tellAll(world.round(1));
+  world.offer = world.round(1);
+  world.tellAll(world.offer);
   await world.until(agent, () => world.told.some((one) => one.type === "receipt"));
   const [made] = world.of("contribution");
   assert.deepEqual([made.kind, made.round, made.num_examples, made.seq], ["class-means", 1, 40, 1]);
   assert.deepEqual(world.of("plan").map((one) => one.kind), ["class-means"]);
   world.tellAll(world.round(1));
-  world.offer = world.round(1);
   await world.until(agent, () => world.of("hello").length >= 3); // whoever offers a round again is new
   for (let step = 0; step < 20; step += 1) await agent.step(0.001);
   assert.equal(world.of("contribution").length, 1);
@@ -150,4 +150,18 @@ test("without samples a device is there and not ready; it is when some have come
   agent.samplesChanged();
   await world.until(agent, () => world.of("hello").at(-1).num_examples === 2);
   assert.equal((await Promise.all([agent.predict(some.x), agent.step(0)]))[0].length, 20);
+});
+
+test("a device that was too busy to measure itself well looks again before it sits a round out", async () => {
+  const world = await World.made();
+  world.offer = world.round(0);
+  world.busy = 3000;
+  const agent = await world.device();
+  await world.until(agent, () => world.told.some((one) => one.type === "task"));
+  world.busy = 1;
+  world.offer = world.round(1, { kinds: [{ name: "few-shot", settings: { epochs: 1 } }] });
+  world.tellAll(world.offer);
+  await world.until(agent, () => world.of("contribution").length > 0);
+  assert.equal(world.lines("measuring again").length, 1);
+  assert.deepEqual(world.of("plan").map((one) => one.kind), ["few-shot"]);
 });

@@ -38,6 +38,8 @@ export class World {
   told = [];
   offer = null;
   receipting = true;
+  /** How many times as long everything takes. */
+  busy = 1;
   #contents = new Map();
   #agent = null;
   #now = 0;
@@ -75,7 +77,7 @@ export class World {
   async device({ disk = new MemoryDisk(), key, samples = SAMPLES_HERE } = {}) {
     const runtime = await wasmRuntime({ threads: 1 });
     const environment = {
-      clock: () => (this.#now += 0.02),
+      clock: () => (this.#now += 0.02 * this.busy),
       disk,
       open: async (bundle) => new DeviceModel(bundle, runtime),
       samples: async () => samples,
