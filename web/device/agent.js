@@ -31,6 +31,8 @@ import { Trust } from "./trust.js";
 
 /** Seconds between looks at what is due, while nothing comes in. */
 const TICK_S = 0.1;
+/** And while nothing can fall due but what its owner says. */
+const IDLE_S = 1;
 /** Seconds in which a device that finds a task over, and is in none, looks out for another. */
 const ANOTHER_S = 10;
 
@@ -123,8 +125,16 @@ export class Agent {
 
   /** Work until stopped or, with `untilDone`, until finished. @param {{untilDone?: boolean}} [until] */
   async run({ untilDone = false } = {}) {
-    while (!this.#going.isStopped && !(untilDone && this.finished)) await this.step(TICK_S);
+    while (!this.#going.isStopped && !(untilDone && this.finished)) {
+      await this.step(this.#isWaiting ? TICK_S : IDLE_S);
+    }
     await this.#duty.place.close();
+  }
+
+  /** Whether something may fall due though nothing comes in. */
+  get #isWaiting() {
+    const { open, outbox, finishing, greeting } = this.#duty;
+    return open !== null || outbox.size > 0 || finishing || greeting.waiting || this.#over !== null;
   }
 
   /** End `run` soon; work that is being done is given up, and goes on in another life. */
