@@ -150,7 +150,7 @@ class Page {
 function connection(on) {
   const pill = byId("connection");
   pill.className = `pill ${on ? "good" : "bad"}`;
-  say(pill, on ? "connected" : "not connected");
+  say(pill, on ? "connected" : "offline");
 }
 
 /** Shows the form, and gives what came of it. @returns {Promise<import("./joining.js").Joined>} */
