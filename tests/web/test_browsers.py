@@ -21,6 +21,42 @@ HELD = 297
 DEVICES = 6
 
 
+def arc(middle, radii, begin, end):
+    """Points of a part of an ellipse, by degrees clockwise from the right; lengths in hundredths."""
+    angles = np.radians(np.linspace(begin, end, 15))
+    return [
+        (middle[0] / 100 + radii[0] / 100 * np.cos(a), middle[1] / 100 + radii[1] / 100 * np.sin(a))
+        for a in angles
+    ]
+
+
+DRAWN = (
+    [arc((50, 50), (30, 45), -90, 270)],
+    [[(0.4, 0.2), (0.52, 0.05), (0.52, 0.95)]],
+    [[*arc((50, 30), (28, 25), -170, 40), (0.2, 0.95), (0.82, 0.95)]],
+    [[*arc((48, 27), (26, 22), -150, 90), *arc((48, 72), (28, 23), -90, 150)]],
+    [[(0.55, 0.05), (0.18, 0.6), (0.85, 0.6)], [(0.62, 0.35), (0.62, 0.97)]],
+    [[(0.78, 0.05), (0.3, 0.05), (0.26, 0.45)], arc((48, 68), (28, 27), -120, 150)],
+    [[(0.65, 0.05), (0.35, 0.4), *arc((50, 70), (24, 26), -150, 210)]],
+    [[(0.2, 0.08), (0.8, 0.08), (0.42, 0.97)]],
+    [[*arc((50, 27), (22, 22), 90, 450), *arc((50, 73), (27, 24), -90, 270)]],
+    [[*arc((50, 30), (24, 24), 0, 360), (0.74, 0.3), (0.7, 0.95)]],
+)
+"""The ten digits, as somebody draws them: lines of points, as shares of the drawing area."""
+
+
+def read(one):
+    """What the model of a browser takes each of the drawn digits for."""
+    taken = []
+    for lines in DRAWN:
+        one.draw(lines)
+        said = one.page.get_by_text(re.compile(r"It takes this for “\d”"))
+        said.wait_for()
+        taken.append(int(re.search(r"“(\d)”", said.inner_text())[1]))
+        one.page.get_by_role("button", name="Clear").click()
+    return taken
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     """Handwritten digits: a file for each of six devices, and one to evaluate on."""
@@ -129,7 +165,7 @@ def test_a_browser_joins_trains_contributes_and_sees_how_well_it_does(
 def test_three_browsers_and_three_python_devices_learn_as_well_as_six_in_python(
     serve, browse, launched, digits, tmp_path
 ):
-    accuracies = {}
+    accuracies, taken = {}, []
     for browsers in (3, 0):
         name = f"with-{browsers}"
         given = ("--bundle", "digits-wrn-10-1", "--rounds", "8", "--deadline", "40", "--min-devices", "6")
@@ -143,12 +179,14 @@ def test_three_browsers_and_three_python_devices_learn_as_well_as_six_in_python(
                 stack.enter_context(launched(log, "join", broker, "--name", f"py-{number}", *mine))
             visits = [browse(served, digits / f"{number}.npz") for number in range(browsers)]
             assert served.process.wait(400) == 0
+            taken = read(visits[0]) if visits else taken
             assert all(one.wrong == [] for one in visits)
             counted = Counter(one["device"] for one in served.contributions())
         assert len(counted) == DEVICES
         assert min(counted.values()) >= 7
         accuracies[browsers] = float(served.rounds()[-1]["eval_acc"])
-    print(accuracies)
+    print(f"accuracy by browsers among six devices: {accuracies}; drawn 0 to 9, taken for {taken}")
+    assert sum(digit == number for number, digit in enumerate(taken)) >= 8
     assert accuracies[3] > 0.9
     assert abs(accuracies[3] - accuracies[0]) < 0.03
 

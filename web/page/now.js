@@ -66,7 +66,8 @@ export class Now {
     say(byId("state"), this._paused.length ? `Paused: ${this._paused.join(", ")}.` : this._said);
     byId("progress").hidden = !this.training;
     byId("progress").value = this._progress?.share ?? 0;
-    say(byId("does"), plan ? (plan.label ? does(plan.label) : `${plan.reasons.join("; ")}.`) : "");
+    const why = () => (plan.label ? does(plan.label) : `${plan.reasons.join("; ")}.`);
+    say(byId("does"), plan && !this.over ? why() : "");
     tiles(byId("round"), [
       ["Task", this._round.task],
       ["Round", this._round.number ? String(this._round.number) : ""],
