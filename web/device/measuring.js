@@ -1,133 +1,18 @@
-/**
- * How fast a bundle is on this device, as profiles/measure.py and device_runtime/measuring.py. In seconds.
- */
+/** How fast a bundle is on this device, as device_runtime/measuring.py. In seconds. */
 
-import { Speed } from "./cost.js";
-import { OutOfMemory } from "./errors.js";
-import { sizeOf } from "./flat.js";
 import { SoftmaxHead } from "./head.js";
-import { TRAINING } from "./manifest_schema.js";
 import { SgdSteps } from "./optimizer.js";
+import { drawn } from "./providers.js";
+import { completed, measureSpeed } from "./timing.js";
+
+/** @typedef {import("./cost.js").Speed} Speed */
+/** @typedef {import("./timing.js").Trial} Trial */
 
 /** What measuring may take in all; an update is not put off for longer. */
-export const BUDGET_S = 2.5;
-/** What of it is left for that at least, when all is warm; and how long forward passes are run before. */
+const BUDGET_S = 2.5;
+/** What of it is left at least, when all is warm; and how long forward passes are run before. */
 const LEAST_S = 1.5;
 const WARM_S = 0.3;
-const REPEATS = 15;
-
-/**
- * A graph to time: `run` puts `samples` samples through it, at `flops` operations each; the first run opens
- * it. `close` is called when it has been timed, whatever came of it.
- * @typedef {{run: () => Promise<unknown>, samples: number, flops: number,
- *   close?: () => void | Promise<void>}} Trial
- */
-
-/**
- * Time each graph, the first in order first, within `budgetS` in all. Every trial is run once to open it and
- * then again and again, in its share of the time that is left. The quickest run counts: WASM gets quicker as
- * the browser compiles what is hot, and others on the machine only ever slow a run down. A graph for which no
- * time is left is left out, and so is one for which the memory is too small. The first is always measured, or
- * its error thrown.
- * @param {Map<string, Trial>} trials @param {() => number} clock @param {number} [budgetS]
- * @returns {Promise<Speed>}
- */
-export async function measureSpeed(trials, clock, budgetS = BUDGET_S) {
-  /** @type {Map<string, {run: number, opening: number}>} */
-  const took = new Map();
-  let rate = 0;
-  let position = 0;
-  const end = clock() + budgetS;
-  for (const [name, trial] of trials) {
-    const left = trials.size - position;
-    position += 1;
-    const expected = rate ? (trial.samples * trial.flops) / rate : 0;
-    const now = clock();
-    if (took.size && now + 2 * expected > end) continue;
-    try {
-      took.set(name, await timed(trial, clock, now + (end - now) / left));
-    } catch (error) {
-      if (!took.size || !(error instanceof OutOfMemory)) throw error;
-      continue;
-    } finally {
-      await trial.close?.();
-    }
-    rate ||= (trial.samples * trial.flops) / Math.max(took.get(name)?.run ?? 0, 1e-9);
-  }
-  if (!took.size) throw new RangeError("measureSpeed was given nothing to time");
-  return speedOf(trials, took);
-}
-
-/** @param {Map<string, Trial>} trials @param {Map<string, {run: number, opening: number}>} took */
-function speedOf(trials, took) {
-  const seconds = new Map();
-  const opening = new Map();
-  for (const [name, one] of took) {
-    seconds.set(name, one.run / (trials.get(name)?.samples ?? 1));
-    opening.set(name, one.opening);
-  }
-  const [first] = took.keys();
-  const rate = (trials.get(first)?.flops ?? 0) / Math.max(seconds.get(first), 1e-9);
-  return new Speed(rate, { seconds, opening, source: "measured on this bundle" });
-}
-
-/** @param {Trial} trial @param {() => number} clock @param {number} end */
-async function timed(trial, clock, end) {
-  const runs = [await once(trial, clock)];
-  while (runs.length <= REPEATS && (runs.length === 1 || clock() + runs[runs.length - 1] < end)) {
-    runs.push(await once(trial, clock));
-  }
-  const run = Math.min(...runs.slice(1));
-  return { run, opening: Math.max(0, runs[0] - run) };
-}
-
-/** @param {Trial} trial @param {() => number} clock */
-async function once(trial, clock) {
-  const began = clock();
-  await trial.run();
-  return clock() - began;
-}
-
-/**
- * With the graphs that were not measured: as fast, operation for operation, as those measured of their sort,
- * and as slow to open as these are for their size. @param {Speed} speed
- * @param {Record<string, any>} graphs of the
- * manifest @returns {Speed}
- */
-export function completed(speed, graphs) {
-  const names = Object.keys(graphs);
-  const measured = names.filter((name) => speed.seconds.has(name));
-  const seconds = new Map(measured.map((name) => [name, speed.seconds.get(name) ?? 0]));
-  const opening = new Map(measured.map((name) => [name, speed.opening.get(name) ?? 0]));
-  const bytes = measured.reduce((sum, name) => sum + graphs[name].bytes, 0);
-  const aByte = [...opening.values()].reduce((sum, one) => sum + one, 0) / bytes;
-  for (const name of names.filter((one) => !speed.seconds.has(one))) {
-    const alike = alikeOf(name, measured);
-    const flops = alike.reduce((sum, other) => sum + graphs[other].flops, 0);
-    const took = alike.reduce((sum, other) => sum + (speed.seconds.get(other) ?? 0), 0);
-    seconds.set(name, (graphs[name].flops * took) / Math.max(flops, 1));
-    opening.set(name, graphs[name].bytes * aByte);
-  }
-  const missing = `${names.length - measured.length} of ${names.length} graphs by their operations`;
-  const source = `${speed.source}; ${missing}`;
-  return new Speed(speed.flopsPerS, { seconds, opening, source, stepS: speed.seconds.get("head") ?? 0 });
-}
-
-/** Whether a graph of this name computes gradients. @param {string} graph */
-const trains = (graph) => TRAINING.includes(graph.split(".")[0]);
-
-/**
- * Those that do the same on another set; or that train, if it does, or do not; or all.
- * @param {string} name @param {string[]} measured
- */
-function alikeOf(name, measured) {
-  const what = name.split(".")[0];
-  const same = measured.filter((other) => other.split(".")[0] === what);
-  if (same.length) return same;
-  const sort = measured.filter((other) => trains(other) === trains(name));
-  return sort.length ? sort : measured;
-}
-
 /** As most kinds train. */
 const STEP = { lr: 1e-3, momentum: 0.5, weightDecay: 1e-5 };
 /** How many steps of the classifier alone are timed together: one takes some microseconds. */
@@ -138,7 +23,7 @@ const HEAD_STEPS = 50;
  * @param {any} model see engine.js @param {() => number} clock @returns {Promise<Speed>}
  */
 export async function measured(model, clock) {
-  const { graphs, sets, labels, input } = model.manifest;
+  const { graphs, sets } = model.manifest;
   const tuned = Object.keys(sets).map((tunable) => `train.${tunable}`);
   const wanted = ["forward", "train.all", "loss.all", ...tuned];
   const names = [...new Set(wanted)].filter((name) => Object.hasOwn(graphs, name));
@@ -146,8 +31,7 @@ export async function measured(model, clock) {
   const trials = new Map();
   for (const name of names) {
     const samples = model.rows(graphs[name]);
-    const x = drawn(input, samples);
-    const y = Int32Array.from({ length: samples }, (_, i) => i % labels.length);
+    const { x, y } = drawn(model.manifest, samples);
     trials.set(name, { ...opened(model, name, x, y), samples, flops: graphs[name].flops });
   }
   trials.set("head", headSteps(model));
@@ -211,25 +95,4 @@ function headSteps(model) {
     }
   };
   return { run, samples: HEAD_STEPS, flops: 0 };
-}
-
-/** Samples as a bundle takes them: any numbers of about the right size, or any ids. @param {any} input */
-function drawn({ shape, vocabulary }, /** @type {number} */ samples) {
-  const size = samples * sizeOf(shape);
-  if (vocabulary !== null) return Int32Array.from({ length: size }, (_, i) => (i * 7919) % vocabulary);
-  return Float32Array.from({ length: size }, (_, i) => ((i * 7919) % 4001) / 1000 - 2);
-}
-
-/**
- * Of two measurements of the same bundle, for each graph the quicker. @param {Speed} one @param {Speed} other
- */
-export function quicker(one, other) {
-  const least = (/** @type {Map<string, number>} */ known, /** @type {Map<string, number>} */ seen) =>
-    new Map([...known].map(([name, value]) => [name, Math.min(value, seen.get(name) ?? value)]));
-  return new Speed(Math.max(one.flopsPerS, other.flopsPerS), {
-    ...one,
-    seconds: least(one.seconds, other.seconds),
-    opening: least(one.opening, other.opening),
-    stepS: Math.min(one.stepS, other.stepS),
-  });
 }

@@ -1,8 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { Speed } from "../device/cost.js";
 import { OutOfMemory } from "../device/errors.js";
-import { completed, measureSpeed } from "../device/measuring.js";
+import { completed, measureSpeed, quicker } from "../device/timing.js";
 
 /** Trials that take so many seconds: the first run, and each after it. */
 function trials(given) {
@@ -22,7 +23,7 @@ function trials(given) {
 
 test("the quickest of the runs after the first counts, what the first took beyond it is opening", async () => {
   const given = trials({ forward: { first: 0.5, then: [0.05, 0.09, 0.02, 0.03, 0.04] } });
-  const speed = await measureSpeed(given.trials, given.clock);
+  const speed = await measureSpeed(given.trials, given.clock, 2.5);
   assert.equal(speed.seconds.get("forward").toFixed(9), (0.02 / 32).toFixed(9));
   assert.equal(speed.opening.get("forward").toFixed(9), (0.48).toFixed(9));
   assert.equal(Math.round(speed.flopsPerS), Math.round(1e6 / (0.02 / 32)));
@@ -32,7 +33,7 @@ test("the quickest of the runs after the first counts, what the first took beyon
 test("a graph for which no time is left is left out, and a slow one is run twice at least", async () => {
   const slow = { first: 1, then: [1], flops: 4e6 };
   const given = trials({ forward: { first: 0.3, then: [0.25] }, "train.all": slow, "train.mid": slow });
-  const speed = await measureSpeed(given.trials, given.clock);
+  const speed = await measureSpeed(given.trials, given.clock, 2.5);
   assert.deepEqual([...speed.seconds.keys()], ["forward"]); // 4 * 0.25 s twice does not fit into what is left
   const more = trials({ forward: { first: 0.3, then: [0.25] }, "train.all": slow });
   const wide = await measureSpeed(more.trials, more.clock, 5);
@@ -43,11 +44,11 @@ test("what the memory does not allow is left out, but the first, whose error is 
   const fails = new OutOfMemory("no more");
   const one = { first: 0.01, then: [0.01] };
   const given = trials({ forward: one, "train.all": { ...one, fails }, "loss.all": one });
-  const speed = await measureSpeed(given.trials, given.clock);
+  const speed = await measureSpeed(given.trials, given.clock, 2.5);
   assert.deepEqual([...speed.seconds.keys()], ["forward", "loss.all"]);
   assert.deepEqual(given.closed, ["forward", "train.all", "loss.all"]);
   const first = trials({ forward: { ...one, fails } });
-  await assert.rejects(measureSpeed(first.trials, first.clock), OutOfMemory);
+  await assert.rejects(measureSpeed(first.trials, first.clock, 2.5), OutOfMemory);
 });
 
 test("a graph that was not measured is as fast, for its operations, as those of its sort", async () => {
@@ -66,4 +67,13 @@ test("a graph that was not measured is as fast, for its operations, as those of 
   assert.equal(speed.seconds.get("loss.all").toFixed(9), (0.2).toFixed(9)); // twice those of forward
   assert.equal(speed.opening.get("train.head").toFixed(9), ((0.1 + 0.3) / 400 * 100).toFixed(9));
   assert.match(speed.source, /2 of 4 graphs by their operations$/);
+});
+
+test("of two measurements the quicker counts, graph by graph", () => {
+  const speed = (rate, forward, train, opening) => {
+    const seconds = new Map([["forward", forward], ["train.all", train]]);
+    return new Speed(rate, { seconds, opening: new Map([["forward", opening]]), stepS: train, source: "here" });
+  };
+  const made = quicker(speed(10, 0.3, 0.5, 1), speed(20, 0.1, 0.9, 2));
+  assert.deepEqual(made, speed(20, 0.1, 0.5, 1));
 });
