@@ -22,7 +22,9 @@ class Pages(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, config: dict[str, Any], tokens: dict[str, str], instead: dict[str, str | bytes]) -> None:
+    def __init__(
+        self, config: dict[str, Any], tokens: dict[str, str], instead: dict[str, str | bytes]
+    ) -> None:
         self.config, self.tokens, self.instead = config, tokens, instead
         self.claims: dict[str, str] = {}
         super().__init__(("127.0.0.1", 0), _Handler)
