@@ -40,8 +40,8 @@ class Device {
       disk: await openDisk(DEVICE),
       open: async (/** @type {any} */ bundle) => new DeviceModel(bundle, await runtimeFor(bundle)),
       samples: async (/** @type {any} */ { input, labels }) => {
-        kept.samples = await new Samples(disk, input, labels).open();
-        return kept.samples;
+        kept.samples = new Samples(disk, input, labels);
+        return kept.samples.open();
       },
       host: browserHost(name, navigator, () => battery),
       tell: (/** @type {any} */ happening) => tell(plain(happening)),

@@ -31,17 +31,25 @@ export class Samples {
     this._folder = `${FOLDER}${spec.shape.join("x")}/`;
     /** @type {Map<string, Group>} */
     this._groups = new Map();
+    /** One reading after the other: the last one stands. */
+    this._opening = Promise.resolve();
   }
 
   /** Reads what is there; again, what somebody else has changed. */
   async open() {
+    const before = this._opening.catch(() => {});
+    this._opening = before.then(() => this._read());
+    await this._opening;
+    return this;
+  }
+
+  async _read() {
     const groups = new Map();
     for (const key of (await this._disk.keys(this._folder)).sort()) {
       const bytes = await this._disk.get(key);
       if (bytes) await this._keep(groups, key, read(bytes));
     }
     this._groups = groups;
-    return this;
   }
 
   /**

@@ -87,7 +87,7 @@ function line(told, now) {
     link: () => (now.over ? null : told.connected ? "Connected. Asking for the task …" : `Not connected: ${told.reason}. Trying again …`),
     fetching: () => (now.training ? null : `Fetching the model: ${bytes(told.have)} of ${bytes(told.size)}`),
     task: () => (told.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
-    offer: () => offered(told),
+    offer: () => (now.training && !told.done ? null : offered(told)),
     plan: () => (told.label ? `Round ${told.round}: working …` : `Round ${told.round}: this device sits out.`),
     made: () => `Round ${told.round}: done here, and sent. Waiting for the receipt …`,
     receipt: () => `Round ${told.round}: ${became(told)}. ${ROUND}`,

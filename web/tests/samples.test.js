@@ -54,6 +54,17 @@ test("one, a label, or all can be deleted, from the disk too", async () => {
   assert.deepEqual(await disk.keys("samples/"), []);
 });
 
+test("what comes while it is being read is there after the next reading, whichever ends first", async () => {
+  const disk = new MemoryDisk();
+  const page = await opened(disk);
+  await page.add("no", many(3), 1);
+  const samples = new Samples(disk, SPEC, ["no", "yes"]);
+  const first = samples.open();
+  await page.add("yes", many(2), 2);
+  await Promise.all([first, samples.open()]);
+  assert.deepEqual(samples.counts().map(({ training, held }) => training + held), [3, 2]);
+});
+
 test("a label that the task has not, and values that are no sample, are refused", async () => {
   const samples = await opened(new MemoryDisk());
   await assert.rejects(samples.add("maybe", many(1), 1), /'maybe' is not one of this task: no, yes/);
