@@ -97,7 +97,7 @@ class Process:
     def _serve(self, url: BrokerUrl, broker: RunningBroker | None) -> None:
         inbox = lodger.inbox_of(self._lodgers)
         wanted = topics.BUT_CONTRIBUTIONS if self._server.workers else (topics.FROM_DEVICES,)
-        options = LinkOptions(subscriptions=wanted, queue_limit=QUEUE_LIMIT, nudges=True)
+        options = LinkOptions(subscriptions=wanted, queue_limit=QUEUE_LIMIT)
         link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
         with ExitStack() as stack:
             views = [stack.enter_context(closing(self._view(url, one.task.name))) for one in self._lodgers]

@@ -25,10 +25,9 @@ from .diagnosis import HUNG_UP, ended, refusal, unreachable, who_is
 from .errors import BrokerError, BrokerRefused, BrokerUnreachable
 from .events import Connected, Disconnected, Event, Received, Will
 from .messages import MESSAGE_LIMIT, MessageError
-from .nudging import LARGE_BYTES, Nudges
 from .packets import packet_bytes, qos_of
 from .patience import Patience
-from .topics import AWAKE, matched_by
+from .topics import matched_by
 from .under_way import UnderWay
 from .url import BrokerUrl
 
@@ -59,7 +58,6 @@ class LinkOptions:
     """`queue_limit` bounds the messages waiting to be sent; `seed` is of the jitter (None: the system's).
 
     `greeting` is sent at each connection, before anything else that is published: who is busy is here again.
-    `nudges`: the broker is kept awake while it hands on what is large (see `nudging`).
     """
 
     will: Will | None = None
@@ -70,7 +68,6 @@ class LinkOptions:
     queue_limit: int = 4096
     seed: int | None = None
     greeting: Will | None = None
-    nudges: bool = False
 
 
 class Link:
@@ -103,7 +100,6 @@ class Link:
         self._since_s = 0.0
         self._name = client_id
         self._client = self._build(client_id)
-        self._nudges = Nudges(self._nudge) if self._options.nudges else None
 
     @property
     def connected(self) -> bool:
@@ -159,8 +155,6 @@ class Link:
             self.bytes_up += packet_bytes(topic, payload, qos, self.url.mqtt5)
             if qos:
                 self._under_way.add(topic, sent)
-        if self._nudges and (len(payload) >= LARGE_BYTES or topic.endswith("/get")):
-            self._nudges.begin()
         return True
 
     def under_way(self, topic: str = "") -> int:
@@ -180,10 +174,6 @@ class Link:
             except (RuntimeError, ValueError) as error:
                 log.debug("farewell to %s not sent: %s", self.url, error)
         self._stop()
-
-    def _nudge(self) -> None:
-        if self.connected:
-            self._client.publish(AWAKE, b"", qos=0)
 
     def _stop(self) -> None:
         self._closing = True

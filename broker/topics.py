@@ -28,9 +28,6 @@ BUT_CONTRIBUTIONS = tuple(
 IN_FEW_BYTES = ("up/c", "dn/n")
 """Ends of topics for what is said in few bytes."""
 
-AWAKE = f"{ROOT}/awake"
-"""Nobody reads what is said here (see `nudging`)."""
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA = re.compile(r"[0-9a-f]{64}")
 _INDEX = re.compile(r"-1|[0-9]{1,8}")
