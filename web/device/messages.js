@@ -160,12 +160,38 @@ export function decode(kind, payload) {
   return Object.freeze(object);
 }
 
-/** MessagePack's text is UTF-8; the library takes anything. */
+/**
+ * MessagePack's text is UTF-8, and whatever is told to be there takes a byte at least; the library takes anything,
+ * and makes room for arrays before it has seen what is in them.
+ */
 class Strict extends Decoder {
+  #left;
+
+  /** @param {number} size of what is decoded, in bytes */
+  constructor(size) {
+    super({ useBigInt64: true });
+    this.#left = size;
+  }
+
+  pushArrayState(size) {
+    this.#take(size);
+    super.pushArrayState(size);
+  }
+
+  pushMapState(size) {
+    this.#take(2 * size);
+    super.pushMapState(size);
+  }
+
   decodeUtf8String(size, headerOffset) {
     const begin = this.pos + headerOffset;
     text(this.bytes.subarray(begin, begin + size));
     return super.decodeUtf8String(size, headerOffset);
+  }
+
+  #take(items) {
+    this.#left -= items;
+    if (this.#left < 0) throw new RangeError("it says to have more items than it has bytes");
   }
 }
 
@@ -178,7 +204,7 @@ export function packed(type, value, name) {
 export function unpacked(type, data, name) {
   let value;
   try {
-    value = new Strict({ useBigInt64: true }).decode(data);
+    value = new Strict(data.length).decode(data);
   } catch (error) {
     throw new MessageError(`not a ${name}: ${oneLine(error)}`);
   }

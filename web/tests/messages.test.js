@@ -37,6 +37,14 @@ for (const { kind, payload, object } of given.examples) {
   });
 }
 
+test("no room is made for items that cannot be in the message", { timeout: 60_000 }, () => {
+  const claims = { "lists in lists": [0xdd, 0x00, 0x03, 0xff, 0xff], "maps in lists": [0x91, 0xdf, 0xff, 0xff, 0xff, 0xff] };
+  for (const [what, bytes] of Object.entries(claims)) {
+    const payload = Uint8Array.from({ length: 20_000 }, (_, at) => bytes[at % bytes.length]);
+    assert.throws(() => decode(Offer, payload), { name: "MessageError", message: /more items than it has bytes/ }, what);
+  }
+});
+
 test("version and limits are Python's", () => {
   assert.equal(messages.VERSION, given.version);
   assert.equal(messages.INLINE_LIMIT, given.inline_limit);
