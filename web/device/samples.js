@@ -82,16 +82,16 @@ export class Samples {
     throw new DataError(`label '${String(label).slice(0, 40)}' is not one of this task: ${this.labels.slice(0, 12).join(", ")}`);
   }
 
-  /** Delete one. @param {string} id */
+  /** Delete one; those behind it in its group have other ids from then on. @param {string} id */
   async remove(id) {
     const [key, place] = split(id);
     const group = this._groups.get(key);
     if (!group) return;
-    const rest = group.raw.filter((_, i) => Math.floor(i / this._size) !== place);
-    group.held.splice(place, 1);
-    if (rest.length) await this._disk.put(key, written(rest));
+    const raw = group.raw.filter((_, i) => Math.floor(i / this._size) !== place);
+    const held = group.held.filter((_, i) => i !== place);
+    if (raw.length) await this._disk.put(key, written(raw));
     else await this._disk.delete(key);
-    if (rest.length) this._groups.set(key, { ...group, raw: rest });
+    if (raw.length) this._groups.set(key, { ...group, raw, held });
     else this._groups.delete(key);
   }
 

@@ -55,9 +55,10 @@ class Page {
   async _wire() {
     byId("board").hidden = byId("controls").hidden = false;
     byId("pause").addEventListener("click", () => (this._paused.has(OWNER) ? this._resume(OWNER) : this._pause(OWNER)));
-    byId("leave").addEventListener("click", () => this._leave());
-    byId("forget").addEventListener("click", () => this._forget());
-    byId("clear").addEventListener("click", () => this._clear());
+    const deeds = { leave: () => this._leave(), forget: () => this._forget(), clear: () => this._clear() };
+    for (const [id, deed] of Object.entries(deeds)) {
+      byId(id).addEventListener("click", () => deed().catch((error) => trouble(error.message)));
+    }
     this._showDevice();
     this._persisted = await persist();
     this._showDevice();
@@ -103,7 +104,7 @@ class Page {
   }
 
   _showStored() {
-    showStored(this._samples, this._model?.input, { removed: () => this._changed(), sure });
+    showStored(this._samples, this._model?.input, { removed: () => this._changed(), sure, trouble });
   }
 
   _pause(why) {
@@ -126,7 +127,7 @@ class Page {
   }
 
   async _clear() {
-    if (!(await sure("Delete all samples that are stored in this browser?"))) return;
+    if (!(await sure("Delete all samples of this task that are stored in this browser?"))) return;
     await this._samples.clear();
     this._changed();
   }

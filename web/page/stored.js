@@ -9,9 +9,9 @@ const SHOWN = 8;
 /**
  * @param {import("../device/samples.js").Samples} samples
  * @param {import("../device/preparing.js").InputSpec} spec
- * @param {{removed: () => void, sure: (text: string) => Promise<boolean>}} ears
+ * @param {{removed: () => void, sure: (text: string) => Promise<boolean>, trouble: (text: string) => void}} ears
  */
-export function showStored(samples, spec, { removed, sure }) {
+export function showStored(samples, spec, ears) {
   const counts = samples.counts();
   const total = counts.reduce((all, { training, held }) => all + training + held, 0);
   const held = counts.reduce((all, one) => all + one.held, 0);
@@ -19,19 +19,14 @@ export function showStored(samples, spec, { removed, sure }) {
   byId("clear").hidden = total === 0;
   say(byId("totals"), total ? `${plural(total, "sample")}, ${held} of them kept out of training. They never leave this browser.` : "Nothing is stored yet.");
   const filled = counts.filter((one) => one.training + one.held);
-  byId("folders").replaceChildren(...filled.map((count) => folder(samples, spec, count, { removed, sure })));
+  byId("folders").replaceChildren(...filled.map((count) => folder(samples, spec, count, ears)));
 }
 
-function folder(samples, spec, { label, training, held }, { removed, sure }) {
+function folder(samples, spec, { label, training, held }, ears) {
   const all = samples.list(label);
-  const drop = async (id) => {
-    await samples.remove(id);
-    removed();
-  };
+  const drop = (id) => deleting(() => samples.remove(id), ears);
   const clear = async () => {
-    if (!(await sure(`Delete all ${plural(all.length, "sample")} of “${label}”?`))) return;
-    await samples.clear(label);
-    removed();
+    if (await ears.sure(`Delete all ${plural(all.length, "sample")} of “${label}”?`)) await deleting(() => samples.clear(label), ears);
   };
   const shown = all.slice(0, SHOWN).map(({ id, held: out }, i) => {
     const name = `${label}, ${i + 1} of ${all.length}${out ? ", kept out of training" : ""}`;
@@ -45,4 +40,17 @@ function folder(samples, spec, { label, training, held }, { removed, sure }) {
     h("div", { class: "folder" }, h("h3", {}, label), h("span", { class: "quiet" }, `${training} to train on, ${held} kept out`), h("button", { type: "button", click: clear, "aria-label": `Delete all of ${label}` }, "Delete all")),
     h("ul", { class: "thumbs", "aria-label": `Samples of ${label}` }, ...shown, more),
   );
+}
+
+/** One deletion at a time: after each, samples have other ids, and are shown anew. */
+async function deleting(deed, { removed, trouble }) {
+  byId("folders").inert = true;
+  try {
+    await deed();
+    removed();
+  } catch (error) {
+    trouble(error.message);
+  } finally {
+    byId("folders").inert = false;
+  }
 }

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { MemoryDisk } from "../device/disk.js";
-import { DataError } from "../device/errors.js";
+import { DataError, DiskError } from "../device/errors.js";
 import { Samples } from "../device/samples.js";
 
 const SPEC = { shape: [1, 2, 2], scale: 0.5, mean: [1], std: [2], dtype: "float32", vocabulary: null };
@@ -52,6 +52,16 @@ test("one, a label, or all can be deleted, from the disk too", async () => {
   assert.deepEqual((await opened(disk)).counts().map(({ training, held }) => training + held), [0, 1]);
   await samples.clear();
   assert.deepEqual(await disk.keys("samples/"), []);
+});
+
+test("one that the disk does not let go is still there, and is what it was", async () => {
+  const disk = new MemoryDisk();
+  const samples = await opened(disk);
+  await samples.add("no", many(40), 1);
+  const before = [samples.counts(), samples.training(), samples.held()];
+  disk.put = () => Promise.reject(new DiskError("full"));
+  await assert.rejects(samples.remove(samples.list("no")[0].id), DiskError);
+  assert.deepEqual([samples.counts(), samples.training(), samples.held()], before);
 });
 
 test("what comes while it is being read is there after the next reading, whichever ends first", async () => {
