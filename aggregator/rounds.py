@@ -282,7 +282,8 @@ class Rounds:
         """Keep what is offered, what was until now (some may still fetch it), and the served model; with the
         steps from their checkpoints on, and those that the log is written from.
 
-        Where late contributions count, also the bases that they may have been made for.
+        Where late contributions count, also the bases that they may have been made for. Where rounds are
+        given, the log goes on from what the last one was given with, and not from what it made.
         """
         back = self.task.max_staleness - 1 if self.rules.counts_late else 0
         first = max(1, number - max(0, back))
@@ -297,9 +298,9 @@ class Rounds:
         bundled = (self._packed, *self._family.values())
         self.store.models.prune([*bundled, self.store.served(number), *blobs])
         bases_kept = [(kept[0], self.store.base(kept[0]))] + [(n + 1, one.base) for n, one in versions[:1]]
-        latest = self.store.base(number + 1)
-        written = (number + 1, min(latest.at, max(latest.at % SEGMENT, TAIL)))
-        self.store.taken.forget([written, *((n, base.steps) for n, base in bases_kept)])
+        latest = ((n, self.store.base(n).at) for n in (number, number + 1))
+        written = ((n, min(at, max(at % SEGMENT, TAIL))) for n, at in latest)
+        self.store.taken.forget([*written, *((n, base.steps) for n, base in bases_kept)])
 
     def _deploy(self, served: Blob) -> None:
         path = self.store.folder / SERVED

@@ -1,13 +1,18 @@
 """Rounds of scalars alone at a site: its devices are told steps, as those of the aggregator above are."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from aggregator import bases, rounds
 from aggregator.outside import SEEDS, GivenRound, Outside
 from aggregator.store import CarriedBlobs
+from aggregator.task import Task
 from broker import steps
 from broker.messages import Base, Blob, Offer
 from broker.messages import Step as LogStep
+from edge import ground
 from edge.ground import SiteRules
 from edge.scalars import steps_between
 
@@ -73,6 +78,26 @@ def test_a_site_that_was_killed_or_has_missed_rounds_goes_on_by_steps(levels):
     h.wait(3.0)
     assert h.counted[-1] == (5, "site", KIND, 30)
     assert same_model(h)
+
+
+def test_a_site_goes_on_when_a_segment_of_its_log_is_full_and_what_was_before_it_is_pruned(
+    levels, monkeypatch
+):
+    """The tail of an offer, and the log, need the steps to what the last round was given with."""
+    monkeypatch.setattr(ground, "Task", partial(Task, keep_versions=1))
+    for module in (bases, rounds, steps):
+        monkeypatch.setattr(module, "SEGMENT", 6)
+    for module in (rounds, steps):
+        monkeypatch.setattr(module, "TAIL", 4)
+    h = levels(KIND, rounds=12)
+    h.go().join("a")
+    for number in range(1, 11):
+        assert (h.offer.round, h.offer.base.at) == (number, number - 1)
+        assert h.contribute("a", KIND, scalars(number), 30).status == "accepted"
+        h.wait(1.0)
+    assert h.offer.round == 11
+    assert same_model(h)
+    assert not site(h).store.taken.has(11, 6)
 
 
 def test_late_scalars_count_where_weights_are_forwarded_along_the_directions_of_their_round(levels):
