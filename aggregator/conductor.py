@@ -72,7 +72,7 @@ class Conductor:
         state, commands = machine.resume(self._rules, saved, self._clock())
         self._do(state, commands)
         self._drain()
-        self._offering.started(self.state)
+        self._offering.started(self.state, saved.round if saved else 0)
 
     def feed(self, event: moves.Event) -> None:
         """Take an event; what it leads to is done when this returns, unless it came of a command itself."""

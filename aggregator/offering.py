@@ -32,9 +32,13 @@ class Offering:
         self._cohorts = rounds.task.devices_per_round is not None
         self._last: Offer | None = None
 
-    def started(self, state: State) -> None:
-        """A life of the aggregator begins; whoever is here says hello."""
-        if state.phase == "wait" or self._cohorts:
+    def started(self, state: State, saved: int) -> None:
+        """A life of the aggregator begins; whoever is here says hello. `saved`: the round that it found.
+
+        A later one that is open by now has to be heard twice: else it comes of the life before, for all that
+        devices know.
+        """
+        if state.phase == "wait" or self._cohorts or state.round > saved > 0:
             self.everybody(state)
 
     def opened(self, state: State) -> bool:
@@ -89,8 +93,13 @@ class Offering:
             self._out.broadcast(offer, state.online)
 
     def one(self, state: State, device: str) -> None:
-        """Answer a device that has said hello."""
-        if offer := self._standing(state, state.concerns(device)):
+        """Answer a device that has said hello: with the deadline that the others were told, as what is not
+        said of the next one is as in this.
+        """
+        offer, last = self._standing(state, state.concerns(device)), self._last
+        if offer and last and offer.round == last.round and not offer.done:
+            offer = replace(offer, deadline_s=last.deadline_s)
+        if offer:
             self._out.offer(device, offer)
 
     def each(self, state: State, devices: Iterable[str]) -> None:

@@ -236,6 +236,26 @@ def test_killed_at_any_instant_before_the_next_round_is_told_each_short_one_coun
     assert b.service.rounds.weights(3)  # its hash is looked at
 
 
+def test_killed_before_it_has_opened_the_next_round_it_offers_that_twice_and_who_hears_it_says_hello(
+    two, monkeypatch
+):
+    """Else short ones would be like what it does not know, and enrolled devices without a word for good."""
+    b, _ = two
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "evaluated", killed)
+        with pytest.raises(Killed):
+            for device in ("a", "b"):
+                b.contribute(device, b.contribution(KIND, scalars(2), 2))
+    b.restart()
+    assert told(b) == [("offer", 3), ("offer", 3)]
+    b.restart()
+    assert told(b) == [("offer", 3)]  # which devices have heard
+
+
 def test_a_deadline_that_is_a_little_longer_than_the_last_that_was_told_is_not_told(two, monkeypatch):
     b, _ = two
     deadlines = {3: 10.5, 4: 12.4, 5: 9.9, 6: 12.4}
@@ -245,3 +265,22 @@ def test_a_deadline_that_is_a_little_longer_than_the_last_that_was_told_is_not_t
             b.contribute(device, b.contribution(KIND, scalars(number), number))
     assert told(b)[-4:] == [("next", 3), ("next", 4), ("offer", 5), ("offer", 6)]
     assert b.offer.deadline_s == 12.4
+
+
+def test_who_says_hello_is_told_the_deadline_that_the_next_round_leaves_unsaid(two, monkeypatch):
+    """Round 4 has less time than round 3 had, and more than was told: who knew the 12 s would be late."""
+    b, _ = two
+    deadlines = {3: 12.0, 4: 10.5}
+    monkeypatch.setattr(b.service.rounds, "deadline_s", lambda number: deadlines.get(number, 10.0))
+    for device in ("a", "b"):
+        b.contribute(device, b.contribution(KIND, scalars(2), 2))
+    b.wait(1.0)
+    b.join("c")
+    answer = [p for t, p in b.link.sent if t == topics.down("c", "task")][-1]
+    known = messages.decode(answer, Offer)
+    assert (known.round, known.deadline_s) == (3, 10.0)
+    for device in ("a", "b", "c"):
+        b.contribute(device, b.contribution(KIND, scalars(3), 3))
+    said = small.decode_next([p for _, p in b.link.sent if small.is_next(p)][-1])
+    followed = small.following(known, said)
+    assert (followed.round, followed.deadline_s) == (4, 10.0)
