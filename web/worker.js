@@ -8,6 +8,7 @@ import { enrolmentOf } from "./device/enrolment.js";
 import { oneLine } from "./device/errors.js";
 import { browserHost } from "./device/host.js";
 import { Link } from "./device/link.js";
+import { own } from "./device/owner.js";
 import { runtimeFor } from "./device/providers.js";
 import { reach } from "./device/reaching.js";
 import { Samples } from "./device/samples.js";
@@ -34,13 +35,14 @@ class Device {
   static async open(settings) {
     const { name, url, clientId, key } = await whoOf(settings);
     const kept = { samples: /** @type {Samples | null} */ (null) };
-    const disk = await openDisk(SAMPLES);
+    const [disk, samples] = [await openDisk(DEVICE), await openDisk(SAMPLES)];
+    await own(disk, name, log);
     const environment = {
       clock,
-      disk: await openDisk(DEVICE),
+      disk,
       open: async (/** @type {any} */ bundle) => new DeviceModel(bundle, await runtimeFor(bundle)),
       samples: async (/** @type {any} */ { input, labels }) => {
-        kept.samples = new Samples(disk, input, labels);
+        kept.samples = new Samples(samples, input, labels);
         return kept.samples.open();
       },
       host: browserHost(name, navigator, () => battery),
@@ -138,6 +140,7 @@ onmessage = async ({ data }) => {
   try {
     await DO[data.do](data);
   } catch (error) {
-    tell({ type: "stopped", text: oneLine(error) });
+    if (data.do === "start") tell({ type: "stopped", text: oneLine(error) });
+    else log("warning", oneLine(error)); // the device goes on
   }
 };

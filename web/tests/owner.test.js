@@ -1,0 +1,47 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { MemoryDisk } from "../device/disk.js";
+import { Outbox } from "../device/outbox.js";
+import { own } from "../device/owner.js";
+
+const METRICS = { train_loss: 0.5, train_time_ms: 1, energy_mj: 2, peak_memory_kib: 3 };
+const contribution = (seq, round) => ({
+  task: "digits",
+  run: "r1",
+  round,
+  boot: 7n,
+  seq,
+  kind: "full",
+  num_examples: 10,
+  metrics: { ...METRICS, epsilon_milli: 0, energy_source: "", energy_off_percent: 0 },
+  body: Uint8Array.of(1, 2, 3),
+  blob: null,
+  form: "",
+});
+
+async function leftBy(name) {
+  const disk = new MemoryDisk();
+  await own(disk, name, () => {});
+  const outbox = await Outbox.open(disk);
+  await outbox.add(contribution(1, 4));
+  await outbox.add(contribution(2, 5));
+  return disk;
+}
+
+test("what waits for its receipt waits on in a later life of the same name", async () => {
+  const disk = await leftBy("phone-1");
+  await own(disk, "phone-1", assert.fail);
+  assert.deepEqual([...(await Outbox.open(disk))], [contribution(1, 4), contribution(2, 5)]);
+});
+
+test("under another name it is not sent, and its round not worked on: it could count twice", async () => {
+  const disk = await leftBy("phone-1");
+  const said = [];
+  await own(disk, "phone-2", (_, line) => said.push(line));
+  assert.deepEqual(said, [4, 5].map((round) => `round ${round}: full was made as phone-1, and is not sent`));
+  const outbox = await Outbox.open(disk);
+  assert.equal(outbox.size, 0);
+  assert.ok(outbox.answered("r1", 5));
+  await own(disk, "phone-2", assert.fail);
+});
