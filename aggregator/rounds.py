@@ -298,9 +298,10 @@ class Rounds:
         bundled = (self._packed, *self._family.values())
         self.store.models.prune([*bundled, self.store.served(number), *blobs])
         bases_kept = [(kept[0], self.store.base(kept[0]))] + [(n + 1, one.base) for n, one in versions[:1]]
-        latest = ((n, self.store.base(n).at) for n in (number, number + 1))
-        written = ((n, min(at, max(at % SEGMENT, TAIL))) for n, at in latest)
-        self.store.taken.forget([*written, *((n, base.steps) for n, base in bases_kept)])
+        latest = number if self.outside else number + 1
+        at = self.store.base(latest).at
+        written = (latest, min(at, max(at % SEGMENT, TAIL)))
+        self.store.taken.forget([written, *((n, base.steps) for n, base in bases_kept)])
 
     def _deploy(self, served: Blob) -> None:
         path = self.store.folder / SERVED
