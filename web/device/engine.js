@@ -5,6 +5,7 @@
  * ids. Frozen parameters are initialisers of a session; trainable ones are inputs, fed in each run.
  */
 
+import { breathe } from "./breathing.js";
 import { EngineError } from "./errors.js";
 import { Flat, check, sizeOf } from "./flat.js";
 import { checkIds } from "./manifest.js";
@@ -118,6 +119,7 @@ export class DeviceModel {
         );
       }
       result.set(data, start * width);
+      await breathe();
     }
     return result;
   }

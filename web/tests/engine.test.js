@@ -24,6 +24,20 @@ test("batches of any size give the same logits", async () => {
   assert.equal((await model.logits(new Float32Array(0))).length, 0);
 });
 
+test("what waits in the thread is let in between the runs of many samples", async (t) => {
+  const model = new DeviceModel(bundle, runtime, { batch: 1 });
+  await model.features(x);
+  let now = performance.now();
+  t.mock.method(performance, "now", () => (now += 100)); // each run takes long
+  let came = 0;
+  const { port1, port2 } = new MessageChannel();
+  port1.onmessage = () => port2.postMessage((came += 1));
+  port2.postMessage(came);
+  await model.features(x);
+  port1.close();
+  assert.ok(came >= SAMPLES - 1, `${came} times in ${SAMPLES} runs`);
+});
+
 test("a gradient is the slope of the loss", async () => {
   const model = new DeviceModel(bundle, runtime);
   const [trainer, probe] = [await model.trainer("mid"), await model.probe("mid")];
