@@ -234,6 +234,30 @@ def test_the_screen_stays_on_while_a_round_is_worked_on(visit):
     page.wait_for_function("locks.at(-1) === 'released'")
 
 
+def test_the_screen_is_kept_on_once_and_let_go_though_the_browser_took_its_time(visit):
+    one = visit()
+    page = one.joined()
+    held = page.evaluate(
+        """async () => {
+          const { Manners } = await import("./manners.js");
+          const held = new Set();
+          const asked = [];
+          navigator.wakeLock.request = () => new Promise((resolve) => asked.push(() => {
+            const lock = Object.assign(new EventTarget(), { release: async () => held.delete(lock) });
+            held.add(lock);
+            resolve(lock);
+          }));
+          const none = () => {};
+          const manners = new Manners({ pause: none, resume: none, battery: none, said: none });
+          const said = [manners.training(true), manners.training(true), manners.training(false)];
+          for (const give of asked) give();
+          await Promise.all(said);
+          return [asked.length, held.size];
+        }"""
+    )
+    assert held == [1, 0]
+
+
 def test_whoever_leaves_or_deletes_everything_is_asked_to_join_again(visit):
     one = visit()
     page = one.joined()

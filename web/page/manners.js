@@ -15,6 +15,7 @@ export class Manners {
   constructor(ears) {
     this._ears = ears;
     this._lock = null;
+    this._asking = false;
     this._training = false;
     this._said = {};
     document.addEventListener("visibilitychange", () => this._seen());
@@ -25,15 +26,21 @@ export class Manners {
   /** While a round is worked on the screen stays on, where the browser lets it. @param {boolean} training */
   async training(training) {
     this._training = training;
-    if (!training || document.hidden) return this._release();
-    if (this._lock || !navigator.wakeLock) return undefined;
+    if (!this._awake) return this._release();
+    if (this._lock || this._asking || !navigator.wakeLock) return undefined;
+    this._asking = true;
     try {
       this._lock = await navigator.wakeLock.request("screen");
       this._lock.addEventListener("release", () => (this._lock = null));
     } catch {
       this._lock = null; // low battery, or a policy of the browser: the screen goes off as it always does
     }
-    return undefined;
+    this._asking = false;
+    return this._awake ? undefined : this._release();
+  }
+
+  get _awake() {
+    return this._training && !document.hidden;
   }
 
   async _release() {
