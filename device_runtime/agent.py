@@ -211,7 +211,6 @@ class Agent:
         if retained and not offer.done:
             return
         again = offer.round == 0 or (offer.run, offer.round) == self._heard
-        self._heard = (offer.run, offer.round)
         if self._duty.ready and not offer.done:
             if again:
                 self._duty.hello()
@@ -236,6 +235,7 @@ class Agent:
         self._duty.greeting.answered()
         self._voice.task = offer.task
         self.done = offer.done
+        self._heard = (offer.run, offer.round)
         self._base = offer.base.checkpoint
         self._duty.open = None if offer.done else taken
         if offer.done:

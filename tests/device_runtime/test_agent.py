@@ -258,6 +258,17 @@ def test_an_aggregator_that_restarted_is_sent_what_it_has_not_receipted_at_once(
     assert [message.seq for message in stage.contributions] == [1, 1]
 
 
+def test_who_was_told_of_a_round_by_itself_says_hello_when_that_is_offered_to_all(stage):
+    """It came after the round was open; then the aggregator restarted, and does not know its key."""
+    stage.link.offer = offer = stage.offer()
+    stage.go()
+    assert len(stage.contributions) == 1
+    stage.link.offer, said = None, len(stage.link.of(Hello))
+    stage.link.announce(offer)
+    stage.go()
+    assert len(stage.link.of(Hello)) == said + 1
+
+
 def test_a_deadline_that_is_extended_does_not_double_what_is_on_its_way(stage):
     offer = stage.offer()
     stage.link.receipts = False
