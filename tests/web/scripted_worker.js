@@ -23,6 +23,7 @@ const tell = (told) => postMessage(told);
 
 function start() {
   const manifest = { name: "scripted", ...CASE };
+  if (self.scripted === "unreached") return tell({ type: "log", level: "warning", text: "no broker answers" });
   tell({ type: "link", connected: true, reason: "" });
   tell({ type: "fetching", have: 156164, size: 312328 });
   const about = { engine: "onnxruntime-web wasm", why: "WASM on 2 of 4 threads", cores: 4, memoryBytes: 512e6 };

@@ -76,6 +76,18 @@ def test_what_is_drawn_is_kept_here_guessed_and_deleted_and_goes_nowhere(visit):
     assert one.wrong == []
 
 
+def test_a_device_that_is_not_connected_for_long_says_since_when(visit):
+    one = visit("unreached")
+    one.page.clock.install()
+    page = one.open()
+    page.click("#join button")
+    page.get_by_text("no broker answers").wait_for()
+    assert page.inner_text("#waiting") == ""
+    page.clock.fast_forward(60_000)
+    page.get_by_text("this device has waited for a connection. What you teach it is kept here").wait_for()
+    assert page.inner_text("#connection") == "offline"
+
+
 def test_the_page_says_what_is_trained_why_and_what_is_sent(visit):
     page = visit().joined()
     now = page.inner_text("section[aria-labelledby=now-head]")

@@ -12,6 +12,10 @@ import { Manners, OWNER, persist } from "./manners.js";
 import { Now, showDevice } from "./now.js";
 import { showStored } from "./stored.js";
 import { Teaching } from "./teaching.js";
+import { Waiting } from "./waiting.js";
+
+/** Milliseconds between looks at how long it has waited. */
+const LOOK_MS = 1000;
 
 /** @param {string} text empty: all is well again */
 function trouble(text) {
@@ -36,6 +40,7 @@ class Page {
     this._paused = new Set();
     this._now = new Now();
     this._learning = new Learning();
+    this._waiting = new Waiting(new Date());
     this._about = null;
     this._persisted = false;
     /** @type {{input: any, labels: string[]} | null} */
@@ -49,6 +54,7 @@ class Page {
       said: (text) => say(byId("manners"), text),
     });
     this._wire();
+    setInterval(() => this._showWaiting(), LOOK_MS);
     if (tasks.length === 1) this._begin(tasks[0]);
   }
 
@@ -66,6 +72,8 @@ class Page {
 
   async _hear(told) {
     this._now.hear(told);
+    this._waiting.hear(told, new Date());
+    this._showWaiting();
     this._manners.training(this._now.training);
     if (told.type === "link") connection(told.connected);
     if (told.type === "log" && told.level !== "info") say(byId("notice"), `${told.text}.`);
@@ -105,6 +113,11 @@ class Page {
 
   _showStored() {
     showStored(this._samples, this._model?.input, { removed: () => this._changed(), sure, trouble });
+  }
+
+  _showWaiting() {
+    const samples = () => this._samples?.counts().reduce((sum, { training, held }) => sum + training + held, 0) ?? null;
+    say(byId("waiting"), this._waiting.text(new Date(), { paused: this._paused.size > 0, samples }));
   }
 
   _pause(why) {

@@ -1,0 +1,53 @@
+/** What the device waits for, and since when: said once that has taken long. */
+
+/** Milliseconds; what takes less needs no word. */
+export const LONG_MS = 20_000;
+
+/** By the last message of the worker; null where it says nothing of that, empty where nothing is awaited. */
+const AWAITED = {
+  link: ({ connected }) => (connected ? "the task" : "a connection"),
+  fetching: ({ have, size }) => (have < size ? "the rest of the model" : "the model to be ready"),
+  offer: ({ done, round }) => (done ? "" : round ? "the model to be ready" : "enough devices to begin"),
+  plan: ({ label }) => (label ? "the next step of its training" : "the next round"),
+  progress: () => "the next step of its training",
+  made: () => "the receipt",
+  receipt: () => "the next round",
+  stopped: () => "",
+};
+
+export class Waiting {
+  /** @param {Date} now */
+  constructor(now) {
+    this._what = "a connection";
+    this._since = now;
+    this._connected = false;
+    this._over = false;
+  }
+
+  /** One message of the worker. @param {any} told @param {Date} now */
+  hear(told, now) {
+    const what = AWAITED[told.type]?.(told) ?? null;
+    if (told.type === "offer") this._over = told.done;
+    if (told.type === "link") {
+      if (told.connected === this._connected && !told.connected) return; // still not
+      this._connected = told.connected;
+    } else if (!this._connected && told.type !== "stopped") return;
+    if (what === null) return;
+    this._what = this._over ? "" : what;
+    this._since = now;
+  }
+
+  /**
+   * Empty while it has not been long. @param {Date} now @param {{paused: boolean, samples: () => number | null}}
+   *   here samples: how many are stored; null where that is not known
+   */
+  text(now, { paused, samples }) {
+    if (!this._what || paused || now.getTime() - this._since.getTime() < LONG_MS) return "";
+    const what = this._connected && samples() === 0 ? "samples: teach it, or choose files" : this._what;
+    const kept = this._connected ? "" : " What you teach it is kept here meanwhile.";
+    return `Since ${clock(this._since)} this device has waited for ${what}.${kept}`;
+  }
+}
+
+/** Hours, minutes and seconds here. @param {Date} moment */
+const clock = (moment) => moment.toLocaleTimeString("en-GB");
