@@ -181,6 +181,28 @@ test("a subscription that is refused is told by its topic", async (t) => {
   await link.close();
 });
 
+test("who is cut off before its subscriptions are answered has found no broker, and may try again", async (t) => {
+  let times = 0;
+  const server = createServer((socket) => {
+    socket.on("data", (data) => {
+      if (data[0] >> 4 === 1) socket.write(Uint8Array.of(0x20, 2, 0, 0)); // CONNACK: accepted
+      if (data[0] >> 4 !== 8) return;
+      times += 1;
+      if (times % 2) socket.destroy();
+      else socket.write(Uint8Array.of(0x90, 3, data[2], data[3], 1)); // SUBACK
+    });
+    socket.on("error", () => {});
+  }).listen(0, "127.0.0.1");
+  await once(server, "listening");
+  t.after(() => server.close());
+  const { port } = /** @type {import("node:net").AddressInfo} */ (server.address());
+  const { link, told } = linked(t, `mqtt://127.0.0.1:${port}`, "pi", { subscriptions: ["mine/#"] });
+  await assert.rejects(link.connect(), BrokerUnreachable);
+  await link.connect();
+  assert.deepEqual(told("connected"), [{ kind: "connected", first: true }]);
+  await link.close();
+});
+
 test("where nothing listens, or nothing answers, that is said, and it may be tried again", { skip }, async (t) => {
   const nobody = linked(t, `mqtt://127.0.0.1:${await freePort()}`, "device");
   await assert.rejects(nobody.link.connect(), (error) => {
