@@ -25,6 +25,7 @@ PROTOCOL = "mqtt"
 MOST = 200
 """Pages at one time; a fleet of more has WebSockets of the broker's own."""
 CONNECT_S = 10.0
+"""Seconds to reach the broker, and those in which a page says its first word: whoever is silent holds no place."""
 READ_BYTES = 64 * 1024
 TRY_LATER, NOT_HERE = 1013, 1008
 
@@ -88,9 +89,11 @@ class Gateway:
 
 
 async def _up(page: WebSocket, writer: asyncio.StreamWriter) -> None:
-    while data := (await page.receive()).get("bytes"):
+    data = (await asyncio.wait_for(page.receive(), CONNECT_S)).get("bytes")
+    while data:
         writer.write(data)
         await writer.drain()
+        data = (await page.receive()).get("bytes")
 
 
 async def _down(reader: asyncio.StreamReader, page: WebSocket) -> None:

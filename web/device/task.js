@@ -44,7 +44,12 @@ export class DeviceTask {
     const samples = await environment.samples(bundle.manifest);
     const model = await environment.open(bundle);
     const task = new DeviceTask(environment, { bundle, samples, model }, link);
-    await task.#measure();
+    try {
+      await task.#measure();
+    } catch (error) {
+      await model.unload(); // another is opened at the next offer
+      throw error;
+    }
     task.#say();
     return task;
   }

@@ -180,10 +180,19 @@ def test_when_one_side_ends_so_does_the_other(running, echo, eventually):  # noq
 
 def test_a_page_that_says_nothing_for_long_stays(running, echo, monkeypatch):  # noqa: F811
     monkeypatch.setattr(site, "IDLE_S", 0.1)
+    monkeypatch.setattr(gateway, "CONNECT_S", 0.3)
     with page(running(open_to(echo.port))) as one:
+        one.send(b"here")
+        assert received(one, 4) == b"here"
         time.sleep(0.5)
         one.send(b"still here")
         assert received(one, 10) == b"still here"
+
+
+def test_who_never_says_a_word_holds_no_place(running, echo, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(gateway, "CONNECT_S", 0.3)
+    with page(running(open_to(echo.port))) as one, pytest.raises(ConnectionClosed):
+        one.recv(timeout=10)
 
 
 def test_only_so_many_pages_are_let_in(running, echo, monkeypatch):  # noqa: F811
