@@ -3,6 +3,7 @@
 import argparse
 
 import pytest
+from nacl.signing import SigningKey
 
 from broker.enrolment import Enrolment
 from device_runtime.commands import join
@@ -33,8 +34,11 @@ def joined(tmp_path, monkeypatch):
     return run
 
 
+KEY = bytes(SigningKey(bytes(32)).verify_key)
+
+
 def enrolment(name):
-    return Enrolment("mqtts://broker.example.org:8883", name, f"secret of {name}", b"der", bytes(32), 5)
+    return Enrolment("mqtts://broker.example.org:8883", name, f"secret of {name}", b"der", KEY, 5)
 
 
 def test_whoever_has_just_been_enrolled_joins_whoever_else_is_enrolled_here(joined):
