@@ -252,7 +252,6 @@ export class Agent {
     }
     if (retained && !offer.done) return;
     const again = offer.round === 0 || isSame(offer, this.#heard);
-    this.#heard = { run: offer.run, round: offer.round };
     if (this.#duty.ready && !offer.done) await this.#isReady(offer, again);
     if (this.#following.over) await this.#duty.sending.over(offer.run, offer.round);
     await this.#take(heard);
@@ -283,6 +282,7 @@ export class Agent {
     this.#duty.greeting.answered();
     this.#voice.task = task;
     this.done = offer.done;
+    this.#heard = { run, round };
     this.#base = offer.base.checkpoint;
     this.#duty.open = offer.done ? null : taken;
     const { deadline_s: deadlineS, remaining_s: remainingS, done } = offer;
