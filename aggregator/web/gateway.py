@@ -25,7 +25,7 @@ PROTOCOL = "mqtt"
 MOST = 200
 """Pages at one time; a fleet of more has WebSockets of the broker's own."""
 CONNECT_S = 10.0
-"""Seconds to reach the broker, and those in which a page says its first word: who is silent holds no place."""
+"""Seconds to reach the broker, and those for a page to say its first word: who is silent holds no place."""
 READ_BYTES = 64 * 1024
 TRY_LATER, NOT_HERE = 1013, 1008
 
