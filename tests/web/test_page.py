@@ -76,6 +76,19 @@ def test_what_is_drawn_is_kept_here_guessed_and_deleted_and_goes_nowhere(visit):
     assert one.wrong == []
 
 
+def test_a_label_that_is_pressed_twice_keeps_what_was_drawn_once(visit):
+    one = visit()
+    page = one.joined()
+    one.draw(SEVEN)
+    seven = page.locator(".label:enabled", has_text="7").first
+    seven.evaluate("button => { button.click(); button.click(); }")
+    page.wait_for_selector(".label:disabled")
+    page.get_by_text("1 sample").first.wait_for()
+    assert stored(page) == "1"
+    assert not page.locator("#trouble").is_visible()
+    assert one.wrong == []
+
+
 def test_a_device_that_is_not_connected_for_long_says_since_when(visit):
     one = visit("unreached")
     one.page.clock.install()

@@ -26,7 +26,7 @@ export class Now {
 
   /** Whether a round is being worked on. */
   get training() {
-    return Boolean(this._plan?.label) && this._made?.round !== this._plan.round;
+    return !this.over && Boolean(this._plan?.label) && this._made?.round !== this._plan.round;
   }
 
   /** @param {string[]} reasons empty: it works */

@@ -59,12 +59,16 @@ export class Teaching {
   }
 
   async _keep(label) {
+    const raw = this._raw;
+    if (raw === null) return;
+    this._raw = null; // pressed twice, it is kept once
     try {
-      await this._lesson.samples.add(label, this._raw, Date.now());
+      await this._lesson.samples.add(label, raw, Date.now());
       say(byId("kept"), `Kept as “${label}”, on this device only.`);
       this._pad.clear();
       this._lesson.changed();
     } catch (error) {
+      this._raw = raw;
       this._lesson.trouble(error.message);
     }
   }
