@@ -133,10 +133,10 @@ def browse(chromium):
         one.context.close()
 
 
-def quick(folder, rounds):
-    """A task of full updates that take little time: one epoch."""
+def quick(folder, rounds, epochs=1):
+    """A task of full updates that take little time, or longer."""
     task = folder / "digits.toml"
-    kinds = "kinds = [{ name = 'full', settings = { epochs = 1 } }]"
+    kinds = f"kinds = [{{ name = 'full', settings = {{ epochs = {epochs} }} }}]"
     task.write_text(f"bundle = 'digits-wrn-10-1'\nrounds = {rounds}\nround_deadline_s = 120\n{kinds}\n")
     return task
 
@@ -212,7 +212,7 @@ def test_a_browser_contributes_every_kind_one_task_after_the_other(serve, browse
 
 @pytest.mark.slow
 def test_a_tab_killed_while_it_uploads_goes_on_when_it_is_opened_again(serve, browse, digits_in, tmp_path):
-    with serve(quick(tmp_path, rounds=1)) as served:
+    with serve(quick(tmp_path, rounds=1, epochs=30)) as served:  # long enough to be seen at it
         one = browse(served, digits_in(tmp_path / "mine.npz"))
         one.page.get_by_text("Round 1: working").wait_for()
         served.process.send_signal(signal.SIGSTOP)  # the contribution is told of, and nobody fetches it
