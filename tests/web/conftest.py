@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from .serving_pages import WEB, Pages
 
 PATIENCE_MS = 60_000
+HELD = 297
+DEVICES = 6
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -113,3 +116,17 @@ def visit(chromium: Any) -> Iterator[Callable[..., Visit]]:
     for one in visits:
         one.context.close()
         one.pages.shutdown()
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Handwritten digits: a file for each of six devices, and one to evaluate on."""
+    known = pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn").load_digits()
+    folder = tmp_path_factory.mktemp("digits")
+    order = np.random.default_rng(0).permutation(len(known.target))
+    x, y = known.images.astype(np.uint8)[order], known.target[order]
+    np.savez(folder / "held.npz", x=x[:HELD], y=y[:HELD])
+    for number in range(DEVICES):
+        mine = slice(HELD + number, None, DEVICES)
+        np.savez(folder / f"{number}.npz", x=x[mine], y=y[mine])
+    return folder

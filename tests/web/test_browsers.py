@@ -12,13 +12,10 @@ import pytest
 
 from strategies import registry
 
-from .conftest import Visit
+from .conftest import DEVICES, Visit
 
 pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
-sklearn = pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn")
-
-HELD = 297
-DEVICES = 6
+pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn")
 
 
 def arc(middle, radii, begin, end):
@@ -55,20 +52,6 @@ def read(one):
         taken.append(int(re.search(r"“(\d)”", said.inner_text())[1]))
         one.page.get_by_role("button", name="Clear").click()
     return taken
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """Handwritten digits: a file for each of six devices, and one to evaluate on."""
-    folder = tmp_path_factory.mktemp("digits")
-    known = sklearn.load_digits()
-    order = np.random.default_rng(0).permutation(len(known.target))
-    x, y = known.images.astype(np.uint8)[order], known.target[order]
-    np.savez(folder / "held.npz", x=x[:HELD], y=y[:HELD])
-    for number in range(DEVICES):
-        mine = slice(HELD + number, None, DEVICES)
-        np.savez(folder / f"{number}.npz", x=x[mine], y=y[mine])
-    return folder
 
 
 class Served:

@@ -7,7 +7,6 @@ import shutil
 from collections import Counter
 from contextlib import ExitStack
 
-import numpy as np
 import pytest
 
 from broker import brokers, topics
@@ -15,26 +14,11 @@ from broker.link import Link, LinkOptions, Received
 from broker.running import WEB_USER, BrokerOptions, WebSockets
 from broker.url import BrokerUrl
 
+from .conftest import DEVICES
 from .serving_pages import WEB
 
-HELD = 297
-DEVICES = 6
 KINDS = ("full", "peft", "entropy-subset", "few-shot", "zeroth-order", "class-means")
 BUNDLE = "digits-wrn-10-1"
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """Handwritten digits: a file for each of six devices, and one to evaluate on."""
-    known = pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn").load_digits()
-    folder = tmp_path_factory.mktemp("digits")
-    order = np.random.default_rng(0).permutation(len(known.target))
-    x, y = known.images.astype(np.uint8)[order], known.target[order]
-    np.savez(folder / "held.npz", x=x[:HELD], y=y[:HELD])
-    for number in range(DEVICES):
-        mine = slice(HELD + number, None, DEVICES)
-        np.savez(folder / f"{number}.npz", x=x[mine], y=y[mine])
-    return folder
 
 
 @pytest.fixture

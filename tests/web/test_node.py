@@ -19,13 +19,13 @@ def test_the_modules_of_the_browser_pass_their_own_tests() -> None:
     if not (WEB / "vendor" / "msgpack" / "index.mjs").exists():
         pytest.skip("web/vendor is missing: npm ci && npm run vendor in web/")
     ran = subprocess.run(
-        [node, "--test", *sorted(str(path) for path in (WEB / "tests").glob("*.test.js"))],
+        [node, "--test", "--test-reporter=spec", *sorted(map(str, (WEB / "tests").glob("*.test.js")))],
         cwd=WEB,
-        env=os.environ | {"PYTHONPATH": str(WEB.parent)},
+        env=os.environ | {"PYTHONPATH": str(WEB.parent), "NO_COLOR": "1"},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=LONGEST_S,
     )
-    assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr[-2000:]
-    passed = re.search(r"^# pass (\d+)$", ran.stdout, re.MULTILINE)
+    assert ran.returncode == 0, ran.stdout.partition("failing tests:")[2][-8000:] + ran.stderr[-2000:]
+    passed = re.search(r"^ℹ pass (\d+)$", ran.stdout, re.MULTILINE)
     assert passed and int(passed[1]) > 0, ran.stdout[-2000:]

@@ -8,22 +8,8 @@ import { MemoryDisk } from "../device/disk.js";
 import { Contribution, encode } from "../device/messages.js";
 import { Outbox } from "../device/outbox.js";
 import { FileDisk } from "../node/disk_files.js";
+import { contribution } from "./contributions.js";
 
-const METRICS = { train_loss: 0.5, train_time_ms: 1, energy_mj: 2, peak_memory_kib: 3 };
-const contribution = (seq, round, more = {}) => ({
-  task: "digits",
-  run: "r1",
-  round,
-  boot: 7n,
-  seq,
-  kind: "full",
-  num_examples: 10,
-  metrics: { ...METRICS, epsilon_milli: 0, energy_source: "", energy_off_percent: 0 },
-  body: Uint8Array.of(1, 2, 3),
-  blob: null,
-  form: "",
-  ...more,
-});
 const receipt = (seq, round, more = {}) => ({
   boot: 7n,
   seq,

@@ -4,21 +4,7 @@ import { test } from "node:test";
 import { MemoryDisk } from "../device/disk.js";
 import { Outbox } from "../device/outbox.js";
 import { own } from "../device/owner.js";
-
-const METRICS = { train_loss: 0.5, train_time_ms: 1, energy_mj: 2, peak_memory_kib: 3 };
-const contribution = (seq, round) => ({
-  task: "digits",
-  run: "r1",
-  round,
-  boot: 7n,
-  seq,
-  kind: "full",
-  num_examples: 10,
-  metrics: { ...METRICS, epsilon_milli: 0, energy_source: "", energy_off_percent: 0 },
-  body: Uint8Array.of(1, 2, 3),
-  blob: null,
-  form: "",
-});
+import { contribution } from "./contributions.js";
 
 async function leftBy(name) {
   const disk = new MemoryDisk();
