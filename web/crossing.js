@@ -13,7 +13,7 @@
  * @typedef {{do: "pause", why: string}} Pause until `resume` with the same reason
  * @typedef {{do: "resume", why: string}} Resume
  * @typedef {{do: "battery", percent: number, plugged: boolean}} Battery
- * @typedef {{do: "samples"}} SamplesChanged what is stored has changed
+ * @typedef {{do: "samples", keys: string[]}} SamplesChanged what is stored has changed, in these files
  * @typedef {{do: "guess", number: number, x: Float32Array}} Guess one prepared sample; answered by `guessed`
  * @typedef {{do: "leave"}} Leave say farewell and end; answered by `left`
  * @typedef {Start | Pause | Resume | Battery | SamplesChanged | Guess | Leave} Ask

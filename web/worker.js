@@ -73,8 +73,9 @@ class Device {
     return this._agent.hours;
   }
 
-  async samplesChanged() {
-    await this._kept.samples?.open();
+  /** @param {string[]} keys */
+  async samplesChanged(keys) {
+    await this._kept.samples?.refresh(keys);
     this._agent.samplesChanged();
   }
 
@@ -125,7 +126,7 @@ const DO = {
   battery: ({ percent, plugged }) => {
     battery = { percent, plugged };
   },
-  samples: () => device?.samplesChanged(),
+  samples: ({ keys }) => device?.samplesChanged(keys),
   guess: async ({ number, x }) => {
     const shares = await device?.guess(x).catch(() => null);
     tell({ type: "guessed", number, shares: shares ?? null });

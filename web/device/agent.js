@@ -19,7 +19,8 @@ import { Trust } from "./trust.js";
 /**
  * What surrounds a device. `clock` in seconds, of one that only goes forward; `disk` as in disk.js; `open`
  * puts a bundle on an engine; `samples` gives the labelled samples for a manifest, {training(), held()}, each
- * LocalData; `host` as in profile.js; `tell` is given what happens, see telling.js.
+ * LocalData, and {count()}, how many are trained on; `host` as in profile.js; `tell` is given what happens,
+ * see telling.js.
  * @typedef {{clock: () => number, disk: import("./disk.js").Disk, open: (bundle: any) => Promise<any>,
  *   samples: (manifest: any) => Promise<any>, host: import("./profile.js").Host,
  *   tell: (event: import("./telling.js").Happening) => void}} Environment

@@ -3,18 +3,18 @@
 
 import { hex, sha256 } from "./bytes.js";
 import { DataError } from "./errors.js";
-import { prepare, sizeOf } from "./preparing.js";
+import { together } from "./local_data.js";
+import { sizeOf } from "./preparing.js";
+import { isHeld, read, written } from "./sample_files.js";
 
-const HELD_SHARE = 0.2;
 const FOLDER = "samples/";
 const MOST_TOGETHER = 500; // samples in one file of the disk
 
 /**
  * @typedef {{id: string, label: string, held: boolean}} Sample
  * @typedef {{label: string, training: number, held: number}} Count
- * @typedef {{x: Float32Array, y: Int32Array, shape: number[]}} LocalData x (n, *shape), prepared
- * @typedef {{key: string, label: string, raw: Uint8Array | Float32Array, held: boolean[]}} Group
- *   samples of one label that came together, raw (n, *shape)
+ * @typedef {import("./local_data.js").LocalData} LocalData
+ * @typedef {import("./local_data.js").Group} Group
  */
 
 export class Samples {
@@ -31,25 +31,51 @@ export class Samples {
     this._folder = `${FOLDER}${spec.shape.join("x")}/`;
     /** @type {Map<string, Group>} */
     this._groups = new Map();
+    /** Both LocalData, while nothing has changed. @type {LocalData[] | null} */
+    this._ready = null;
+    /** Keys that were changed here, and those that were changed elsewhere and are to be read. @type {Set<string>[]} */
+    [this._touched, this._stale] = [new Set(), new Set()];
     /** One reading after the other: the last one stands. */
     this._opening = Promise.resolve();
   }
 
-  /** Reads what is there; again, what somebody else has changed. */
+  /** Reads all that is there. */
   async open() {
-    const before = this._opening.catch(() => {});
-    this._opening = before.then(() => this._read());
-    await this._opening;
+    await this._next(async () => {
+      const keys = (await this._disk.keys(this._folder)).sort();
+      this._groups = new Map();
+      await this._read(keys);
+    });
     return this;
   }
 
-  async _read() {
-    const groups = new Map();
-    for (const key of (await this._disk.keys(this._folder)).sort()) {
-      const bytes = await this._disk.get(key);
-      if (bytes) await this._keep(groups, key, read(bytes));
+  /** Reads what somebody else has changed, by what `touched` gave them. @param {string[]} keys */
+  async refresh(keys) {
+    for (const key of keys) this._stale.add(key);
+    await this._next(() => this._read([...this._stale]));
+  }
+
+  /** The keys that were changed since this was asked before. @returns {string[]} */
+  touched() {
+    const keys = [...this._touched];
+    this._touched.clear();
+    return keys;
+  }
+
+  async _next(reading) {
+    this._opening = this._opening.catch(() => {}).then(reading);
+    await this._opening;
+  }
+
+  /** What cannot be read now is read the next time. @param {string[]} keys */
+  async _read(keys) {
+    for (const key of keys) this._stale.add(key);
+    const found = await Promise.all(keys.map((key) => this._disk.get(key)));
+    for (const [i, key] of keys.entries()) {
+      if (found[i]) await this._keep(key, read(found[i]));
+      else this._drop(key);
+      this._stale.delete(key);
     }
-    this._groups = groups;
   }
 
   /**
@@ -67,7 +93,8 @@ export class Samples {
       const bytes = written(part);
       const key = `${this._folder}${encodeURIComponent(name)}/${String(at).padStart(15, "0")}-${hex((await sha256(bytes)).subarray(0, 8))}`;
       await this._disk.put(key, bytes);
-      await this._keep(this._groups, key, part);
+      this._touched.add(key);
+      await this._keep(key, part);
     }
   }
 
@@ -91,8 +118,9 @@ export class Samples {
     const held = group.held.filter((_, i) => i !== place);
     if (raw.length) await this._disk.put(key, written(raw));
     else await this._disk.delete(key);
-    if (raw.length) this._groups.set(key, { ...group, raw, held });
-    else this._groups.delete(key);
+    this._touched.add(key);
+    this._drop(key);
+    if (raw.length) this._groups.set(key, { ...group, raw, held, prepared: null });
   }
 
   /** Delete all of a label, or all of all. @param {string | null} label */
@@ -100,7 +128,8 @@ export class Samples {
     for (const group of [...this._groups.values()]) {
       if (label !== null && group.label !== label) continue;
       await this._disk.delete(group.key);
-      this._groups.delete(group.key);
+      this._touched.add(group.key);
+      this._drop(group.key);
     }
   }
 
@@ -125,57 +154,40 @@ export class Samples {
     });
   }
 
-  /** What is trained on. @returns {LocalData} */
+  /** How many are trained on. Prepares nothing. */
+  count() {
+    return [...this._groups.values()].reduce((sum, { held }) => sum + held.filter((one) => !one).length, 0);
+  }
+
+  /** What is trained on; nobody writes to it. @returns {LocalData} */
   training() {
-    return this._data(false);
+    return this._data()[0];
   }
 
   /** What is kept out of it. @returns {LocalData} */
   held() {
-    return this._data(true);
+    return this._data()[1];
   }
 
-  _data(wanted) {
-    const raw = [];
-    const y = [];
-    const groups = [...this._groups.values()].sort((a, b) => (a.key < b.key ? -1 : 1)); // the same after a restart
-    for (const group of groups) {
-      group.held.forEach((held, i) => {
-        if (held !== wanted) return;
-        raw.push(group.raw.subarray(i * this._size, (i + 1) * this._size));
-        y.push(this.labels.indexOf(group.label));
-      });
-    }
-    const together = new Float32Array(raw.length * this._size);
-    raw.forEach((one, i) => together.set(one, i * this._size));
-    return { x: prepare(this._spec, together), y: Int32Array.from(y), shape: this._spec.shape };
+  _data() {
+    const groups = () => [...this._groups.values()].sort((a, b) => (a.key < b.key ? -1 : 1)); // the same after a restart
+    this._ready ??= together(groups(), { spec: this._spec, labels: this.labels });
+    return this._ready;
   }
 
-  async _keep(groups, key, raw) {
+  async _keep(key, raw) {
     const label = decodeURIComponent(key.slice(this._folder.length).split("/")[0]);
     if (!this.labels.includes(label) || raw.length % this._size) return;
-    const held = [];
-    for (let i = 0; i < raw.length; i += this._size) held.push(await isHeld(raw.slice(i, i + this._size)));
-    groups.set(key, { key, label, raw, held });
+    const count = raw.length / this._size;
+    const held = await Promise.all(Array.from({ length: count }, (_, i) => isHeld(raw.slice(i * this._size, (i + 1) * this._size))));
+    this._drop(key);
+    this._groups.set(key, { key, label, raw, held, prepared: null });
   }
-}
 
-/** By its content alone: the same sample always is or never is, whatever comes or goes beside it. */
-async function isHeld(raw) {
-  const digest = await sha256(new Uint8Array(raw.buffer, raw.byteOffset, raw.byteLength));
-  return new DataView(digest.buffer, digest.byteOffset).getUint32(0) < HELD_SHARE * 2 ** 32;
-}
-
-/** One byte, 0 for uint8 and 1 for float32, three of padding, and the values, little-endian. */
-function written(raw) {
-  const bytes = new Uint8Array(4 + raw.byteLength);
-  bytes[0] = raw instanceof Float32Array ? 1 : 0;
-  bytes.set(new Uint8Array(raw.buffer, raw.byteOffset, raw.byteLength), 4);
-  return bytes;
-}
-
-function read(bytes) {
-  return bytes[0] === 1 ? new Float32Array(bytes.slice(4).buffer) : bytes.slice(4);
+  _drop(key) {
+    this._groups.delete(key);
+    this._ready = null;
+  }
 }
 
 const folded = (label) => label.trim().toLowerCase().normalize("NFC");

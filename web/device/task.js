@@ -70,7 +70,7 @@ export class DeviceTask {
     const { memory, name, battery, engine } = this.profile;
     return {
       boot,
-      num_examples: this.#samples.training().y.length,
+      num_examples: this.#samples.count(),
       profile: name,
       memory_bytes: Math.floor(memory.limitBytes),
       engine,
@@ -161,7 +161,7 @@ export class DeviceTask {
     const { engine, cores, memory, speed } = this.profile;
     const forwardS = speed.of("forward", this.manifest.graphs.forward.flops);
     const { runtime } = this.model;
-    const examples = this.#samples.training().y.length;
+    const examples = this.#samples.count();
     tell({
       type: "task",
       manifest: this.manifest,

@@ -12,6 +12,9 @@ export class FileSamples {
   #raw;
   #y;
   #every;
+  /** Prepared, once that was asked for. */
+  #training;
+  #held;
 
   /**
    * Throws DataError for what cannot be read, or is not of the task.
@@ -40,14 +43,19 @@ export class FileSamples {
     this.#every = heldOut > 0 ? Math.round(1 / heldOut) : Infinity;
   }
 
+  /** How many are trained on. */
+  count() {
+    return this.#y.length - Math.floor(this.#y.length / this.#every);
+  }
+
   /** What is trained on. */
   training() {
-    return this.#some((i) => (i + 1) % this.#every !== 0);
+    return (this.#training ??= this.#some((i) => (i + 1) % this.#every !== 0));
   }
 
   /** What is kept out of it. */
   held() {
-    return this.#some((i) => (i + 1) % this.#every === 0);
+    return (this.#held ??= this.#some((i) => (i + 1) % this.#every === 0));
   }
 
   /** @param {(i: number) => boolean} wanted */

@@ -90,12 +90,13 @@ class Page {
   async _begin({ input, labels }) {
     if (JSON.stringify([input.shape, labels]) === JSON.stringify([this._model?.input.shape, this._model?.labels])) return;
     this._model = { input, labels };
-    this._samples = await new Samples(this._disk, input, labels).open();
+    const samples = await new Samples(this._disk, input, labels).open();
+    this._samples = samples;
     this._teaching = new Teaching({
-      samples: this._samples,
+      samples,
       spec: input,
       guess: (x) => this._device.guess(x),
-      changed: () => this._changed(),
+      changed: () => this._changed(samples),
       trouble,
     });
     this._showStored();
@@ -105,14 +106,15 @@ class Page {
     showDevice(this._about, { name: this._settings.name, persisted: this._persisted, totals: this._now.totals });
   }
 
-  _changed() {
+  /** @param {Samples} samples */
+  _changed(samples) {
     trouble("");
     this._showStored();
-    this._device.ask({ do: "samples" });
+    this._device.ask({ do: "samples", keys: samples.touched() });
   }
 
   _showStored() {
-    showStored(this._samples, this._model?.input, { removed: () => this._changed(), sure, trouble });
+    showStored(this._samples, this._model?.input, { removed: () => this._changed(this._samples), sure, trouble });
   }
 
   _showWaiting() {
@@ -142,7 +144,7 @@ class Page {
   async _clear() {
     if (!(await sure("Delete all samples of this task that are stored in this browser?"))) return;
     await this._samples.clear();
-    this._changed();
+    this._changed(this._samples);
   }
 
   async _leave() {

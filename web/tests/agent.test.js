@@ -140,7 +140,9 @@ test("without samples a device is there and not ready; it is when some have come
   const none = { x: new Float32Array(0), y: new Int32Array(0), shape: [1, 8, 8] };
   const some = { x: new Float32Array(128).fill(0.5), y: Int32Array.of(3, 4), shape: [1, 8, 8] };
   const here = { now: none };
-  const agent = await world.device({ samples: { training: () => here.now, held: () => none } });
+  const agent = await world.device({
+    samples: { training: () => here.now, held: () => none, count: () => here.now.y.length },
+  });
   world.offer = world.round(0);
   agent.took({ kind: "connected", first: false });
   await world.until(agent, () => world.told.some((one) => one.type === "task"));

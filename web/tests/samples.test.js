@@ -75,6 +75,54 @@ test("what comes while it is being read is there after the next reading, whichev
   assert.deepEqual(samples.counts().map(({ training, held }) => training + held), [3, 2]);
 });
 
+test("a sample is read, hashed and prepared once, and counting them prepares none", async (t) => {
+  const disk = new MemoryDisk();
+  const page = await opened(disk);
+  const done = { read: 0, hashed: 0, prepared: 0 };
+  const hashing = t.mock.method(crypto.subtle, "digest");
+  const spec = { ...SPEC, get scale() { return (done.prepared += 1) && 0.5; } }; // looked at for each group
+  const reading = Object.assign(new MemoryDisk(), {
+    keys: (prefix) => disk.keys(prefix),
+    get: async (key) => (done.read += 1) && disk.get(key),
+  });
+  for (let at = 0; at < 20; at += 1) await page.add("no", many(1), at);
+  page.touched();
+  hashing.mock.resetCalls();
+  const worker = await new Samples(reading, spec, ["no", "yes"]).open();
+  assert.equal(worker.count(), worker.counts()[0].training);
+  assert.deepEqual([done.read, hashing.mock.callCount(), done.prepared], [20, 20, 0]);
+  const before = worker.training();
+  assert.equal(worker.training(), before); // as long as nothing has changed
+  const first = done.prepared;
+  await page.add("yes", Uint8Array.of(1, 2, 3, 4), 21);
+  hashing.mock.resetCalls();
+  const keys = page.touched();
+  await worker.refresh(keys);
+  assert.deepEqual([keys.length, done.read, hashing.mock.callCount()], [1, 21, 1]);
+  assert.deepEqual([worker.training().y.length + worker.held().y.length, done.prepared], [21, first + first / 20]);
+  assert.deepEqual(worker.training(), (await opened(disk)).training());
+  assert.deepEqual(page.touched(), []);
+});
+
+test("what another deletes is gone when it is read again, and what cannot be read now is read the next time", async () => {
+  const disk = new MemoryDisk();
+  const page = await opened(disk);
+  await page.add("no", many(3), 1);
+  await page.add("yes", many(2), 2);
+  const worker = await opened(disk);
+  assert.equal(worker.training().y.length + worker.held().y.length, 5);
+  page.touched();
+  await page.remove(page.list("no")[0].id);
+  await page.clear("yes");
+  const { get } = disk;
+  disk.get = () => Promise.reject(new DiskError("closed"));
+  await assert.rejects(worker.refresh(page.touched()), DiskError);
+  disk.get = get;
+  await worker.refresh([]);
+  assert.deepEqual(worker.counts(), page.counts());
+  assert.deepEqual([worker.training(), worker.held()], [page.training(), page.held()]);
+});
+
 test("a label that the task has not, and values that are no sample, are refused", async () => {
   const samples = await opened(new MemoryDisk());
   await assert.rejects(samples.add("maybe", many(1), 1), /'maybe' is not one of this task: no, yes/);

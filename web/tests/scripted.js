@@ -22,6 +22,7 @@ const SAMPLES = 40;
 export const SAMPLES_HERE = {
   training: () => drawn(SAMPLES),
   held: () => drawn(10),
+  count: () => SAMPLES,
 };
 
 function drawn(count) {

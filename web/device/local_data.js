@@ -1,0 +1,46 @@
+// Samples as they are trained on and judged by: each is prepared once, however often that is asked for.
+
+import { prepare, sizeOf } from "./preparing.js";
+
+/**
+ * @typedef {{x: Float32Array, y: Int32Array, shape: number[]}} LocalData x (n, *shape), prepared
+ * @typedef {{key: string, label: string, raw: Uint8Array | Float32Array, held: boolean[],
+ *   prepared: Float32Array[] | null}} Group samples of one label that came together, raw (n, *shape). `prepared`, once
+ *   that was asked for: those that are trained on, and those that are held
+ * @typedef {{spec: import("./preparing.js").InputSpec, labels: string[]}} Task
+ */
+
+/**
+ * What is trained on, and what is kept out of it, in the order of the groups; what they have prepared are views of it
+ * from here on. @param {Group[]} groups @param {Task} task @returns {LocalData[]}
+ */
+export function together(groups, task) {
+  const parts = groups.map((group) => (group.prepared ??= prepared(group, task.spec)));
+  return [0, 1].map((which) => joined(groups, parts, { ...task, which }));
+}
+
+/** @param {Group} group @param {Task["spec"]} spec @returns {Float32Array[]} */
+function prepared({ raw, held }, spec) {
+  const size = sizeOf(spec.shape);
+  return [false, true].map((wanted) => {
+    const places = [...held.keys()].filter((place) => held[place] === wanted);
+    const rows = new Float32Array(places.length * size);
+    places.forEach((from, to) => rows.set(raw.subarray(from * size, (from + 1) * size), to * size));
+    return prepare(spec, rows);
+  });
+}
+
+function joined(groups, parts, { spec, labels, which }) {
+  const size = sizeOf(spec.shape);
+  const x = new Float32Array(parts.reduce((sum, part) => sum + part[which].length, 0));
+  const y = new Int32Array(x.length / size);
+  let begin = 0;
+  for (const [i, part] of parts.entries()) {
+    const end = begin + part[which].length;
+    x.set(part[which], begin);
+    y.fill(labels.indexOf(groups[i].label), begin / size, end / size);
+    part[which] = x.subarray(begin, end);
+    begin = end;
+  }
+  return { x, y, shape: spec.shape };
+}

@@ -1,0 +1,24 @@
+// The files that samples are kept in, and which samples are kept out of training.
+
+import { sha256 } from "./bytes.js";
+
+const HELD_SHARE = 0.2;
+
+/** By its content alone: the same sample always is or never is, whatever comes or goes beside it. */
+export async function isHeld(raw) {
+  const digest = await sha256(new Uint8Array(raw.buffer, raw.byteOffset, raw.byteLength));
+  return new DataView(digest.buffer, digest.byteOffset).getUint32(0) < HELD_SHARE * 2 ** 32;
+}
+
+/** One byte, 0 for uint8 and 1 for float32, three of padding, and the values, little-endian. */
+export function written(raw) {
+  const bytes = new Uint8Array(4 + raw.byteLength);
+  bytes[0] = raw instanceof Float32Array ? 1 : 0;
+  bytes.set(new Uint8Array(raw.buffer, raw.byteOffset, raw.byteLength), 4);
+  return bytes;
+}
+
+/** The values of such a file. */
+export function read(bytes) {
+  return bytes[0] === 1 ? new Float32Array(bytes.slice(4).buffer) : bytes.slice(4);
+}
