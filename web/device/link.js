@@ -46,9 +46,10 @@ export class Link {
   #transport;
   #patience;
   #connection = null;
+  /** The attempt that is the link's own; null while it is closed. @type {object | null} */
+  #attempt = null;
   #ready = false;
   #wasReady = false;
-  #closing = true;
   #since = 0;
   #next = null;
   #answer = null;
@@ -81,14 +82,13 @@ export class Link {
    */
   async connect() {
     const { timeoutS } = this.#options;
-    this.#closing = false;
     const answer = new Promise((resolve, reject) => {
       this.#answer = { resolve, reject };
     });
     const tooLate = new BrokerUnreachable(unreachable(this.url, "timed out"));
     const silence = setTimeout(() => this.#fail(tooLate), 1000 * timeoutS);
+    this.#open();
     try {
-      await this.#open();
       await answer;
     } catch (error) {
       this.#stop();
@@ -140,17 +140,24 @@ export class Link {
     this.#pending.clear();
   }
 
+  /** Never rejects: what cannot be opened is lost, unless it is not wanted any more. */
   async #open() {
     const { will, keepaliveS, timeoutS } = this.#options;
-    const connect = await this.#transport();
-    if (this.#closing) return;
-    const said = { clientId: this.#clientId, will, keepaliveS, timeoutS };
-    this.#connection = open(connect, this.url, said, {
-      accepted: () => this.#accepted(),
-      received: (topic, payload, packet) => this.#received(topic, payload, packet),
-      lost: (why) => this.#lost(why),
-      refused: (error) => this.#refused(error),
-    });
+    const mine = {};
+    this.#attempt = mine;
+    try {
+      const connect = await this.#transport();
+      if (this.#attempt !== mine) return;
+      const said = { clientId: this.#clientId, will, keepaliveS, timeoutS };
+      this.#connection = open(connect, this.url, said, {
+        accepted: () => this.#accepted(),
+        received: (topic, payload, packet) => this.#received(topic, payload, packet),
+        lost: (why) => this.#lost(why),
+        refused: (error) => this.#refused(error),
+      });
+    } catch (error) {
+      if (this.#attempt === mine) this.#lost(oneLine(error));
+    }
   }
 
   /** What waits goes up while the broker answers to the subscriptions; who comes back is greeted before that. */
@@ -214,8 +221,7 @@ export class Link {
     const wasReady = this.#ready;
     this.#ready = false;
     if (wasReady) this.#patience.lost(this.#options.clock() - this.#since);
-    const again = () => this.#open().catch((error) => this.#lost(oneLine(error)));
-    this.#next = setTimeout(again, 1000 * this.#patience.wait());
+    this.#next = setTimeout(() => this.#open(), 1000 * this.#patience.wait());
     this.#patience.failed();
     const rival = this.#patience.crowded ? this.#clientId : "";
     if (wasReady) this.#tell({ kind: "disconnected", reason: ended(why, rival) });
@@ -227,7 +233,7 @@ export class Link {
   }
 
   #stop() {
-    this.#closing = true;
+    this.#attempt = null;
     this.#ready = false;
     clearTimeout(this.#next);
     this.#connection?.end({ orderly: this.#pending.size === 0 });

@@ -1,0 +1,85 @@
+/** A link whose library, or whose broker, is slow: on a transport that a test holds back. */
+import assert from "node:assert/strict";
+import { EventEmitter } from "node:events";
+import { test } from "node:test";
+
+import { BrokerUnreachable } from "../device/errors.js";
+import { Link } from "../device/link.js";
+import { parseUrl } from "../device/url.js";
+
+const turn = () => new Promise((resolve) => setImmediate(resolve));
+
+/** MQTT.js that is loaded when the test says so, each time it is asked for; brokers that accept all. */
+class Held {
+  clients = [];
+  loads = [];
+  transport = () => new Promise((resolve, reject) => this.loads.push({ resolve: () => resolve(this.#connect), reject }));
+
+  #connect = () => {
+    const client = Object.assign(new EventEmitter(), { connected: true, end: () => {}, publish: () => {} });
+    this.clients.push(client);
+    return client;
+  };
+}
+
+/** A link over it, what it told, and what nobody caught. */
+function linked(t, options = {}) {
+  const held = new Held();
+  const [events, uncaught] = [[], []];
+  const caught = (error) => uncaught.push(error);
+  process.on("unhandledRejection", caught);
+  t.after(() => process.off("unhandledRejection", caught));
+  const given = { timeoutS: 0.02, reconnectS: [0.001, 0.001], ...options };
+  const link = new Link(parseUrl("ws://127.0.0.1:1/mqtt"), "pi", (event) => events.push(event), given, held.transport);
+  t.after(() => link.close());
+  return { link, held, events, uncaught };
+}
+
+test("a link whose library does not come in time says that no broker answers, once, and to who asked", async (t) => {
+  const { link, held, uncaught } = linked(t);
+  const late = await link.connect().catch((error) => error);
+  assert.ok(late instanceof BrokerUnreachable);
+  assert.match(late.message, /no broker answers at ws:.*timed out/);
+  held.loads[0].resolve();
+  await turn();
+  assert.deepEqual([held.clients.length, uncaught], [0, []]);
+});
+
+test("a library that comes late, when it was asked for again, makes one connection", async (t) => {
+  const { link, held, events, uncaught } = linked(t);
+  await assert.rejects(link.connect(), BrokerUnreachable);
+  const again = link.connect();
+  held.loads[0].resolve();
+  held.loads[1].resolve();
+  await turn();
+  assert.equal(held.clients.length, 1);
+  held.clients[0].emit("connect");
+  await again;
+  assert.deepEqual([events, uncaught], [[{ kind: "connected", first: true }], []]);
+});
+
+test("a library that cannot be had is a broker that is not reached, with what is wrong", async (t) => {
+  const { link, held, uncaught } = linked(t, { timeoutS: 5 });
+  const connecting = link.connect();
+  held.loads[0].reject(new TypeError("Failed to fetch dynamically imported module"));
+  await assert.rejects(connecting, (error) => {
+    return error instanceof BrokerUnreachable && /failed to fetch dynamically/.test(error.message);
+  });
+  assert.deepEqual(uncaught, []);
+});
+
+test("a link that is closed while it comes back does not come back", async (t) => {
+  const { link, held, events } = linked(t, { timeoutS: 5 });
+  const connecting = link.connect();
+  held.loads[0].resolve();
+  await turn();
+  held.clients[0].emit("connect");
+  await connecting;
+  held.clients[0].emit("close");
+  while (held.loads.length < 2) await turn();
+  await link.close();
+  held.loads[1].reject(new TypeError("gone"));
+  for (let waited = 0; waited < 20; waited += 1) await new Promise((resolve) => setTimeout(resolve, 1));
+  assert.equal(held.loads.length, 2);
+  assert.deepEqual(events.map((one) => one.kind), ["connected", "disconnected"]);
+});
