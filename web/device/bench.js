@@ -18,6 +18,8 @@ const NO_MEMORY = /bad_alloc|allocat|out of memory|memory access out of bounds|a
 export class Bench {
   #equipment;
   #peakBytes = NaN;
+  #done = 0;
+  #isAsking = false;
 
   /** @param {Equipment} equipment */
   constructor(equipment) {
@@ -41,6 +43,8 @@ export class Bench {
    */
   async train({ strategy }, seed, deadline) {
     const { model, data } = this.#equipment;
+    this.#done = 0;
+    model.between = () => this.#ask(this.#done);
     try {
       const made = await strategy.train(model, data, this.#run(seed, deadline));
       check(made.tensors, strategy.expected(model.manifest));
@@ -49,6 +53,19 @@ export class Bench {
     } catch (error) {
       await model.unload();
       throw refined(error);
+    } finally {
+      model.between = async () => {};
+    }
+  }
+
+  /** What others want of the model meanwhile asks nobody. @param {number} done */
+  async #ask(done) {
+    if (this.#isAsking) return;
+    this.#isAsking = true;
+    try {
+      await this.#equipment.listener.progress(done);
+    } finally {
+      this.#isAsking = false;
     }
   }
 
@@ -56,7 +73,8 @@ export class Bench {
     const { name, clock, given, listener, host } = this.#equipment;
     const progress = async (/** @type {number} */ done) => {
       this.#peakBytes = Math.max(this.#peakBytes, host.residentBytes());
-      await listener.progress(done);
+      this.#done = done;
+      await this.#ask(done);
     };
     return { seed, device: name, clock, deadline, progress, aside: given.aside, lost: listener.lost };
   }

@@ -35,6 +35,8 @@ export class DeviceModel {
     this.runBytes = runBytes;
     this.#sessions = new Sessions(bundle, runtime, watch);
     this.#size = sizeOf(bundle.manifest.input.shape);
+    /** Asked between runs of a graph, where there was long work; what it throws ends that. */
+    this.between = async () => {};
     /** Every tensor of the model; nobody writes to it. @type {Tensors} */
     this.weights = bundle.weights();
   }
@@ -57,6 +59,11 @@ export class DeviceModel {
   /** Gives back the memory of everything made to run the graphs; the next use makes it again. */
   async unload() {
     await this.#sessions.clear();
+  }
+
+  /** Between two runs: what waits is let in. Raises what `between` does. */
+  async rest() {
+    if (await breathe()) await this.between();
   }
 
   /** Samples of one run. @param {any} graph of the manifest */
@@ -119,7 +126,7 @@ export class DeviceModel {
         );
       }
       result.set(data, start * width);
-      await breathe();
+      await this.rest();
     }
     return result;
   }

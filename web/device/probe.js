@@ -4,7 +4,6 @@
  */
 
 import { Bound } from "./bound.js";
-import { breathe } from "./breathing.js";
 
 export class LossProbe extends Bound {
   /**
@@ -16,7 +15,7 @@ export class LossProbe extends Bound {
     for (const { start, end, feeds } of this.runs(x, y)) {
       const { losses } = await this.loaded.run(feeds, end - start, ["losses"]);
       for (const loss of losses.data) sum += loss;
-      await breathe();
+      await this.model.rest();
     }
     return sum / y.length;
   }

@@ -1,7 +1,6 @@
 /** Back-propagation; the optimiser is the caller's, on the two flat vectors (models/onnx_engine.py). */
 
 import { Bound } from "./bound.js";
-import { breathe } from "./breathing.js";
 import { EngineError } from "./errors.js";
 import { Flat, shapeText, sizeOf } from "./flat.js";
 
@@ -49,7 +48,7 @@ export class Gradients extends Bound {
       total += whole ? given.loss.data[0] : share * given.loss.data[0];
       this.#take(given);
       if (!whole) addScaled(this.#sum, vector, share);
-      await breathe();
+      await this.model.rest();
     }
     if (!whole) vector.set(this.#sum);
     return total;

@@ -1,0 +1,63 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Bench } from "../device/bench.js";
+import { Bundle } from "../device/bundle.js";
+import { DeviceModel } from "../device/engine.js";
+import { Stopped } from "../device/errors.js";
+import { ClassMeans } from "../device/kinds/class_means.js";
+import { FewShot } from "../device/kinds/few_shot.js";
+import { wasmRuntime } from "../device/runtime.js";
+import { files, packed } from "./shipped.js";
+
+const bundle = await Bundle.open(packed(files("digits-wrn-10-1")));
+const runtime = await wasmRuntime({ threads: 1 });
+const SAMPLES = 8;
+let now = performance.now() + 1e4; // goes on from test to test
+const data = {
+  x: Float32Array.from({ length: SAMPLES * 64 }, (_, i) => Math.sin(i)),
+  y: Int32Array.from({ length: SAMPLES }, (_, i) => i % 2),
+};
+
+/** A round's work with `progress` in it; each run of a graph, on one sample, takes long. */
+async function atWork(t, strategy, progress) {
+  const ran = [];
+  const model = new DeviceModel(bundle, runtime, { batch: 1, watch: { ran: (name) => ran.push(name) } });
+  await model.logits(data.x.subarray(0, 64)); // compiled
+  ran.length = 0;
+  t.mock.method(performance, "now", () => (now += 100));
+  const listener = { progress: (done) => progress({ done, model, ran }), lost: () => 0 };
+  const host = { residentBytes: () => 0 };
+  const bench = new Bench({ name: "dev", model, data, clock: () => 0, host, given: { aside: new Map() }, listener });
+  return { model, ran, train: () => bench.train({ strategy }, 5n, 1000) };
+}
+
+const few = () => new FewShot({ codec: "", shots: 2, epochs: 1, lr: 0.1, momentum: 0, weight_decay: 0, batch: 4 });
+const means = () => new ClassMeans({ head: "normalised-means", steps: 1, lr: 0.1, gathered: false });
+
+for (const kind of [few, means]) {
+  test(`a long pass over all samples is asked whether it goes on, and ends where it does not: ${kind().name}`, async (t) => {
+    const asked = [];
+    const { ran, train, model } = await atWork(t, kind(), async ({ done, ran: runs }) => {
+      asked.push([done, runs.length]);
+      if (runs.length === 3) throw new Stopped("the round is not wanted any more");
+    });
+    await assert.rejects(train(), Stopped);
+    assert.deepEqual(asked, [[0, 1], [0, 2], [0, 3]]);
+    assert.deepEqual(ran, ["forward", "forward", "forward"]);
+    await model.logits(data.x); // whose work is over, is asked no more
+    assert.equal(asked.length, 3);
+  });
+}
+
+test("what others want of the model in between asks nobody, and changes nothing", async (t) => {
+  const alone = await (await atWork(t, means(), async () => {})).train();
+  let asked = 0;
+  const { train } = await atWork(t, means(), async ({ model }) => {
+    asked += 1;
+    await model.logits(data.x);
+  });
+  const made = await train();
+  assert.equal(asked, SAMPLES + 1);
+  assert.deepEqual(made, alone);
+});
