@@ -66,20 +66,20 @@ export async function engineErrors(what, work) {
 }
 
 /**
- * WASM, on several threads where the page is isolated from others (so that memory can be shared), else on
- * one. `threads`: 0 for a choice. Raises EngineError where the library cannot be loaded.
+ * WASM, on several threads where the page is isolated from others and memory can be shared (WebKitGTK isolates,
+ * and shares none), else on one. `threads`: 0 for a choice. Raises EngineError where the library cannot be loaded.
  * @param {{threads?: number}} [wish]
  * @returns {Promise<Runtime>}
  */
 export async function wasmRuntime({ threads = 0 } = {}) {
   const ort = await engineErrors("its WASM build", () => import("../vendor/ort/ort.wasm.min.mjs"));
-  const shares = /** @type {any} */ (globalThis).crossOriginIsolated === true;
+  const shares = /** @type {any} */ (globalThis).crossOriginIsolated === true && "SharedArrayBuffer" in globalThis;
   const cores = globalThis.navigator?.hardwareConcurrency ?? 1;
   const wanted = threads || Math.max(1, Math.min(MOST_THREADS, cores - 1));
   const count = shares ? wanted : 1;
   ort.env.wasm.numThreads = count;
   ort.env.logLevel = "error";
-  const unshared = shares ? "no core is to spare" : "memory is not shared here: no page, or not isolated";
+  const unshared = shares ? "no core is to spare" : "memory is not shared here";
   const alone = threads === 1 ? "as asked" : unshared;
   const why = count > 1 ? `WASM on ${count} threads of ${cores}` : `WASM on one thread: ${alone}`;
   return new Runtime(ort, { provider: "wasm", threads: count, why });

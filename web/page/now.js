@@ -85,8 +85,8 @@ export class Now {
 function line(told, now) {
   const lines = {
     link: () => (now.over ? null : told.connected ? "Connected. Asking for the task …" : `Not connected: ${told.reason}. Trying again …`),
-    fetching: () => (now.training ? null : `Fetching the model: ${bytes(told.have)} of ${bytes(told.size)}`),
-    task: () => (told.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
+    fetching: () => (now.training || now.over ? null : `Fetching the model: ${bytes(told.have)} of ${bytes(told.size)}`),
+    task: () => (now.over ? null : told.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
     offer: () => (now.training && !told.done ? null : offered(told)),
     plan: () => (told.label ? `Round ${told.round}: working …` : `Round ${told.round}: this device sits out.`),
     made: () => `Round ${told.round}: done here, and sent. Waiting for the receipt …`,

@@ -1,0 +1,26 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Now } from "../page/now.js";
+
+/** Nodes of a page that hold what they are told. @type {Map<string, any>} */
+const nodes = new Map();
+globalThis.document = {
+  getElementById: (id) => nodes.get(id) ?? nodes.set(id, { replaceChildren: () => {} }).get(id),
+  createElement: () => ({ setAttribute: () => {}, append: () => {} }),
+};
+const state = () => nodes.get("state").textContent;
+
+test("what is fetched after the last round does not hide that the task is over", () => {
+  const now = new Now();
+  now.hear({ type: "fetching", have: 0, size: 1000 });
+  assert.match(state(), /^Fetching the model/);
+  now.hear({ type: "offer", task: "digits", round: 3, done: true });
+  assert.equal(state(), "The task is over after 3 rounds. Thank you!");
+  now.hear({ type: "fetching", have: 1000, size: 1000 });
+  now.hear({ type: "task", examples: 0 });
+  assert.equal(state(), "The task is over after 3 rounds. Thank you!");
+  now.hear({ type: "offer", task: "more", round: 0, done: false });
+  now.hear({ type: "fetching", have: 0, size: 1000 });
+  assert.match(state(), /^Fetching the model/);
+});
