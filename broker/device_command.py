@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from tabulate import tabulate
 
-from . import links, register
+from . import link_book, links, register
 from .site import Opened
 
 HELP = "Enrol a device at a broker of your own, revoke it, or list them."
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "link":
         return _link(opened, now.timestamp(), options)
     if options.action == "revoke":
-        if options.name in {link.id for link in links.read(opened).links}:
+        if options.name in {link.id for link in link_book.read(opened).links}:
             links.revoke(opened, options.name, now.timestamp())
         else:
             register.revoke(opened, options.name, now)
@@ -84,7 +84,7 @@ def _draw(text: str, wanted: bool | None) -> None:
 
 
 def _link(opened: Opened, now: float, options: argparse.Namespace) -> int:
-    page = options.page or links.read(opened).page
+    page = options.page or link_book.read(opened).page
     if not page:
         raise links.LinkError("where is the page? serve --web --enrolment DIR offers it; or give --page URL")
     if options.minutes <= 0:
@@ -99,7 +99,7 @@ def _link(opened: Opened, now: float, options: argparse.Namespace) -> int:
 
 def _list(opened: Opened, now: float, form: str) -> int:
     """Devices, and below them links that are not long over."""
-    entries, known = register.entries(opened), links.read(opened).links
+    entries, known = register.entries(opened), link_book.read(opened).recent(now)
     if form == "json":
         print(msgspec.json.format(msgspec.json.encode(entries)).decode())
         return 0

@@ -9,22 +9,20 @@ makes no second device. The password is made of both secrets, so that it can be 
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import hmac
-import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Literal
 
 import msgspec
 
 from . import register
 from .enrolment import Enrolment
 from .errors import BrokerError
-from .site import LINKS, Opened, SiteError
+from .link_book import Book, Link, alone, keep, read
+from .register import Entry, RegisterError
+from .site import Opened
 from .topics import check_device
 
 SECRET_BYTES = 24
@@ -33,10 +31,6 @@ CLAIM_LETTERS = (22, 86)
 """Of a claim: 16 to 64 bytes in base64."""
 MOST = 500
 """Links that may be open at a time."""
-KEPT_S = 7 * 86400
-"""Seconds for which a link that is over stays in the list."""
-
-State = Literal["open", "used", "expired", "revoked"]
 
 
 class LinkError(BrokerError):
@@ -51,52 +45,10 @@ class NameTaken(LinkError):
     """Another name is to be given; the link is as it was."""
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """Times are in seconds since 1970, 0 for never. `secret` and `claim` are hashes (SHA-256, hex). `device`
-    is empty until the link is used where who uses it may choose the name.
-    """
-
-    id: str
-    device: str
-    secret: str
-    made: int
-    ends: int
-    claim: str = ""
-    used: int = 0
-    revoked: int = 0
-
-    def state(self, now: float) -> State:
-        if self.revoked:
-            return "revoked"
-        if self.used:
-            return "used"
-        return "open" if now < self.ends else "expired"
-
-
-class Book(msgspec.Struct, frozen=True, kw_only=True):
-    """The file. `page`: where the page was last offered, and `broker` the WebSockets that go with it, if it
-    does not reach the broker through the page's own server.
-    """
-
-    page: str = ""
-    broker: str = ""
-    links: tuple[Link, ...] = ()
-
-
-def read(opened: Opened) -> Book:
-    """All links that are not long over, the newest first. Raises SiteError."""
-    if not (opened.folder / LINKS).exists():
-        return Book()
-    try:
-        return msgspec.json.decode(opened.read(LINKS), type=Book)
-    except msgspec.DecodeError as error:
-        raise SiteError(f"{opened.folder / LINKS} cannot be read: {error}") from None
-
-
 def offered_at(opened: Opened, page: str, broker: str) -> None:
     """Remember the address of the page and of its broker, as in Book, for links. Raises SiteError."""
-    with _alone(opened):
-        _keep(opened, msgspec.structs.replace(read(opened), page=page, broker=broker))
+    with alone(opened):
+        keep(opened, msgspec.structs.replace(read(opened), page=page, broker=broker))
 
 
 def make(opened: Opened, now: float, lasts_s: float, device: str = "") -> tuple[Link, str]:
@@ -104,7 +56,7 @@ def make(opened: Opened, now: float, lasts_s: float, device: str = "") -> tuple[
 
     Raises LinkError, TopicError, SiteError.
     """
-    with _alone(opened):
+    with alone(opened):
         book = read(opened)
         if sum(link.state(now) == "open" for link in book.links) >= MOST:
             raise LinkError(f"{MOST} links are open: revoke some, or wait until they expire")
@@ -117,9 +69,9 @@ def make(opened: Opened, now: float, lasts_s: float, device: str = "") -> tuple[
             secret=_hash(secret),
             made=int(now),
             ends=int(now + lasts_s),
+            after=register.revocations(opened),
         )
-        kept = [one for one in book.links if max(one.ends, one.used) + KEPT_S > now]
-        _keep(opened, msgspec.structs.replace(book, links=(link, *kept)))
+        keep(opened, msgspec.structs.replace(book, links=(link, *_kept(opened, book, now))))
     return link, secret
 
 
@@ -143,24 +95,27 @@ def use(opened: Opened, opening: Opening, now: float) -> Enrolment:
     """The credential of who says this claim first, or again. Mosquitto is to be told: see `register.tell`.
 
     On the disk first is whose the link is, then the device: whatever ends this half-way, the same claim may
-    try again, and no other. Raises LinkError, RegisterError, SiteError.
+    try again, and no other; it gets the same answer as long as its device is enrolled. Raises LinkError,
+    SiteError.
     """
     size = len(opening.claim)
     if not CLAIM_LETTERS[0] <= size <= CLAIM_LETTERS[1] or not opening.claim.isascii():
         raise LinkError(f"a claim has {CLAIM_LETTERS[0]} to {CLAIM_LETTERS[1]} letters, this {size}")
-    with _alone(opened):
+    with alone(opened):
         book = read(opened)
         link = _claimed(_found(book, opening.secret), _hash(opening.claim), now)
         if not link.device:
             name = opening.name or f"browser-{secrets.token_hex(4)}"
             _check_free(opened, book, name, now)
             link = msgspec.structs.replace(link, device=name)
-        _check_not_revoked(opened, link)
-        _replace(opened, book, link)
+        keep(opened, book.with_link(link))
         site = opened.site
         url = book.broker or (site.web_url if site.websockets else site.url)
-        who = register.Agreed(link.device, _password(opening), url)
-        return register.settle(opened, who, datetime.fromtimestamp(link.used, timezone.utc))
+        who = register.Agreed(link.device, _password(opening), url, link.after)
+        try:
+            return register.settle(opened, who, datetime.fromtimestamp(link.used, timezone.utc))
+        except RegisterError as error:
+            raise LinkError(str(error), over=True) from None
 
 
 def revoke(opened: Opened, name: str, now: float) -> Link:
@@ -168,15 +123,14 @@ def revoke(opened: Opened, name: str, now: float) -> Link:
 
     Raises LinkError, SiteError.
     """
-    with _alone(opened):
+    with alone(opened):
         book = read(opened)
         link = next((one for one in book.links if one.id == name), None)
         if link is None:
             raise LinkError(f"no link is called {name!r}")
         void = link if link.revoked else msgspec.structs.replace(link, revoked=int(now))
-        _replace(opened, book, void)
-        enrolled = {entry.name for entry in register.entries(opened) if not entry.revoked}
-        if link.used and link.device in enrolled:
+        keep(opened, book.with_link(void))
+        if _has_device(link, _enrolled(opened)):
             register.revoke(opened, link.device, datetime.fromtimestamp(now, timezone.utc))
     return void
 
@@ -190,29 +144,40 @@ def _found(book: Book, secret: str) -> Link:
 
 
 def _claimed(link: Link, claim: str, now: float) -> Link:
+    """Whose it is may ask again whenever: an answer that was lost may be missed late."""
     if link.revoked:
         raise LinkError("this link was revoked: ask for a new one", over=True)
+    if link.claim and hmac.compare_digest(link.claim, claim):
+        return link
+    if link.claim:
+        raise LinkError("this link was used by another browser already: ask for a new one", over=True)
     if now >= link.ends:
         raise LinkError("this link has expired: ask for a new one", over=True)
-    if link.claim and not hmac.compare_digest(link.claim, claim):
-        raise LinkError("this link was used by another browser already: ask for a new one", over=True)
-    return link if link.claim else msgspec.structs.replace(link, claim=claim, used=int(now))
+    return msgspec.structs.replace(link, claim=claim, used=int(now))
+
+
+def _kept(opened: Opened, book: Book, now: float) -> list[Link]:
+    """Those that are not long over, and those whose device is enrolled still."""
+    enrolled = _enrolled(opened)
+    return [link for link in book.links if link.recent(now) or _has_device(link, enrolled)]
+
+
+def _has_device(link: Link, enrolled: Mapping[str, Entry]) -> bool:
+    """Whether it was used, and its device, not another of that name after it, is among these."""
+    entry = enrolled.get(link.device)
+    return bool(link.used) and entry is not None and entry.revocation <= link.after
+
+
+def _enrolled(opened: Opened) -> Mapping[str, Entry]:
+    return {entry.name: entry for entry in register.entries(opened) if not entry.revoked}
 
 
 def _check_free(opened: Opened, book: Book, name: str, now: float) -> None:
     """Raises LinkError for a name that somebody has or is to have, TopicError for one that is none."""
     check_device(name)
     waiting = {link.device for link in book.links if link.state(now) == "open"}
-    taken = {entry.name for entry in register.entries(opened) if not entry.revoked}
-    if name in waiting | taken or name == opened.site.aggregator:
+    if name in waiting or name in _enrolled(opened) or name == opened.site.aggregator:
         raise NameTaken(f"{name!r} is enrolled, or has a link that is open: give another name")
-
-
-def _check_not_revoked(opened: Opened, link: Link) -> None:
-    """Raises LinkError when the device was revoked since the link was made."""
-    entry = next((one for one in register.entries(opened) if one.name == link.device), None)
-    if entry and entry.revoked and datetime.fromisoformat(entry.revoked).timestamp() >= link.made:
-        raise LinkError("the device of this link was revoked: ask for a new one", over=True)
 
 
 def _password(opening: Opening) -> str:
@@ -222,24 +187,3 @@ def _password(opening: Opening) -> str:
 
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode(errors="replace")).hexdigest()
-
-
-def _replace(opened: Opened, book: Book, link: Link) -> None:
-    links = tuple(link if one.id == link.id else one for one in book.links)
-    _keep(opened, msgspec.structs.replace(book, links=links))
-
-
-def _keep(opened: Opened, book: Book) -> None:
-    """Durably."""
-    opened.write(LINKS, msgspec.json.format(msgspec.json.encode(book)).decode() + "\n")
-
-
-@contextmanager
-def _alone(opened: Opened) -> Iterator[None]:
-    """Two that use a link at once are one after the other, in one process or several."""
-    folder = os.open(opened.folder, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)

@@ -10,7 +10,7 @@ import fcntl
 import os
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -35,11 +35,14 @@ class RegisterError(BrokerError):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A device in the list; times are in ISO 8601. `revoked` is empty while it may connect."""
+    """A device in the list; times are in ISO 8601. `revoked` is empty while it may connect. `revocation`: the
+    how manyeth of all revocations here its last one was, 0 for none; two of one second are in order so.
+    """
 
     name: str
     enrolled: str
     revoked: str = ""
+    revocation: int = 0
 
     @property
     def state(self) -> Literal["enrolled", "revoked"]:
@@ -53,6 +56,11 @@ def entries(opened: Opened) -> list[Entry]:
     except msgspec.DecodeError as error:
         raise SiteError(f"{opened.folder / DEVICES} cannot be read: {error}") from None
     return sorted(found, key=lambda entry: entry.name)
+
+
+def revocations(opened: Opened) -> int:
+    """How many there were so far, of any device. Raises SiteError."""
+    return _revocations(entries(opened))
 
 
 def add(opened: Opened, name: str, now: datetime, web: bool = False, again: bool = False) -> Enrolment:
@@ -79,27 +87,36 @@ def add(opened: Opened, name: str, now: datetime, web: bool = False, again: bool
 
 @dataclass(frozen=True)
 class Agreed:
-    """A device whose password both sides know already, and the broker's address for it."""
+    """A device whose password both sides know already, and the broker's address for it. It was agreed on
+    `after` so many revocations: by a later one of this name it is void.
+    """
 
     name: str
     password: str = field(repr=False)
     url: str
+    after: int = 0
 
 
 def settle(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
     """Enrol a device with this password. Once it is done, doing it again changes nothing.
 
-    Raises RegisterError for a name that is enrolled with another password.
+    Raises RegisterError for a name that is enrolled with another password, or was revoked since.
     """
     check_device(who.name)
     enrolment = _enrolment(opened, who, now)
     with _alone(opened):
         known = {entry.name: entry for entry in entries(opened)}
+        before = known.get(who.name)
+        if before and before.revocation > who.after:
+            raise RegisterError(f"device {who.name!r} was revoked since: ask for a new link")
         lines = (one for one in opened.read(PASSWORDS).splitlines() if one.partition(":")[0] == who.name)
         same = any(is_of_password(line, who.password) for line in lines)
-        if who.name in known and not known[who.name].revoked:
+        if before and not before.revoked:
             if not same:
-                raise RegisterError(f"{who.name!r} was enrolled otherwise meanwhile: ask for another link")
+                raise RegisterError(
+                    f"device {who.name!r} was given another token meanwhile (`device add`), which alone is "
+                    "good: use that, or ask for a link for another name"
+                )
             return enrolment
         _enter(opened, known, who, now)
     return enrolment
@@ -114,7 +131,8 @@ def revoke(opened: Opened, name: str, now: datetime) -> None:
             raise RegisterError(f"{name!r} is not enrolled in {opened.folder}{since}")
         _set_password(opened, name, "")
         moment = now.isoformat(timespec="seconds")
-        known[name] = msgspec.structs.replace(known[name], revoked=moment)
+        number = _revocations(known.values()) + 1
+        known[name] = msgspec.structs.replace(known[name], revoked=moment, revocation=number)
         _keep(opened, known)
 
 
@@ -141,8 +159,14 @@ def _enrolment(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
 
 def _enter(opened: Opened, known: dict[str, Entry], who: Agreed, now: datetime) -> None:
     _set_password(opened, who.name, hash_passwords(BrokerOptions(users={who.name: who.password})))
-    known[who.name] = Entry(name=who.name, enrolled=now.isoformat(timespec="seconds"))
+    before = known[who.name].revocation if who.name in known else 0
+    moment = now.isoformat(timespec="seconds")
+    known[who.name] = Entry(name=who.name, enrolled=moment, revocation=before)
     _keep(opened, known)
+
+
+def _revocations(known: Iterable[Entry]) -> int:
+    return max((entry.revocation for entry in known), default=0)
 
 
 def _set_password(opened: Opened, name: str, line: str) -> None:

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Depends, HTTPException, Query
 from fastapi import Path as InPath
 
 from aggregator.doorway import Doorway
-from broker import links, register
+from broker import link_book, links, register
 from broker.errors import BrokerError
-from broker.links import State
+from broker.link_book import Link, State
 from broker.site import Opened
 from broker.topics import TopicError
 
@@ -100,7 +100,7 @@ class Inviting:
             return Invitations(self.page, open=True, qr=rows_of(self.page))
         now = self._clock()
         try:
-            known = links.read(doorway.site).links
+            known = link_book.read(doorway.site).recent(now)
         except BrokerError as error:
             raise HTTPException(503, str(error)) from None
         makes = doorway.writable and not self._guard.open
@@ -145,7 +145,7 @@ def rows_of(text: str) -> list[str]:
     return ["".join("1" if module else "0" for module in row) for row in code.matrix]
 
 
-def _told(link: links.Link, now: float) -> Invitation:
+def _told(link: Link, now: float) -> Invitation:
     return Invitation(
         id=link.id,
         device=link.device,

@@ -10,7 +10,7 @@ from aggregator import config, doorway, welcome
 from aggregator.command import add_arguments, server_of
 from aggregator.errors import ConfigError
 from aggregator.welcome import Reader
-from broker import links, production
+from broker import link_book, links, production
 from broker.site import Site
 from broker.url import BrokerUrl
 
@@ -167,14 +167,14 @@ def test_at_the_start_a_terminal_is_told_a_link_and_a_log_is_not(enrolment):
     listens = "https://192.0.2.7:8443"
     logged = welcome.told(door, listens, None)
     assert logged == f"browsers join at {listens}/join/, by one-time links that the dashboard makes"
-    assert links.read(door.site).links == ()
-    assert links.read(door.site).page == f"{listens}/join/"
+    assert link_book.read(door.site).links == ()
+    assert link_book.read(door.site).page == f"{listens}/join/"
     lines = welcome.told(door, listens, Reader(NOW.timestamp(), terminal=True)).splitlines()
     address = lines[1].rpartition(" ")[2]
     assert address.startswith(f"{listens}/join/#link=")
     assert lines[1].startswith("  one of them, in the next 15 minutes, by")
     assert len(lines) > 15  # the QR code
-    [link] = links.read(door.site).links
+    [link] = link_book.read(door.site).links
     assert link.ends - link.made == 900
     plain = welcome.told(door, listens, Reader(NOW.timestamp(), terminal=False))
     assert len(plain.splitlines()) == 2

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from broker import device_command, links, production, register
+from broker import device_command, link_book, links, production, register
 from broker.enrolment import Enrolment
 from broker.links import LinkError, NameTaken, Opening
 from broker.mosquitto import hash_passwords, is_of_password
-from broker.register import RegisterError
 from broker.running import BrokerOptions
 from broker.site import PASSWORDS, Opened, Site
 from broker.topics import TopicError
@@ -47,7 +46,7 @@ def test_a_link_enrols_one_device_with_a_credential_of_its_own(opened: Opened) -
     assert enrolled(opened) == ["phone"]
     line = next(one for one in opened.read(PASSWORDS).splitlines() if one.startswith("phone:"))
     assert is_of_password(line, given.password)
-    assert links.read(opened).links[0].state(NOW + 2) == "used"
+    assert link_book.read(opened).links[0].state(NOW + 2) == "used"
 
 
 def test_neither_secret_nor_claim_nor_password_is_in_a_file(opened: Opened) -> None:
@@ -119,12 +118,92 @@ def test_a_device_that_was_revoked_otherwise_is_not_let_in_again_by_its_old_link
     assert enrolled(opened) == ["phone"]
 
 
-def test_a_device_that_was_enrolled_by_hand_keeps_its_password(opened: Opened) -> None:
+def test_the_same_claim_gets_the_same_answer_as_long_as_its_device_is_enrolled(opened: Opened) -> None:
+    """An answer that was lost may be missed long after the link's end."""
     _, secret = links.make(opened, NOW, 900, "phone")
-    register.add(opened, "phone", datetime.fromtimestamp(NOW, timezone.utc))
+    first = links.use(opened, Opening(secret, MINE), NOW + 899)
+    year = NOW + 365 * 86400
+    links.make(opened, year, 900)  # which forgets what is long over
+    assert links.use(opened, Opening(secret, MINE), year) == first
+    with pytest.raises(LinkError, match="used by another browser already"):
+        links.use(opened, Opening(secret, OTHER), year)
+    assert [link.device for link in link_book.read(opened).recent(year)] == [""]
+    register.revoke(opened, "phone", datetime.fromtimestamp(year, timezone.utc))
+    with pytest.raises(LinkError, match="was revoked"):
+        links.use(opened, Opening(secret, MINE), year)
+    links.make(opened, year, 900)
+    assert len(link_book.read(opened).links) == 2
+
+
+def test_a_claim_that_came_in_time_may_be_ended_after_it(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, secret = links.make(opened, NOW, 900, "phone")
+    with monkeypatch.context() as patched:
+        patched.setattr(register, "settle", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            links.use(opened, Opening(secret, MINE), NOW + 899)
+    assert links.use(opened, Opening(secret, MINE), NOW + 901).issued == NOW + 899
+    assert enrolled(opened) == ["phone"]
+
+
+def test_links_and_revocations_of_one_second_are_in_order(opened: Opened) -> None:
+    moment = datetime.fromtimestamp(NOW, timezone.utc)
+    register.add(opened, "phone", moment)
+    register.revoke(opened, "phone", moment)
+    _, before = links.make(opened, NOW, 900, "phone")
+    first = links.use(opened, Opening(before, MINE), NOW)
+    assert first.name == "phone"
+    register.revoke(opened, "phone", moment)
+    for _ in range(2):
+        with pytest.raises(LinkError, match="'phone' was revoked since: ask for a new link") as caught:
+            links.use(opened, Opening(before, MINE), NOW)
+        assert caught.value.over
+        assert enrolled(opened) == []
+        links.make(opened, NOW, 900)
+    _, after = links.make(opened, NOW, 900, "phone")
+    assert links.use(opened, Opening(after, MINE), NOW).password != first.password
+    with pytest.raises(LinkError, match="was revoked since"):
+        links.use(opened, Opening(before, MINE), NOW)
+    assert enrolled(opened) == ["phone"]
+
+
+def test_revoking_a_link_leaves_a_later_device_of_that_name(opened: Opened) -> None:
+    used, secret = links.make(opened, NOW, 900, "phone")
+    links.use(opened, Opening(secret, MINE), NOW)
+    register.revoke(opened, "phone", datetime.fromtimestamp(NOW, timezone.utc))
+    _, another = links.make(opened, NOW, 900, "phone")
+    links.use(opened, Opening(another, OTHER), NOW)
+    links.revoke(opened, used.id, NOW)
+    assert enrolled(opened) == ["phone"]
+
+
+def test_a_kill_while_a_link_is_revoked_is_mended_by_revoking_it_again(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, secret = links.make(opened, NOW, 900, "phone")
+    links.use(opened, Opening(secret, MINE), NOW)
+    with monkeypatch.context() as patched:
+        patched.setattr(register, "revoke", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            links.revoke(opened, link.id, NOW)
+    assert enrolled(opened) == ["phone"]
+    links.revoke(opened, link.id, NOW)
+    assert enrolled(opened) == []
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_device_that_was_given_a_token_by_hand_keeps_it_and_its_link_says_so(
+    opened: Opened, used: bool
+) -> None:
+    _, secret = links.make(opened, NOW, 900, "phone")
+    if used:
+        links.use(opened, Opening(secret, MINE), NOW)
+    register.add(opened, "phone", datetime.fromtimestamp(NOW, timezone.utc), again=used)
     passwords = opened.read(PASSWORDS)
-    with pytest.raises(RegisterError, match="enrolled otherwise meanwhile"):
+    with pytest.raises(LinkError, match="'phone' was given another token meanwhile") as caught:
         links.use(opened, Opening(secret, MINE), NOW + 1)
+    assert caught.value.over
     assert opened.read(PASSWORDS) == passwords
 
 
@@ -215,15 +294,15 @@ def test_only_so_many_links_are_open_and_those_that_are_long_over_are_forgotten(
     with pytest.raises(LinkError, match="2 links are open"):
         links.make(opened, NOW + 899, 900)
     links.make(opened, NOW + 900, 900)
-    assert len(links.read(opened).links) == 3
-    links.make(opened, NOW + 900 + links.KEPT_S, 900)
-    assert len(links.read(opened).links) == 2
+    assert len(link_book.read(opened).links) == 3
+    links.make(opened, NOW + 900 + link_book.KEPT_S, 900)
+    assert len(link_book.read(opened).links) == 2
 
 
 def test_a_link_leads_to_where_the_page_was_offered(opened: Opened) -> None:
     links.offered_at(opened, "https://fl.example.org/join/", "wss://fl.example.org/mqtt")
     _, secret = links.make(opened, NOW, 900)
-    assert links.read(opened).page == "https://fl.example.org/join/"
+    assert link_book.read(opened).page == "https://fl.example.org/join/"
     assert links.use(opened, Opening(secret, MINE), NOW).url == "wss://fl.example.org/mqtt"
 
 
@@ -261,7 +340,7 @@ def test_a_link_is_made_listed_and_revoked_on_the_command_line(
     assert address.startswith("https://192.0.2.7:8443/join/#link=")
     assert len(code) > 15
     assert "for 5 minutes" in err
-    [link] = links.read(opened).links
+    [link] = link_book.read(opened).links
     assert (link.device, link.ends - link.made) == ("phone", 300)
     listed, _ = command("list")
     assert f"{link.id}  open     phone" in listed

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from broker import links, mosquitto, register
+from broker import link_book, links, mosquitto, register
 from broker.running import BrokerOptions, find_port
 from broker.site import Opened
 from broker.url import is_loopback
@@ -111,7 +111,7 @@ def test_a_phone_joins_by_a_one_time_link_over_tls_and_takes_part(house, phone, 
         assert page.evaluate("crossOriginIsolated && isSecureContext")
         [entry] = register.entries(house.opened)
         assert entry.name.startswith("browser-")
-        assert links.read(house.opened).links[0].device == entry.name
+        assert link_book.read(house.opened).links[0].device == entry.name
 
         other = phone(link)
         other.open()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aggregator.web.pages import CHECKOUT, NEEDED
-from broker import links, mosquitto, register, topics
+from broker import link_book, links, mosquitto, register, topics
 from broker.link import Link
 from broker.messages import Hello, State, encode
 from broker.running import BrokerOptions, find_port
@@ -93,7 +93,7 @@ def test_a_link_is_made_shown_as_a_qr_code_used_and_revoked(visit, house, tmp_pa
     assert page.get_attribute("#invite-made svg", "viewBox").split() == ["0", "0", size, size]
     expect(page.locator("#invite-table tbody tr")).to_have_count(2)
     assert "open" in page.inner_text("#invite-table tr:has-text('kitchen')")
-    assert len(links.read(opened).links) == 2
+    assert len(link_book.read(opened).links) == 2
 
     page.fill("#invite-device", "kitchen")
     page.click("#invite-form button")
@@ -101,7 +101,7 @@ def test_a_link_is_made_shown_as_a_qr_code_used_and_revoked(visit, house, tmp_pa
     page.wrong.clear()  # Chromium tells of that 409
 
     opening = links.Opening(link.partition("#link=")[2], "c" * 43)
-    links.use(opened, opening, links.read(opened).links[0].made + 1)
+    links.use(opened, opening, link_book.read(opened).links[0].made + 1)
     page.reload()
     page.wait_for_selector("#invite-table tr:has-text('kitchen') .tag.used")
     page.click("#invite-table tr:has-text('kitchen') button")
@@ -137,6 +137,6 @@ def test_the_code_is_dark_on_light_on_a_phone_in_any_scheme(visit, house, scheme
     assert page.eval_on_selector("#invite-made svg rect", fill) == "rgb(255, 255, 255)"
     assert page.eval_on_selector("#invite-made svg path", fill) == "rgb(0, 0, 0)"
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    assert len(links.read(house[2]).links) == 2  # with that of the terminal
+    assert len(link_book.read(house[2]).links) == 2  # with that of the terminal
     pictures = Path(os.environ.get("SCREENSHOTS", tmp_path))
     page.locator("#invite").screenshot(path=pictures / f"invite-360-{scheme}.png")

@@ -16,7 +16,7 @@ from aggregator.web import join, site
 from aggregator.web.hosted import Hosted
 from aggregator.web.pages import Pages, policies
 from aggregator.web.site import Site
-from broker import links, mosquitto, production, register
+from broker import link_book, links, mosquitto, production, register
 from broker.enrolment import Enrolment
 from broker.link import Link
 from broker.running import BrokerOptions, WebSockets, find_ports
@@ -205,6 +205,16 @@ def test_what_is_no_link_or_is_over_is_refused_with_what_to_do(running, opened):
     assert enrol(url, secret_of(second)).json["name"] == "given"
 
 
+def test_who_was_given_a_token_by_hand_is_told_that_the_link_is_good_no_more(running, opened):
+    url = running(of(opened))
+    secret = secret_of(invited(url, "?device=phone"))
+    assert enrol(url, secret).status == 200
+    register.add(opened, "phone", NOW, again=True)
+    answer = enrol(url, secret)
+    assert answer.status == 410
+    assert answer.json["detail"].startswith("device 'phone' was given another token meanwhile (`device add`)")
+
+
 def test_what_is_posted_must_be_what_a_page_of_ours_posts(running, opened):
     url = running(of(opened))
     secret = secret_of(invited(url))
@@ -251,7 +261,7 @@ def test_links_are_for_who_has_the_token(running, opened):
     for token in (None, "wrong", TOKEN + "x"):
         for path, method in (("", "GET"), ("", "POST"), ("/x", "DELETE")):
             assert ask(url, f"/api/v1/links{path}", method, token=token).status == 401
-    assert links.read(opened).links == ()
+    assert link_book.read(opened).links == ()
 
 
 def test_where_no_token_is_asked_for_nobody_makes_links(running, opened):
