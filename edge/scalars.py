@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,15 +15,29 @@ from strategies.step_size import unit
 from strategies.zeroth_order import ZerothOrder
 
 
-def steps_between(before: Offer | None, now: Offer) -> tuple[Step, ...] | None:
-    """What leads from the base of one offer to that of a later one; None where the later one does not say."""
+def steps_between(
+    before: Offer | None, now: Offer, leads: Callable[[Sequence[Step]], bool]
+) -> tuple[Step, ...] | None:
+    """What leads from the base of one offer to that of a later one; None where the later one does not say.
+
+    Lines have one name where they begin with one model, as when a run goes back to it: whether both offers
+    are on the same is told by the last step before, which no other line has, where both name it; else
+    `leads` says whether steps lead from the one base to the other.
+    """
     if before is None or before.base.line != now.base.line:
         return None
     try:
-        known, taken = log.unpack(now.base.tail), now.base.at - before.base.at
+        earlier, known = log.unpack(before.base.tail), log.unpack(now.base.tail)
     except MessageError:
         return None
-    return known[len(known) - taken :] if 0 <= taken <= len(known) else None
+    taken = now.base.at - before.base.at
+    if not 0 <= taken <= len(known):
+        return None
+    between = known[len(known) - taken :]
+    if before.base.at == 0:
+        return between
+    same = earlier[-1] == known[-taken - 1] if earlier and taken < len(known) else leads(between)
+    return between if same else None
 
 
 def at_site(kind: ZerothOrder, base: Tensors, manifest: Manifest) -> ZerothOrder:

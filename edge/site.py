@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,7 @@ from device_runtime.task import Given
 from models import tensors
 from strategies.device_half import NOTHING
 from strategies.merge import Merged
+from strategies.replaying import replay
 
 from .made import Made, made_of
 from .scalars import steps_between
@@ -70,7 +72,7 @@ class Site:
             return
         put = rounds.store.models.put
         aside = put(tensors.encode(given.aside)) if given.aside else None
-        steps = steps_between(self.source, given.offer)
+        steps = steps_between(self.source, given.offer, partial(self._leads, given))
         self._service.give(
             GivenRound(
                 number=given.offer.round,
@@ -82,6 +84,12 @@ class Site:
                 steps=steps or (),
             )
         )
+
+    def _leads(self, given: Given, steps: Sequence[Step]) -> bool:
+        """Whether these, taken from the base of the round that was given last, make that of this one."""
+        rounds = self._service.rounds
+        made = replay(rounds.weights(self._number), steps, rounds.manifest)
+        return tensors.encode(made) == tensors.encode(given.base)
 
     def _base(self, given: Given, steps: tuple[Step, ...] | None) -> Base:
         """What the site's devices are told of a base: that it is so many steps further than the last, on a

@@ -100,6 +100,42 @@ def test_a_site_goes_on_when_a_segment_of_its_log_is_full_and_what_was_before_it
     assert not site(h).store.taken.has(11, 6)
 
 
+@pytest.mark.parametrize("tail", [32, 1])
+def test_a_site_that_was_away_while_the_run_went_back_twice_to_one_model_takes_no_step_of_another_branch(
+    levels, monkeypatch, tail
+):
+    """The lines that begin there have one name; the second is further than the site was on the first. With a
+    tail of one step the offer does not say what was there before it.
+    """
+    for module in (rounds, steps):
+        monkeypatch.setattr(module, "TAIL", tail)
+    h = levels(KIND, rounds=20)
+    h.go().join("a")
+    h.contribute("a", KIND, scalars(1), 30)
+    h.wait(1.0)
+    h.service._run.go_back(1)
+    for number in (2, 3, 4):  # the first of them is given up
+        assert h.contribute("a", KIND, scalars(number), 30).status == "accepted"
+        h.wait(1.0)
+    store = h.service.rounds.store
+    assert (h.offer.round, store.base(5).at) == (5, 2)
+    h.above.up = False
+    h.service._run.go_back(1)
+    for number in (5, 6, 7, 8):
+        assert h.service.state.round == number
+        h.contribute_above("direct", KIND, scalars(number), 30)
+        h.service.close_round()
+    assert (store.base(9).line, store.base(9).at) == (store.base(5).line, 3)
+    h.kill()
+    h.go().join("a")
+    assert h.offer.round == 9
+    assert same_model(h)
+    assert h.contribute("a", KIND, scalars(9), 30).status == "accepted"
+    h.wait(3.0)
+    assert h.counted[-1] == (9, "site", KIND, 30)
+    assert same_model(h)
+
+
 def test_late_scalars_count_where_weights_are_forwarded_along_the_directions_of_their_round(levels):
     h = levels("full", KIND, rounds=4, rules=SiteRules(late="count"))
     h.go().join("a", "b")
@@ -135,22 +171,45 @@ def offer(at, line=b"linelinE", tail=()):
     )  # fmt: skip
 
 
-TAIL = [LogStep(n, "g", steps.round_seed(5, n), "all", 0.1, 1.0, (0.5,)) for n in (1, 2, 3)]
+TAIL = [LogStep(n, "g", steps.round_seed(5, n), "all", 0.1, 1.0, (0.5,)) for n in range(1, 7)]
+ONE, OTHER = TAIL[:3], TAIL[3:]
+"""Of two lines that begin with the same model."""
 
 
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
-        (None, offer(3, tail=TAIL), None),
-        (offer(1), offer(3, tail=TAIL), tuple(TAIL[1:])),
-        (offer(3), offer(3, tail=TAIL), ()),
-        (offer(0), offer(4, tail=TAIL), None),
-        (offer(4), offer(3, tail=TAIL), None),
-        (offer(2, line=b"another."), offer(3, tail=TAIL), None),
+        (None, offer(3, tail=ONE), None),
+        (offer(0), offer(3, tail=ONE), tuple(ONE)),
+        (offer(1, tail=ONE[:1]), offer(3, tail=ONE), tuple(ONE[1:])),
+        (offer(3, tail=ONE), offer(3, tail=ONE), ()),
+        (offer(0), offer(4, tail=ONE), None),
+        (offer(4, tail=ONE), offer(3, tail=ONE), None),
+        (offer(2, line=b"another."), offer(3, tail=ONE), None),
+        (offer(1, tail=ONE[:1]), offer(3, tail=OTHER), None),
+        (offer(3, tail=ONE), offer(3, tail=OTHER), None),
     ],
 )
 def test_steps_lead_from_one_offer_to_another_on_the_same_line_where_it_has_them_all(before, now, expected):
-    assert steps_between(before, now) == expected
+    def never(steps):
+        raise AssertionError("the offers say it themselves")
+
+    assert steps_between(before, now, never) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (offer(2, tail=ONE[:2]), offer(3, tail=ONE[2:])),
+        (offer(2), offer(3, tail=ONE)),
+    ],
+)
+@pytest.mark.parametrize("lead", [True, False])
+def test_where_offers_have_no_step_in_common_it_is_tried_whether_steps_lead_there(before, now, lead):
+    asked = []
+    found = steps_between(before, now, lambda steps: asked.append(steps) or lead)
+    assert found == ((ONE[2],) if lead else None)
+    assert asked == [(ONE[2],)]
 
 
 def test_seeds_of_earlier_rounds_outlive_the_process_and_are_bounded(tmp_path):
