@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from broker import link_book, links, mosquitto, register
+from broker import link_book, mosquitto, register
 from broker.running import BrokerOptions, find_port
 from broker.site import Opened
 from broker.url import is_loopback
