@@ -1,9 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { npz, readArrays } from "../device/arrays.js";
+import { readArrays } from "../device/arrays.js";
 import { fromHex, hex } from "../device/bytes.js";
 import { DataError } from "../device/errors.js";
+import { npz } from "../device/npz.js";
 import { isLightOnDark, pictureRaw, prepare, whatOf, white } from "../device/preparing.js";
 import { readWav, resampled, soundRaw } from "../device/sounds.js";
 import { vectors } from "./vectors.js";
