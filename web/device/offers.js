@@ -23,6 +23,10 @@ export function opened(offer, came) {
   if (BigInt(offer.seed) < 0n || BigInt(offer.seed) >= 2n ** 64n) {
     throw new MessageError(`${where}: seed is ${offer.seed}, expected 64 bits`);
   }
+  const names = offer.family.map((/** @type {any} */ member) => member.name);
+  if (new Set(["", ...names]).size <= names.length) {
+    throw new MessageError(`${where}: models of its family are called ${JSON.stringify(names)}, each needs its own`);
+  }
   for (const base of [offer.base, ...offer.family.map((/** @type {any} */ member) => member.base)]) {
     if (!base.checkpoint.length || base.steps < 0) {
       throw new MessageError(`${where}: a base has no checkpoint, or ${base.steps} steps`);

@@ -10,6 +10,7 @@ import { opened } from "../device/offers.js";
 
 const CHECKPOINT = [{ sha: new Uint8Array(32), size: 1 }];
 const BASE = { checkpoint: CHECKPOINT, sha: new Uint8Array(32), steps: 0, at: 0 };
+const member = (/** @type {string} */ name) => ({ name, base: BASE });
 const OFFER = { task: "t", run: "r", round: 2, seed: 5n, deadline_s: 20, remaining_s: 12.5, base: BASE, family: [] };
 
 test("a hello without answer is said again after waits that double up to a minute", () => {
@@ -48,11 +49,14 @@ test("an offer closes on the device's own clock, and one that makes no sense is 
     [{ seed: -1n }, /seed is -1, expected 64 bits/],
     [{ base: { ...BASE, checkpoint: [] } }, /a base has no checkpoint/],
     [{ base: { ...BASE, steps: -2 } }, /or -2 steps/],
+    [{ family: [member("half"), member("half")] }, /models of its family are called \["half","half"\], each needs its own/],
+    [{ family: [member("")] }, /models of its family are called \[""\]/],
   ];
   for (const [change, text] of wrong) {
     const isSaid = (error) => error instanceof MessageError && text.test(error.message);
     assert.throws(() => opened({ ...OFFER, ...change }, 0), isSaid);
   }
+  assert.equal(opened({ ...OFFER, family: [member("half"), member("third")] }, 0).closes, 12.5);
 });
 
 test("hours are closed while there is a reason, and the clock of the work stands still meanwhile", async () => {
