@@ -1,7 +1,7 @@
 """A Chromium of this machine, and pages in it that note what went wrong and what they asked for."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ OPEN: dict[str, Any] = {
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
+def chromiums() -> Iterator[Callable[[Sequence[str]], Any]]:
+    """Starts one with these flags."""
     pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
     playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
     names = ("chromium", "chromium-browser", "google-chrome")
@@ -44,9 +45,20 @@ def chromium() -> Iterator[Any]:
     if not (WEB / "vendor" / "msgpack" / "index.mjs").exists():
         pytest.skip("web/vendor is missing: npm ci && npm run vendor in web/")
     with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=program, args=list(FLAGS))
-        yield browser
-        browser.close()
+        started: list[Any] = []
+
+        def start(flags: Sequence[str]) -> Any:
+            started.append(running.chromium.launch(executable_path=program, args=list(flags)))
+            return started[-1]
+
+        yield start
+        for browser in started:
+            browser.close()
+
+
+@pytest.fixture(scope="session")
+def chromium(chromiums: Callable[[Sequence[str]], Any]) -> Any:
+    return chromiums(FLAGS)
 
 
 class Visit:

@@ -11,7 +11,7 @@ const ARROWS = { ArrowLeft: [-STEP, 0], ArrowRight: [STEP, 0], ArrowUp: [0, -STE
 const HOW = "Drawing area. Arrow keys move the pen, the space bar puts it down or lifts it, Backspace takes the last line away.";
 
 /**
- * @typedef {{element: HTMLElement, how: string, clear: () => void}} Pad
+ * @typedef {{element: HTMLElement, how: string, clear: () => void, close?: () => void}} Pad close: it is needed no more
  * @param {import("../device/preparing.js").InputSpec} spec
  * @param {(raw: Uint8Array | Float32Array | null) => void} changed told after each line; null where all is clear
  * @returns {Pad}

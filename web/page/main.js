@@ -92,6 +92,7 @@ class Page {
     this._model = { input, labels };
     const samples = await new Samples(this._disk, input, labels).open();
     this._samples = samples;
+    this._teaching?.close();
     this._teaching = new Teaching({
       samples,
       spec: input,
@@ -148,6 +149,7 @@ class Page {
   }
 
   async _leave() {
+    this._teaching?.close();
     await this._device.leave();
     await forget(this._disk);
     location.reload();
@@ -155,6 +157,7 @@ class Page {
 
   async _forget() {
     if (!(await sure("Leave the task, and delete everything that this page has stored: samples, model, name?"))) return;
+    this._teaching?.close();
     await this._device.leave();
     this._disk.close();
     await Promise.all([deleteDisk(SAMPLES), deleteDisk(DEVICE)]);

@@ -2,6 +2,7 @@
 
 import { DataError } from "../device/errors.js";
 import { pictureRaw } from "../device/preparing.js";
+import { Capture } from "./capture.js";
 import { h } from "./dom.js";
 
 const MOST = 1024; // pixels of a side: what is larger is made smaller by the browser first
@@ -14,10 +15,9 @@ const MOST = 1024; // pixels of a side: what is larger is made smaller by the br
  * @returns {import("./canvas.js").Pad}
  */
 export function cameraPad(spec, changed, trouble) {
-  const video = h("video", { class: "paper", playsinline: true, muted: true, hidden: true, "aria-label": "What the camera sees" });
-  const still = h("canvas", { class: "paper still", width: 1, height: 1, hidden: true, role: "img", "aria-label": "The picture" });
-  const start = h("button", { type: "button" }, "Use the camera");
   const take = h("button", { type: "button", class: "main", hidden: true }, "Take a picture");
+  const { video, button, off } = viewfinder((on) => (take.hidden = !on), trouble);
+  const still = h("canvas", { class: "paper still", width: 1, height: 1, hidden: true, role: "img", "aria-label": "The picture" });
   const pick = h("input", { type: "file", accept: "image/*", capture: "environment", "aria-label": "A picture from this device" });
   const show = (source, size) => {
     Object.assign(still, size);
@@ -30,31 +30,55 @@ export function cameraPad(spec, changed, trouble) {
     pick.value = "";
     changed(null);
   };
-  start.addEventListener("click", async () => {
-    try {
-      video.srcObject = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" }, audio: false });
-      await video.play();
-      for (const [element, hidden] of /** @type {[HTMLElement, boolean][]} */ ([[video, false], [take, false], [start, true]])) element.hidden = hidden;
-    } catch (error) {
-      trouble(whyNot("camera", error));
-    }
-  });
-  take.addEventListener("click", () => show(video, fitting(video.videoWidth, video.videoHeight)));
+  take.addEventListener("click", () => video.videoWidth && show(video, fitting(video.videoWidth, video.videoHeight)));
   pick.addEventListener("change", async () => {
     try {
       const bitmap = pick.files.length ? await bitmapOf(pick.files[0]) : null;
       if (bitmap) show(bitmap, fitting(bitmap.width, bitmap.height));
+      bitmap?.close();
     } catch (error) {
       trouble(error.message);
     }
   });
-  addEventListener("pagehide", () => stop(video));
-  const element = h("div", { class: "pad" }, video, still, h("div", { class: "row" }, start, take), h("label", { class: "file" }, "or choose one ", pick));
-  return { element, how: "Take a picture of it, and say what it is.", clear };
+  const element = h("div", { class: "pad" }, video, still, h("div", { class: "row" }, take, button), h("label", { class: "file" }, "or choose one ", pick));
+  return { element, how: "Take a picture of it, and say what it is.", clear, close: off };
 }
 
-function stop(video) {
-  for (const track of video.srcObject?.getTracks() ?? []) track.stop();
+/**
+ * What the camera sees, and the button that switches it on and off.
+ * @param {(on: boolean) => void} switched @param {(text: string) => void} trouble
+ */
+function viewfinder(switched, trouble) {
+  const video = h("video", { class: "paper", playsinline: true, muted: true, hidden: true, "aria-label": "What the camera sees" });
+  const button = h("button", { type: "button" }, "Use the camera");
+  /** @param {MediaStream | null} stream */
+  const see = (stream) => {
+    video.srcObject = stream;
+    video.hidden = stream === null;
+    button.textContent = stream ? "Switch it off" : "Use the camera";
+    switched(stream !== null);
+  };
+  const camera = new Capture("camera", (why) => {
+    see(null);
+    trouble(why);
+  });
+  const off = () => {
+    camera.close();
+    see(null);
+  };
+  button.addEventListener("click", async () => {
+    if (video.srcObject) return off();
+    trouble("");
+    button.disabled = true;
+    try {
+      see(await camera.open());
+      await video.play().catch(() => {}); // it was closed meanwhile
+    } catch (error) {
+      trouble(error.message);
+    }
+    button.disabled = false;
+  });
+  return { video, button, off };
 }
 
 /** The pixels of a file. @param {Blob} file @returns {Promise<import("../device/preparing.js").Picture>} */
@@ -91,12 +115,4 @@ function pixelsOf(canvas) {
     for (let c = 0; c < 3; c++) pixels[3 * i + c] = Math.round(share * data[4 * i + c] + (1 - share) * 255);
   }
   return { pixels, width, height, channels: 3 };
-}
-
-/** Why the browser gave no camera or microphone, in plain words. */
-export function whyNot(what, error) {
-  if (!globalThis.isSecureContext) return `The ${what} needs a secure page: open it by https.`;
-  if (error.name === "NotAllowedError") return `This page may not use the ${what}: allow it in the browser's settings of this site.`;
-  if (error.name === "NotFoundError") return `This device has no ${what}, or another program has it.`;
-  return `The ${what} cannot be used: ${error.message}`;
 }

@@ -1,12 +1,19 @@
-/** The pad that records one second of sound, and shows it as the model sees it. */
+/** The pad that records a word or another sound, and shows it as the model sees it. */
 
+import { Hearing } from "../device/hearing.js";
 import { isSound } from "../device/preparing.js";
 import { RATE, readWav, samplesOf, soundRaw } from "../device/sounds.js";
+import { Capture, CaptureError } from "./capture.js";
 import { h } from "./dom.js";
-import { whyNot } from "./pictures.js";
 import { paintSample } from "./thumbnail.js";
 
-const SETTLE_S = 0.15; // after the microphone was opened: its first samples are of nothing
+const SILENT_MS = 5000; // without a word from the audio thread: it does not run
+const SAID = {
+  "": "Recorded.",
+  nothing: "Nothing at all was heard: is the microphone switched off?",
+  quiet: "It was quiet. Keep it if that is what it is; else record again, nearer.",
+  loud: "It was too loud for the microphone: record again, from farther away.",
+};
 
 /**
  * @param {import("../device/preparing.js").InputSpec} spec of a sound
@@ -20,52 +27,102 @@ export function recordingPad(spec, changed, trouble) {
   const canvas = h("canvas", { class: "paper sound", width: 1, height: 1, role: "img", "aria-label": "The recording, low tones below" });
   const button = h("button", { type: "button", class: "main" }, "Record");
   const said = h("span", { role: "status", class: "quiet" });
+  const level = h("meter", { class: "level", max: 1, value: 0, "aria-hidden": "true" });
+  const left = h("progress", { class: "level", max: 1, value: 0, "aria-hidden": "true" });
+  const meters = h("div", { hidden: true }, level, left);
+  const recorder = new Recorder(seconds, (hearing) => {
+    meters.hidden = false;
+    level.value = hearing.level;
+    left.value = hearing.begun ? 0 : 1 - hearing.waited;
+    said.textContent = hearing.begun ? "Listening …" : "Speak now …";
+  });
   const clear = () => {
     canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
     changed(null);
   };
   button.addEventListener("click", async () => {
     button.disabled = true;
+    trouble("");
     try {
-      const { samples, rate } = await recorded(seconds, () => (said.textContent = "Speak now …"));
-      const raw = soundRaw(spec, samples, rate);
-      paintSample(canvas, spec, raw);
-      said.textContent = "Recorded.";
-      changed(raw);
+      const heard = await recorder.record();
+      said.textContent = heard ? SAID[heard.fault] : "";
+      if (heard) {
+        const raw = soundRaw(spec, heard.samples, heard.rate);
+        paintSample(canvas, spec, raw);
+        changed(raw);
+      }
     } catch (error) {
       said.textContent = "";
-      trouble(whyNot("microphone", error));
+      trouble(error.message);
     }
+    meters.hidden = true;
     button.disabled = false;
   });
-  const element = h("div", { class: "pad" }, canvas, h("div", { class: "row" }, button, said));
-  return { element, how: `Record it (${seconds.toFixed(0)} second), and say what it is.`, clear };
+  const element = h("div", { class: "pad" }, canvas, h("div", { class: "row" }, button, said), meters);
+  const how = `Press, and say it: the ${seconds.toFixed(0)} second around the word is kept. Then say what it is.`;
+  return { element, how, clear, close: () => recorder.stop() };
 }
 
-/** So many seconds of the microphone, -32768 to 32767. `speak` is called when it listens. */
-async function recorded(seconds, speak) {
-  const stream = await navigator.mediaDevices.getUserMedia({ audio: { channelCount: 1 }, video: false });
-  const context = new AudioContext();
-  try {
+/** @typedef {import("../device/hearing.js").Heard & {rate: number}} Recorded rate in Hz */
+
+/** Listens until a word was said. */
+class Recorder {
+  /** @param {number} seconds to keep @param {(hearing: Hearing) => void} listening told as it goes */
+  constructor(seconds, listening) {
+    this._seconds = seconds;
+    this._listening = listening;
+    this._stopped = (/** @type {string} */ _why) => {};
+    this._capture = new Capture("microphone", (why) => this._stopped(why));
+  }
+
+  /** @returns {Promise<Recorded | null>} null: stopped. Rejects with CaptureError. */
+  async record() {
+    const context = new AudioContext(); // before anything is waited for: some browsers ask for a touch of the page
+    const stopped = new Promise((resolve, reject) => {
+      this._stopped = (why) => (why ? reject(new CaptureError(why)) : resolve(null));
+    });
+    try {
+      return await Promise.race([stopped, this._recorded(context)]);
+    } finally {
+      this._capture.close();
+      await context.close();
+    }
+  }
+
+  stop() {
+    this._stopped("");
+  }
+
+  /** @param {AudioContext} context @returns {Promise<Recorded | null>} */
+  async _recorded(context) {
+    const stream = await this._capture.open();
+    if (!stream) return null;
     await context.audioWorklet.addModule(new URL("microphone.js", import.meta.url));
+    await context.resume();
+    const hearing = new Hearing(this._seconds, context.sampleRate);
+    await this._heard(context, stream, hearing);
+    return { ...hearing.cut(), rate: context.sampleRate };
+  }
+
+  /** Until it heard to the end. @param {AudioContext} context @param {MediaStream} stream @param {Hearing} hearing */
+  _heard(context, stream, hearing) {
     const node = new AudioWorkletNode(context, "microphone", { numberOfOutputs: 0 });
-    const wanted = Math.ceil((seconds + SETTLE_S) * context.sampleRate);
-    const parts = [];
-    await new Promise((resolve) => {
-      let count = 0;
+    return new Promise((resolve, reject) => {
+      const none = () => reject(new CaptureError("The microphone gives no sound: try again, or choose files."));
+      let waiting = setTimeout(none, SILENT_MS);
       node.port.onmessage = ({ data }) => {
-        parts.push(data);
-        count += data.length;
-        if (count >= wanted) resolve(undefined);
+        clearTimeout(waiting);
+        hearing.hear(data);
+        this._listening(hearing);
+        if (!hearing.done) {
+          waiting = setTimeout(none, SILENT_MS);
+          return;
+        }
+        node.port.onmessage = null;
+        resolve(undefined);
       };
       context.createMediaStreamSource(stream).connect(node);
-      speak();
     });
-    const samples = Float32Array.from(parts.flatMap((part) => Array.from(part)), (value) => 32768 * value);
-    return { samples: samples.slice(Math.ceil(SETTLE_S * context.sampleRate)), rate: context.sampleRate };
-  } finally {
-    for (const track of stream.getTracks()) track.stop();
-    await context.close();
   }
 }
 

@@ -29,6 +29,11 @@ export class Teaching {
     this._taken(null);
   }
 
+  /** Nothing more is taken: camera and microphone are off. */
+  close() {
+    this._pad?.close?.();
+  }
+
   /** Ask anew what the model takes it for: the model is another. */
   async again() {
     if (this._raw) await this._guess(this._raw);

@@ -1,0 +1,300 @@
+"""Microphone and camera, for which Chromium takes files: what is kept of them, and when they go off."""
+
+import os
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_runtime.data.resampling import resampled
+from models.log_mel import RATE, log_mel, samples_of
+
+from .conftest import FLAGS, OPEN, SCRIPTED, Visit
+from .serving_pages import Pages
+from .test_page import CONTRAST, HIDE
+
+FRAMES, BANDS = 61, 40
+SCALE, MEAN, STD = 1 / 255, 0.305, 0.376
+"""Of the scripted device's words, but for the scale of colours: the same."""
+FAST_HZ = 48_000
+REFUSING = (*FLAGS, "--use-fake-ui-for-media-stream=deny")
+WITHOUT = tuple(flag for flag in FLAGS if flag != "--use-fake-device-for-media-stream")
+TRACKS = """
+globalThis.tracks = [];
+const get = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+navigator.mediaDevices.getUserMedia = async (wanted) => {
+  const stream = await get(wanted);
+  tracks.push(...stream.getTracks());
+  return stream;
+};
+const stop = MediaStreamTrack.prototype.stop;
+MediaStreamTrack.prototype.stop = function () {
+  stop.call(this);
+  sessionStorage.setItem("stopped", Number(sessionStorage.getItem("stopped")) + 1);
+};
+"""
+
+
+class Props:
+    """What Chromium takes for its microphone and its camera: read anew each time that one is switched on."""
+
+    def __init__(self, folder):
+        self._wav, self._film = folder / "microphone.wav", folder / "camera.y4m"
+        self.say(np.zeros(FAST_HZ), FAST_HZ)
+        self.show(np.zeros((16, 16, 3), np.uint8))
+        self.flags = (
+            *FLAGS,
+            f"--use-file-for-fake-audio-capture={self._wav}%noloop",
+            f"--use-file-for-fake-video-capture={self._film}",
+        )
+
+    def say(self, samples, rate):
+        """Samples (n,), -32768 to 32767."""
+        with wave.open(str(self._wav), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(rate)
+            file.writeframes(np.asarray(samples).astype("<i2").tobytes())
+
+    def show(self, picture):
+        """A picture (h, w, 3), enlarged to 240 x 240 and shown for ever: BT.601, 16 to 235."""
+        times = 240 // len(picture)
+        red, green, blue = np.kron(picture, np.ones((times, times, 1))).transpose(2, 0, 1) / 255
+        luma = 0.299 * red + 0.587 * green + 0.114 * blue
+        planes = [16 + 219 * luma]
+        planes += [128 + 224 * (one - luma)[::2, ::2] / far for one, far in ((blue, 1.772), (red, 1.402))]
+        frame = b"FRAME\n" + b"".join(np.rint(plane).astype(np.uint8).tobytes() for plane in planes)
+        self._film.write_bytes(b"YUV4MPEG2 W240 H240 F20:1 Ip A1:1 C420\n" + 4 * frame)
+
+
+@pytest.fixture(scope="session")
+def props(tmp_path_factory):
+    return Props(tmp_path_factory.mktemp("props"))
+
+
+@pytest.fixture(scope="session")
+def studio(chromiums, props):
+    """A Chromium of which `props` say what it hears and sees."""
+    return chromiums(props.flags)
+
+
+@pytest.fixture
+def joined():
+    """A page with a scripted device, for one of its cases, in a browser."""
+    visits = []
+
+    def make(browser, case, **context):
+        script = f"self.scripted = {case!r};\n" + SCRIPTED.read_text()
+        visits.append(Visit(browser, Pages(OPEN, {}, {"/join/worker.js": script}), **context))
+        visits[-1].context.add_init_script(TRACKS)
+        visits[-1].joined()
+        return visits[-1]
+
+    yield make
+    for one in visits:
+        one.context.close()
+        one.pages.shutdown()
+
+
+def word(height, begin_s, long_s=0.5, whole_s=6.0, rate=FAST_HZ):
+    """A tone that rises from 300 to 3000 Hz, in the noise of a quiet room: samples (n,)."""
+    noise = np.random.default_rng(0).normal(0, 10, round(whole_s * rate))
+    at = np.arange(round(long_s * rate)) / rate
+    tone = np.sin(2 * np.pi * (300 * at + 2700 * at**2 / (2 * long_s)))
+    first = round(begin_s * rate)
+    noise[first : first + len(tone)] += height * tone
+    return np.rint(noise)
+
+
+def record(page):
+    page.get_by_role("button", name="Record").click()
+    page.wait_for_selector("#pad button:disabled")
+    page.wait_for_selector("#pad button:enabled")
+
+
+def guessed(one):
+    """What the model was last asked of, raw, flat."""
+    x = [said for said in one.said() if said["do"] == "guess"][-1]["x"]
+    return (np.array(list(x.values())) * STD + MEAN) / SCALE
+
+
+def nearest(features, samples, rate):
+    """Where in a sound features (61, 40) were made, in s, and how far each is from Python's own there."""
+    wanted = samples_of(FRAMES)
+    sound = resampled(samples.astype(np.float32), rate, RATE, len(samples) * RATE // rate)
+
+    def far(first):
+        return np.abs(log_mel(sound[None, first : first + wanted])[0].astype(int) - features)
+
+    coarse = min(range(0, len(sound) - wanted, 160), key=lambda first: far(first).mean())
+    around = range(max(0, coarse - 160), min(len(sound) - wanted, coarse + 160), 4)
+    first = min(around, key=lambda first: far(first).mean())
+    return first / RATE, far(first)
+
+
+def stopped(page):
+    """How many tracks were stopped, in this tab's whole life."""
+    return page.evaluate("Number(sessionStorage.getItem('stopped'))")
+
+
+def states(page):
+    return page.evaluate("tracks.map((track) => track.readyState)")
+
+
+@pytest.mark.parametrize("begin_s", [1.2, 2.0])
+def test_the_second_around_a_word_is_kept_with_the_features_that_python_makes_of_it(
+    begin_s, props, studio, joined
+):
+    sound = word(8000, begin_s)
+    props.say(sound, FAST_HZ)
+    one = joined(studio, "words")
+    record(one.page)
+    one.page.get_by_text("Recorded.").wait_for()
+    first_s, far = nearest(guessed(one).reshape(FRAMES, BANDS), sound, FAST_HZ)
+    assert abs(first_s + 0.5 - (begin_s + 0.25)) < 0.1  # the middle of one in the middle of the other
+    assert far.mean() < 0.3  # steps of half a decibel, of 255
+    assert np.quantile(far, 0.99) < 2.5
+    assert states(one.page) == ["ended"]
+    one.page.locator(".label:enabled", has_text="stop").click()
+    one.page.get_by_text("1 sample,").wait_for()
+    assert one.wrong == []
+
+
+def test_who_says_nothing_is_told_so_and_may_keep_it(props, studio, joined):
+    props.say(np.zeros(100), FAST_HZ)
+    one = joined(studio, "words")
+    record(one.page)
+    one.page.get_by_text("Nothing at all was heard").wait_for()
+    props.say(word(0, 0), FAST_HZ)
+    record(one.page)
+    one.page.get_by_text("It was quiet.").wait_for()
+    assert one.page.locator(".label:enabled").count() == 3
+    assert states(one.page) == ["ended", "ended"]
+
+
+def test_a_page_that_is_hidden_while_it_listens_lets_go_of_the_microphone(props, studio, joined):
+    props.say(np.zeros(100), FAST_HZ)
+    one = joined(studio, "words")
+    one.page.get_by_role("button", name="Record").click()
+    one.page.get_by_text("Speak now").wait_for()
+    assert states(one.page) == ["live"]
+    one.page.evaluate(HIDE, True)
+    one.page.get_by_text("The microphone is off: the page was hidden.").wait_for()
+    assert states(one.page) == ["ended"]
+    assert one.page.locator(".label:enabled").count() == 0
+    one.page.evaluate(HIDE, False)
+    record(one.page)
+    assert states(one.page) == ["ended", "ended"]
+    assert one.page.locator("#trouble").is_hidden()
+
+
+def test_a_picture_is_what_the_camera_sees(props, studio, joined):
+    rng = np.random.default_rng(0)
+    quarters = rng.integers(40, 216, (2, 2, 3)).astype(np.uint8)
+    props.show(np.kron(quarters, np.ones((8, 8, 1), np.uint8)))
+    one = joined(studio, "colours")
+    one.page.get_by_role("button", name="Use the camera").click()
+    one.page.get_by_role("button", name="Take a picture").click()
+    one.page.wait_for_selector(".label.best:enabled")
+    x = [said for said in one.said() if said["do"] == "guess"][-1]["x"]
+    seen = (np.array(list(x.values())) * 0.2 + 0.5).reshape(3, 32, 32) * 255
+    for row in range(2):
+        for column in range(2):
+            part = seen[:, 16 * row + 2 : 16 * row + 14, 16 * column + 2 : 16 * column + 14]
+            np.testing.assert_allclose(part.mean(axis=(1, 2)), quarters[row, column], atol=6)
+    assert one.wrong == []
+
+
+def camera_on(one):
+    one.page.get_by_role("button", name="Use the camera").click()
+    one.page.get_by_role("button", name="Take a picture").wait_for()
+    assert states(one.page)[-1] == "live"
+
+
+WORDS = {"shape": [1, 61, 40], "scale": 1 / 255, "mean": [0.3], "std": [0.4], "dtype": "float32"}
+OTHER = {
+    "type": "task",
+    "manifest": {"name": "other", "input": {**WORDS, "vocabulary": None}, "labels": ["yes", "no"]},
+    "engine": "",
+    "why": "",
+    "cores": 1,
+    "memoryBytes": 1,
+    "forwardS": 1,
+    "examples": 1,
+}
+
+
+def test_the_camera_goes_off_by_its_button_when_the_page_is_hidden_or_left_and_for_another_model(
+    studio, joined
+):
+    one = joined(studio, "colours")
+    camera_on(one)
+    one.page.get_by_role("button", name="Switch it off").click()
+    assert states(one.page) == ["ended"]
+    assert one.page.locator("video").is_hidden()
+
+    camera_on(one)
+    one.page.evaluate(HIDE, True)
+    assert states(one.page) == ["ended"] * 2
+    one.page.evaluate(HIDE, False)
+    one.page.get_by_role("button", name="Use the camera").wait_for()
+    assert one.page.get_by_role("button", name="Take a picture").is_hidden()
+
+    camera_on(one)
+    one.page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide'))")
+    assert states(one.page) == ["ended"] * 3
+
+    one.page.reload()
+    one.page.get_by_text("Round 4: working").wait_for()
+    camera_on(one)
+    one.page.workers[0].evaluate("(told) => postMessage(told)", OTHER)
+    one.page.get_by_role("button", name="Record").wait_for()
+    assert states(one.page) == ["ended"]
+    assert one.wrong == []
+
+
+def test_whoever_leaves_with_the_camera_on_has_it_switched_off(studio, joined):
+    one = joined(studio, "colours")
+    camera_on(one)
+    one.page.click("#leave")
+    one.page.wait_for_selector("#join:not([hidden])")
+    assert stopped(one.page) == 1
+
+
+@pytest.mark.parametrize("case", ["words", "colours"])
+@pytest.mark.parametrize(
+    ("flags", "said"), [(REFUSING, "This page may not use the {}"), (WITHOUT, "This device has no {}")]
+)
+def test_what_the_browser_does_not_give_is_said_and_may_be_tried_again(flags, said, case, chromiums, joined):
+    browser = chromiums(flags)
+    one = joined(browser, case)
+    button, what = {"words": ("Record", "microphone"), "colours": ("Use the camera", "camera")}[case]
+    for _ in range(2):
+        one.page.get_by_role("button", name=button).click()
+        one.page.get_by_text(said.format(what)).wait_for()
+        assert "Files can be chosen without it" in one.page.inner_text("#trouble")
+    assert one.page.get_by_role("button", name=button).is_enabled()
+    assert one.wrong == []
+    browser.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("case", ["words", "colours"])
+def test_microphone_and_camera_fit_a_phone_and_can_be_read(case, scheme, props, studio, joined, tmp_path):
+    props.say(word(8000, 1.2), FAST_HZ)
+    props.show(np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8))
+    one = joined(studio, case, viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    page, pictures = one.page, Path(os.environ.get("SCREENSHOTS", tmp_path))
+    if case == "words":
+        page.get_by_role("button", name="Record").click()
+        page.get_by_text("Listening").or_(page.get_by_text("Speak now")).wait_for()
+        page.locator("#teach").screenshot(path=pictures / f"listening-{scheme}.png")
+    else:
+        camera_on(one)
+        page.get_by_role("button", name="Take a picture").click()
+    page.wait_for_selector(".label.best:enabled")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert [ratio for ratio in page.evaluate(CONTRAST) if ratio[0] < 4.5] == []
+    page.locator("#teach").screenshot(path=pictures / f"{case}-{scheme}.png")
+    assert one.wrong == []
