@@ -20,8 +20,9 @@
  *
  * @typedef {{type: "guessed", number: number, shares: number[] | null}} Guessed of each label; null: no model yet
  * @typedef {{type: "stopped", text: string}} Stopped the device has ended, for what it cannot mend
+ * @typedef {{type: "unloaded", text: string}} Unloaded a part of its program does not come: another worker may have it
  * @typedef {{type: "left"}} Left
- * @typedef {Happening | Guessed | Stopped | Left} Told
+ * @typedef {Happening | Guessed | Stopped | Unloaded | Left} Told
  */
 
 /** In IndexedDB: what the device keeps, and the samples that the page keeps for it. */

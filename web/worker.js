@@ -5,7 +5,7 @@ import { Agent } from "./device/agent.js";
 import { fromHex } from "./device/bytes.js";
 import { DeviceModel } from "./device/engine.js";
 import { enrolmentOf } from "./device/enrolment.js";
-import { oneLine } from "./device/errors.js";
+import { EngineUnloaded, oneLine } from "./device/errors.js";
 import { browserHost } from "./device/host.js";
 import { Link } from "./device/link.js";
 import { own } from "./device/owner.js";
@@ -40,7 +40,7 @@ class Device {
     const environment = {
       clock,
       disk,
-      open: async (/** @type {any} */ bundle) => new DeviceModel(bundle, await runtimeFor(bundle)),
+      open: async (/** @type {any} */ bundle) => new DeviceModel(bundle, await runtimeOf(bundle)),
       samples: async (/** @type {any} */ { input, labels }) => {
         kept.samples = new Samples(samples, input, labels);
         return kept.samples.open();
@@ -99,6 +99,16 @@ async function whoOf({ name, token, broker, key }) {
   const { user, password } = enrolled?.url ?? broker;
   const url = { ...(gateway ?? enrolled?.url ?? parseUrl(broker.url)), user, password };
   return enrolled ? { ...enrolled, url } : { name: checkDevice(name), clientId: name, key: fromHex(key), url };
+}
+
+/** The page is told where it does not come: only another worker can try again. @param {any} bundle */
+async function runtimeOf(bundle) {
+  try {
+    return await runtimeFor(bundle);
+  } catch (error) {
+    if (error instanceof EngineUnloaded) tell({ type: "unloaded", text: oneLine(error) });
+    throw error;
+  }
 }
 
 /** What may cross: of a manifest, what the page shows. @param {any} happening */

@@ -17,7 +17,7 @@ HEADERS = {
 class Pages(ThreadingHTTPServer):
     """`config` is what join/config.json says; a secret in `tokens` is exchanged for its token, by one claim.
 
-    `instead`: what stands for files, or beside them, by path.
+    `instead`: what stands for files, or beside them, by path; `failing`: paths that cannot be had now.
     """
 
     daemon_threads = True
@@ -27,6 +27,7 @@ class Pages(ThreadingHTTPServer):
     ) -> None:
         self.config, self.tokens, self.instead = config, tokens, instead
         self.claims: dict[str, str] = {}
+        self.failing: set[str] = set()
         super().__init__(("127.0.0.1", 0), _Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -61,7 +62,9 @@ class _Handler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def do_GET(self) -> None:
-        if self.path == "/join/config.json":
+        if self.path in self.server.failing:
+            self._say(503, "", "text/plain")
+        elif self.path == "/join/config.json":
             self._say(200, json.dumps(self.server.config), "application/json")
         elif self.path in self.server.instead:
             self._say(200, self.server.instead[self.path], "text/javascript")

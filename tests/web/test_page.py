@@ -326,6 +326,63 @@ def test_a_device_that_breaks_says_so(visit):
     assert "out of memory" in page.inner_text("#trouble")
 
 
+LOADS = """
+import { wasmRuntime } from "./device/runtime.js";
+self.asked = [];
+onmessage = async ({ data }) => {
+  self.asked.push(data);
+  if (data.do !== "start") return;
+  await wasmRuntime().then(
+    ({ why }) => postMessage({ type: "log", level: "warning", text: `it computes by ${why}` }),
+    ({ message }) => postMessage({ type: "unloaded", text: message }),
+  );
+};
+"""
+
+
+@pytest.mark.parametrize(
+    "missing", ["ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"]
+)
+def test_a_runtime_that_does_not_come_is_loaded_again_and_the_page_says_so(visit, missing):
+    one = visit()
+    one.page.clock.install()
+    one.pages.instead["/join/worker.js"] = LOADS
+    path = f"/join/vendor/ort/{missing}"
+    one.pages.failing.add(path)
+    page = one.open()
+    page.click("#join button")
+    page.click("#pause")
+    said = "A part of this page's program could not be loaded. Trying again in"
+    page.get_by_text("Paused: you paused it.").wait_for()
+    page.get_by_text("its WASM build: ").wait_for()
+    page.click("#pause")
+    page.get_by_text(f"{said} 2.0 s").wait_for()
+    assert page.inner_text("#connection") == "offline"
+    page.clock.fast_forward(2_000)
+    page.get_by_text(f"{said} 4.0 s").wait_for()
+    one.pages.failing.clear()
+    page.clock.fast_forward(4_000)
+    page.get_by_text("it computes by WASM").wait_for()
+    assert [told["do"] for told in one.said() if told["do"] != "battery"] == ["start"]
+
+
+def test_a_device_whose_own_program_does_not_come_is_begun_again_and_is_still_paused(visit):
+    one = visit()
+    one.page.clock.install()
+    one.pages.failing.add("/join/worker.js")
+    page = one.open()
+    page.click("#join button")
+    page.get_by_text("could not be loaded. Trying again in 2.0 s").wait_for()
+    page.click("#pause")
+    one.pages.failing.clear()
+    page.clock.fast_forward(2_000)
+    page.wait_for_selector("#teach:not([hidden])")
+    told = [told for told in one.said() if told["do"] in ("start", "pause")]
+    assert [(said["do"], said.get("why")) for said in told] == [("start", None), ("pause", "you paused it")]
+    page.click("#pause")
+    page.get_by_text("Round 4: working").wait_for()
+
+
 def test_without_the_link_that_a_task_asks_for_nobody_is_let_in(visit):
     one = visit()
     one.pages.config = {**one.pages.config, "enrolment": "link"}

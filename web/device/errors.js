@@ -38,6 +38,8 @@ export class TensorError extends ModelError {}
 export class BundleError extends ModelError {}
 /** An engine that is missing, refuses a graph, or is given the wrong arrays. */
 export class EngineError extends ModelError {}
+/** The engine's program, or a part of it, does not come. Trying again later may help. */
+export class EngineUnloaded extends EngineError {}
 /** A graph that a bundle does not have, or a device cannot run. */
 export class MissingGraph extends ModelError {}
 

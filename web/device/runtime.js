@@ -4,9 +4,12 @@
  * The build with WebGPU is another 27 MB; it is loaded only where a browser has an adapter.
  */
 
-import { EngineError } from "./errors.js";
+import { fromHex } from "./bytes.js";
+import { EngineError, EngineUnloaded } from "./errors.js";
 
 const MOST_THREADS = 4;
+/** An ONNX model of one node, y = Identity(x): for it all of the library has to be there. */
+const LEAST = "08083a2f0a100a017812017922084964656e746974791201675a0b0a017812060a0408011200620b0a017912060a04080112004202100d";
 
 /** How graphs are run. `provider` is "wasm" or "webgpu"; `why` is for people. */
 export class Runtime {
@@ -67,12 +70,13 @@ export async function engineErrors(what, work) {
 
 /**
  * WASM, on several threads where the page is isolated from others and memory can be shared (WebKitGTK isolates,
- * and shares none), else on one. `threads`: 0 for a choice. Raises EngineError where the library cannot be loaded.
+ * and shares none), else on one. `threads`: 0 for a choice. Raises EngineUnloaded where the library cannot be
+ * loaded: in this thread it cannot be from then on, for the library remembers, and some browsers do.
  * @param {{threads?: number}} [wish]
  * @returns {Promise<Runtime>}
  */
 export async function wasmRuntime({ threads = 0 } = {}) {
-  const ort = await engineErrors("its WASM build", () => import("../vendor/ort/ort.wasm.min.mjs"));
+  const ort = await loaded(() => import("../vendor/ort/ort.wasm.min.mjs"));
   const shares = /** @type {any} */ (globalThis).crossOriginIsolated === true && "SharedArrayBuffer" in globalThis;
   const cores = globalThis.navigator?.hardwareConcurrency ?? 1;
   const wanted = threads || Math.max(1, Math.min(MOST_THREADS, cores - 1));
@@ -82,7 +86,19 @@ export async function wasmRuntime({ threads = 0 } = {}) {
   const unshared = shares ? "no core is to spare" : "memory is not shared here";
   const alone = threads === 1 ? "as asked" : unshared;
   const why = count > 1 ? `WASM on ${count} threads of ${cores}` : `WASM on one thread: ${alone}`;
-  return new Runtime(ort, { provider: "wasm", threads: count, why });
+  const runtime = new Runtime(ort, { provider: "wasm", threads: count, why });
+  const least = await loaded(() => runtime.session(fromHex(LEAST), new Map(), "its WASM build"));
+  await least.release();
+  return runtime;
+}
+
+/** @template T @param {() => Promise<T>} work @returns {Promise<T>} */
+async function loaded(work) {
+  try {
+    return await engineErrors("its WASM build", work);
+  } catch (error) {
+    throw new EngineUnloaded(/** @type {Error} */ (error).message);
+  }
 }
 
 /** WebGPU, or why there is none. @returns {Promise<Runtime | string>} */

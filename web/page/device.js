@@ -1,32 +1,44 @@
-/** The worker that is the device, as the page sees it. */
+/** The worker that is the device, as the page sees it; another, where a part of its program does not come. */
+
+import { backoff } from "../device/patience.js";
 
 const LEAVE_MS = 3000;
+/** Seconds before its program is loaded again for the first time, and at most. */
+const AGAIN_S = /** @type {[number, number]} */ ([2, 60]);
 
 /**
  * @typedef {import("../crossing.js").Told} Told
  * @typedef {import("../crossing.js").Ask} Ask
+ * @typedef {import("../crossing.js").Settings} Settings
  */
 
 export class Device {
-  /** @param {(told: any) => void} heard each message of the worker, guesses apart */
-  constructor(heard) {
-    this._worker = new Worker(new URL("../worker.js", import.meta.url), { type: "module" });
+  /** @param {Settings} settings @param {(told: any) => void} heard each message of the worker, guesses apart;
+   *   `unloaded` with `wait`, the seconds before it is tried again */
+  constructor(settings, heard) {
+    this._heard = heard;
+    /** What another worker is told, too. @type {Map<string, Ask>} */
+    this._standing = new Map([["start", { do: "start", settings }]]);
     this._guesses = new Map();
+    this._number = 0;
+    this._failures = 0;
+    this._ended = false;
     this._left = () => {};
-    this._worker.onmessage = ({ data }) => this._hear(data, heard);
-    this._worker.onerror = (event) => {
-      heard({ type: "stopped", text: event.message ?? "its program could not be loaded" });
-    };
+    this._begin();
   }
 
   /** @param {Ask} message */
   ask(message) {
-    this._worker.postMessage(message);
+    if (message.do === "pause") this._standing.set(`pause ${message.why}`, message);
+    if (message.do === "resume") this._standing.delete(`pause ${message.why}`);
+    if (message.do === "battery") this._standing.set("battery", message);
+    this._worker?.postMessage(message);
   }
 
   /** What the model takes one prepared sample for, a share for each label; null while there is no model. */
   guess(x) {
-    const number = this._guesses.size ? Math.max(...this._guesses.keys()) + 1 : 0;
+    if (!this._worker) return Promise.resolve(null);
+    const number = this._number++;
     return new Promise((resolve) => {
       this._guesses.set(number, resolve);
       this.ask({ do: "guess", number, x });
@@ -35,6 +47,8 @@ export class Device {
 
   /** Says farewell and ends. */
   async leave() {
+    this._ended = true;
+    if (!this._worker) return;
     await Promise.race([
       new Promise((resolve) => {
         this._left = () => resolve(undefined);
@@ -42,14 +56,43 @@ export class Device {
       }),
       new Promise((resolve) => setTimeout(resolve, LEAVE_MS)),
     ]);
-    this._worker.terminate();
+    this._worker?.terminate();
   }
 
-  _hear(told, heard) {
+  _begin() {
+    if (this._ended) return;
+    /** @type {Worker | null} */
+    this._worker = new Worker(new URL("../worker.js", import.meta.url), { type: "module" });
+    this._worker.onmessage = ({ data }) => this._hear(data);
+    this._worker.onerror = ({ message }) => {
+      if (!message) this._again(""); // of what it imports, something did not come
+      else this._heard({ type: "stopped", text: message });
+    };
+    for (const message of this._standing.values()) this._worker.postMessage(message);
+  }
+
+  _hear(told) {
     if (told.type === "guessed") {
       this._guesses.get(told.number)?.(told.shares);
       this._guesses.delete(told.number);
     } else if (told.type === "left") this._left();
-    else heard(told);
+    else if (told.type === "unloaded") this._again(told.text);
+    else {
+      if (told.type === "task") this._failures = 0;
+      this._heard(told);
+    }
+  }
+
+  /** Another worker, after a while. @param {string} why */
+  _again(why) {
+    this._worker?.terminate();
+    this._worker = null;
+    for (const resolve of this._guesses.values()) resolve(null);
+    this._guesses.clear();
+    this._left();
+    const wait = backoff(this._failures++, AGAIN_S, 0);
+    this._heard({ type: "link", connected: false, reason: "" });
+    this._heard({ type: "unloaded", text: why, wait });
+    setTimeout(() => this._begin(), 1000 * wait);
   }
 }

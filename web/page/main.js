@@ -45,8 +45,7 @@ class Page {
     this._persisted = false;
     /** @type {{input: any, labels: string[]} | null} */
     this._model = null;
-    this._device = new Device((told) => this._hear(told));
-    this._device.ask({ do: "start", settings });
+    this._device = new Device(settings, (told) => this._hear(told));
     this._manners = new Manners({
       pause: (why) => this._pause(why),
       resume: (why) => this._resume(why),
@@ -77,6 +76,7 @@ class Page {
     this._manners.training(this._now.training);
     if (told.type === "link") connection(told.connected);
     if (told.type === "log" && told.level !== "info") say(byId("notice"), `${told.text}.`);
+    if (told.type === "unloaded") say(byId("notice"), told.text && `${told.text}.`);
     if (told.type === "stopped") trouble(`The device has stopped: ${told.text}. Reload the page to start it again.`);
     if (["link", "plan", "receipt"].includes(told.type)) say(byId("notice"), "");
     if (told.type === "task") this._about = told;

@@ -39,6 +39,7 @@ export class Now {
   hear(told) {
     if (told.type === "offer") this._begin(told);
     if (told.type === "plan") [this._plan, this._progress] = [told, null];
+    if (told.type === "unloaded") this._plan = this._progress = null;
     if (told.type === "progress") this._progress = told;
     if (told.type === "made") this._made = told;
     if (told.type === "traffic") this._up = told.up;
@@ -85,6 +86,7 @@ export class Now {
 function line(told, now) {
   const lines = {
     link: () => (now.over ? null : told.connected ? "Connected. Asking for the task …" : `Not connected: ${told.reason}. Trying again …`),
+    unloaded: () => `A part of this page's program could not be loaded. Trying again in ${seconds(told.wait)} …`,
     fetching: () => (now.training || now.over ? null : `Fetching the model: ${bytes(told.have)} of ${bytes(told.size)}`),
     task: () => (now.over ? null : told.examples ? "The model is here." : "The model is here. It needs samples: teach it, or choose files."),
     offer: () => (now.training && !told.done ? null : offered(told)),
