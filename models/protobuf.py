@@ -10,6 +10,8 @@ from .errors import BundleError
 
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
 MOST_BITS = 64
+MOST_NUMBER = (1 << 29) - 1
+"""Of a field."""
 
 
 class Field(NamedTuple):
@@ -28,6 +30,8 @@ def fields(message: bytes) -> Iterator[Field]:
         begin = place
         tag, place = _varint(message, place)
         number, kind = tag >> 3, tag & 7
+        if number > MOST_NUMBER:
+            raise BundleError(f"no protocol buffer: a field with the number {number} at byte {begin}")
         start = place
         if kind == VARINT:
             _, place = _varint(message, place)

@@ -64,7 +64,7 @@ def read(kind: Kind) -> AnyStrategy:
     """The strategy of an offer. Raises KindError."""
     try:
         settings = msgspec.msgpack.decode(kind.settings, type=dict[str, object])
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise KindError(f"settings of {kind.name}: {error}") from None
     return _convert(kind.name, settings)
 

@@ -38,6 +38,13 @@ def test_any_bytes_are_fields_or_refused(message):
         assert b"".join(field.encoded for field in fields(message)) == message
 
 
+def test_a_field_s_number_has_29_bits():
+    largest = varint((1 << 29) - 1 << 3) + b"\x01"
+    assert [field.number for field in fields(largest)] == [(1 << 29) - 1]
+    with pytest.raises(BundleError, match="a field with the number 536870912"):
+        list(fields(varint(1 << 32) + b"\x01"))
+
+
 @pytest.mark.parametrize("message", [b"\x08", b"\x12\x07test", b"\x0b", b"\xff" * 11, b"\x0d\x00"])
 def test_a_message_that_breaks_off_is_refused(message):
     with pytest.raises(BundleError, match="protocol buffer"):

@@ -90,5 +90,11 @@ def test_wrong_kinds_and_settings_are_refused_by_name(name, settings, message):
         registry.read(Kind(name, pack(settings)))
 
 
+@pytest.mark.parametrize("settings", [b"\x81\xa2lr\xa1\xff", b"\x81\xa2lr", b"\x91" * 5000])
+def test_settings_that_cannot_be_read_are_refused_as_wrong_ones_are(settings):
+    with pytest.raises(KindError, match="settings of full: "):
+        registry.read(Kind("full", msgspec.Raw(settings)))
+
+
 def test_the_kinds_that_are_known_to_send_exactly_are_those_without_a_codec():
     assert {name for name in registry.KINDS if not registry.coding(name, "any")} == EXACT

@@ -9,6 +9,8 @@ import { shapeText } from "./flat.js";
 
 const PRECISIONS = ["int8", "float16"];
 const ORT_TRAINING = "ort-training";
+/** What is not printable, as Python says: also what turns the direction of writing, and blanks but the plain one. */
+const STRANGE = /\p{C}|(?! )\p{Z}/u;
 
 /** Raises BundleError, naming the bundle and the two things that do not fit. @param {Manifest} manifest */
 export function checkManifest(manifest) {
@@ -32,9 +34,8 @@ function checkNames(manifest) {
       throw new BundleError(`names the file ${JSON.stringify(file)}, expected a plain file name`);
   }
   const parameters = manifest.stored().map((spec) => spec.name);
-  const strange = [manifest.name, ...manifest.labels, ...parameters].find((name) =>
-    /[\p{C}\p{Zl}\p{Zp}]/u.test(name),
-  );
+  const said = text ? [text.template, ...text.words] : [];
+  const strange = [manifest.name, ...manifest.labels, ...said, ...parameters].find((name) => STRANGE.test(name));
   if (strange) throw new BundleError(`names ${JSON.stringify(strange)}, expected printable characters`);
   checkOnce("file", files);
   checkOnce("label", manifest.labels);
@@ -46,18 +47,24 @@ function checkNames(manifest) {
 
 /** @param {string} what @param {string[]} names */
 function checkOnce(what, names) {
-  const twice = names.find((name, i) => names.indexOf(name) !== i);
-  if (twice !== undefined) throw new BundleError(`${what} '${twice}' occurs twice`);
+  const seen = new Set();
+  for (const name of names) {
+    if (seen.has(name)) throw new BundleError(`${what} '${name}' occurs twice`);
+    seen.add(name);
+  }
 }
 
-/** The parameters that each graph there may be takes as inputs. @param {Manifest} manifest */
+/**
+ * The parameters that each graph there may be takes as inputs.
+ * @param {Manifest} manifest @returns {Map<string, Set<string>>}
+ */
 function taken(manifest) {
   const forward = ["forward", ...PRECISIONS.map((precision) => `forward.${precision}`)];
   const features = LEVELS.slice(0, -1).map((level) => `features.${level}`);
-  /** @type {Map<string, string[]>} */
-  const takes = new Map([...forward, ...features].map((name) => [name, []]));
+  /** @type {Map<string, Set<string>>} */
+  const takes = new Map([...forward, ...features].map((name) => [name, new Set()]));
   for (const tunable of Object.keys(manifest.sets)) {
-    const names = manifest.names(tunable);
+    const names = new Set(manifest.names(tunable));
     for (const kind of ["loss", ...TRAINING, ORT_TRAINING]) takes.set(`${kind}.${tunable}`, names);
   }
   return takes;
@@ -85,8 +92,9 @@ function checkGraphs(manifest) {
       );
     }
     checkInputs(manifest, name);
-    const differing = [...new Set([...expected, ...graph.trainable])]
-      .filter((one) => !expected.includes(one) || !graph.trainable.includes(one))
+    const trainable = new Set(graph.trainable);
+    const differing = [...new Set([...expected, ...trainable])]
+      .filter((one) => !expected.has(one) || !trainable.has(one))
       .sort();
     if (differing.length)
       throw new BundleError(`graph ${name} and its tunable set differ in ${differing[0]}`);

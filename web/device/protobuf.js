@@ -9,6 +9,8 @@ const VARINT = 0;
 const FIXED_64 = 1;
 const DELIMITED = 2;
 const FIXED_32 = 5;
+/** A field's number has 29 bits, and its type 3. */
+const MOST_KEY = 2 ** 32;
 
 /**
  * @typedef {{number: number, content: Uint8Array, encoded: Uint8Array}} Field content: of delimited ones,
@@ -24,6 +26,7 @@ export function* fields(data) {
   for (let at = 0; at < data.length;) {
     const begin = at;
     const key = varint(data, at);
+    if (key.value >= MOST_KEY) throw new BundleError(`no field has the number ${Math.floor(key.value / 8)}, at byte ${begin}`);
     at = key.end;
     let content = data.subarray(0, 0);
     const wire = key.value % 8;

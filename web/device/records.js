@@ -7,7 +7,8 @@
 
 /** @param {string} where @param {string} expected @param {any} value @returns {never} */
 function refuse(where, expected, value) {
-  const given = typeof value === "bigint" ? String(value) : (JSON.stringify(value) ?? String(value));
+  const plain = (/** @type {string} */ _, /** @type {any} */ one) => (typeof one === "bigint" ? String(one) : one);
+  const given = typeof value === "bigint" ? String(value) : (JSON.stringify(value, plain) ?? String(value));
   throw new RangeError(`${where} is ${given.slice(0, 60)}, expected ${expected}`);
 }
 

@@ -99,3 +99,23 @@ test("parts of a manifest that do not fit each other are refused", () => {
   wrong((one) => (one.head.features = 63), /head parameter head.weight is \(10, 64\), expected \(10, 63\)/);
   wrong((one) => (one.labels[1] = "0"), /label '0' occurs twice/);
 });
+
+test("names that turn the direction of writing, or look like others, are refused, also those that stand around a text", () => {
+  const fields = stated();
+  const [first, ...rest] = fields.labels;
+  for (const name of ["\u202egnp.exe", "a\u00a0b", "a\u2028b", "\u0007"]) {
+    const labelled = new Manifest({ ...fields, labels: [name, ...rest] });
+    assert.throws(() => checkManifest(labelled), /expected printable characters/);
+    const text = { tokenizer: fields.weights, template: `{text} ${name}`, words: [] };
+    const asked = new Manifest({ ...fields, input: { ...fields.input, text } });
+    assert.throws(() => checkManifest(asked), /expected printable characters/);
+  }
+  checkManifest(new Manifest({ ...fields, labels: [`${first} é \u{1f600}`, ...rest] }));
+});
+
+test("a manifest with a hundred thousand labels is looked through once, not once for each", () => {
+  const fields = stated();
+  const labels = Array.from({ length: 100_000 }, (_, i) => `label ${i}`);
+  const long = new Manifest({ ...fields, labels });
+  assert.throws(() => checkManifest(long), /head parameter .* expected \(100000, /);
+});

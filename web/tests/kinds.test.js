@@ -71,6 +71,11 @@ test("settings that Python refuses are refused", () => {
   }
 });
 
+test("settings with numbers of 64 bits where others are expected are refused", () => {
+  assert.throws(() => make("full", { lr: [2n ** 63n] }), KindError);
+  assert.throws(() => make("full", { codec: { deep: [1n] } }), KindError);
+});
+
 test("what a browser does not train is refused with the reason, never left out", () => {
   const dp = { epsilon: 5, delta: 1e-3, max_norm: 1, rounds: 50 };
   assert.throws(() => make("full", { dp }), /dp is set: private training is not done in a browser/);
