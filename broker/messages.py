@@ -99,9 +99,8 @@ class Kind(msgspec.Struct, frozen=True, array_like=True):
 class Step(msgspec.Struct, frozen=True, array_like=True):
     """One zeroth-order step of the log: `w <- w - lr * share * mean_p(scalars[p] * z_p)`.
 
-    `seed` and an index name the direction `z_p` over the tensors of `tunable`; `generator` names and
-    versions how (see strategies.directions). Scalars are float32 values. `indices` are 64 bits each, one for
-    each scalar; empty: 0 to len(scalars) - 1.
+    `seed` and p, from 0, name the direction `z_p` over the tensors of `tunable`; `generator` names and
+    versions how (see strategies.directions). Scalars are float32 values.
     """
 
     round: int
@@ -111,7 +110,6 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     lr: float
     share: float
     scalars: tuple[float, ...]
-    indices: tuple[int, ...] = ()
 
 
 class Stretch(msgspec.Struct, frozen=True, array_like=True):
@@ -119,8 +117,7 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True):
 
     The first is of round `round`; each has `width` scalars, written as `form` says, little-endian. `seeds`:
     that of the task, from which those of its rounds are made, or 8 bytes for each step. `shares` has float64
-    for each, or is empty: all are 1. `indices`: as many bytes for each index as there are, at most 8; empty:
-    those of no step are named.
+    for each, or is empty: all are 1.
     """
 
     round: int
@@ -132,7 +129,6 @@ class Stretch(msgspec.Struct, frozen=True, array_like=True):
     scalars: bytes
     seeds: int | bytes
     shares: bytes = b""
-    indices: bytes = b""
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True):

@@ -35,8 +35,7 @@ def round_seed(seed: int, number: int) -> int:
 
 def numbers_bytes(step: Step) -> int:
     """Bytes that the numbers of a step take, if all in its stretch are like them."""
-    size = _FORMS[_form(step.scalars)][1]
-    return size * len(step.scalars) + _index_bytes(step.indices) * len(step.indices)
+    return _FORMS[_form(step.scalars)][1] * len(step.scalars)
 
 
 def last(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -117,19 +116,12 @@ def log_begins(base: Base) -> int:
 
 def _common(place: int, step: Step) -> tuple[object, ...]:
     """What the steps of one stretch have alike."""
-    named = len(step.indices) == len(step.scalars)
-    return step.round - place, step.generator, step.tunable, step.lr, len(step.scalars), named
+    return step.round - place, step.generator, step.tunable, step.lr, len(step.scalars)
 
 
 def _stretch(steps: Sequence[Step], seed: int | None) -> Stretch:
     first = steps[0]
     scalars = [scalar for step in steps for scalar in step.scalars]
-    indices = [index for step in steps for index in step.indices]
-    if len(indices) not in (0, len(scalars)):
-        raise ValueError(f"step of round {first.round}: {len(indices)} indices, {len(scalars)} scalars")
-    size = _index_bytes(indices)
-    if size > 8:
-        raise ValueError(f"step of round {first.round}: an index of {size} bytes, at most 8 are possible")
     shares = [step.share for step in steps]
     made = seed is not None and all(step.seed == round_seed(seed, step.round) for step in steps)
     form = _form(scalars)
@@ -143,18 +135,12 @@ def _stretch(steps: Sequence[Step], seed: int | None) -> Stretch:
         scalars=_written(_FORMS[form][0], scalars),
         seeds=seed if made and seed is not None else _written("Q", [step.seed for step in steps]),
         shares=b"" if set(shares) == {1.0} else _written("d", shares),
-        indices=b"".join(index.to_bytes(size, "little") for index in indices),
     )
 
 
 def _form(scalars: Sequence[float]) -> Form:
     """The one of the fewest bytes that holds them."""
     return next(form for form in _FORMS if _holds(form, scalars))
-
-
-def _index_bytes(indices: Sequence[int]) -> int:
-    """That each of these takes."""
-    return max((max(1, (index.bit_length() + 7) // 8) for index in indices), default=0)
 
 
 def _holds(form: Form, scalars: Sequence[float]) -> bool:
@@ -191,11 +177,9 @@ def _steps(stretch: Stretch) -> Iterable[Step]:
         seeds: Sequence[float] = [round_seed(stretch.seeds, number) for number in rounds]
     else:
         seeds = _each("Q", stretch.seeds, steps)
-    indices = _indices(stretch, steps * width)
     if len(shares) != steps or len(seeds) != steps:
         raise _wrong(stretch, f"{steps} steps, {len(shares)} shares, {len(seeds)} seeds")
     for place, number in enumerate(rounds):
-        mine = slice(place * width, (place + 1) * width)
         yield Step(
             round=number,
             generator=stretch.generator,
@@ -203,15 +187,14 @@ def _steps(stretch: Stretch) -> Iterable[Step]:
             tunable=stretch.tunable,
             lr=stretch.lr,
             share=shares[place],
-            scalars=tuple(map(float, scalars[mine])),
-            indices=indices[mine],
+            scalars=tuple(map(float, scalars[place * width : (place + 1) * width])),
         )
 
 
 def _goes_on(stretch: Stretch, new: Stretch) -> bool:
     """Whether the steps of one follow on those of the other, and no numbers but scalars are written."""
     like = msgspec.structs.replace(new, round=stretch.round, scalars=stretch.scalars)
-    plain = isinstance(stretch.seeds, int) and not (stretch.shares or stretch.indices)
+    plain = isinstance(stretch.seeds, int) and not stretch.shares
     return plain and like == stretch and new.round == stretch.round + _count(stretch)
 
 
@@ -227,20 +210,11 @@ def _without(stretch: Stretch, first: int, steps: int) -> Stretch:
         scalars=rest(stretch.scalars),
         seeds=rest(stretch.seeds) if isinstance(stretch.seeds, bytes) else stretch.seeds,
         shares=rest(stretch.shares),
-        indices=rest(stretch.indices),
     )
 
 
 def _each(letter: str, data: bytes, steps: int) -> tuple[float, ...]:
     return _read(letter, data) if len(data) == 8 * steps else ()
-
-
-def _indices(stretch: Stretch, wanted: int) -> tuple[int, ...]:
-    data = stretch.indices
-    size = len(data) // wanted
-    if size * wanted != len(data) or size > 8:
-        raise _wrong(stretch, f"{len(data)} bytes are no {wanted} indices")
-    return tuple(int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size or 1))
 
 
 def _wrong(stretch: Stretch, why: str) -> MessageError:

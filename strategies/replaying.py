@@ -84,13 +84,10 @@ def along_step(step: Step) -> tuple[Along, ...]:
     directions.check_generator(step.generator)
     if not step.scalars or not 0 <= step.seed < 2**64:
         raise TensorError(f"step of round {step.round}: {len(step.scalars)} scalars, seed {step.seed}")
-    indices = step.indices or range(len(step.scalars))
-    if len(indices) != len(step.scalars) or not all(0 <= index < 2**64 for index in step.indices):
-        raise TensorError(f"step of round {step.round}: {len(step.scalars)} scalars, indices {indices}")
     coefficient = -(step.lr * step.share / len(step.scalars))
     return tuple(
         Along(step.seed, index, coefficient * scalar, step.generator)
-        for index, scalar in zip(indices, step.scalars, strict=True)
+        for index, scalar in enumerate(step.scalars)
     )
 
 

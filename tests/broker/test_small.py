@@ -61,11 +61,10 @@ def test_a_round_of_two_scalars_is_told_in_fourteen_bytes():
         (step(2, (1.0,)),),
         (step(2, lr=0.5),),
         (step(2, share=0.5),),
-        (step(2, indices=(7, 2**63)),),
         (step(1, (3.0,), share=0.3), step(2, share=0.7)),
         (step(2, tuple(float(n) for n in range(300))),),
     ],
-    ids=["none", "plain", "float64", "one", "lr", "share", "named", "late", "many"],
+    ids=["none", "plain", "float64", "one", "lr", "share", "late", "many"],
 )
 def test_who_has_the_offer_before_is_led_to_the_next(new):
     now = offer(3, [FIRST, *new])

@@ -30,7 +30,6 @@ def any_steps(draw):
     made = []
     for _ in range(draw(st.integers(0, 8))):
         width = draw(st.integers(1, 4))
-        named = draw(st.booleans())
         step = Step(
             round=draw(st.integers(0, 5)),
             generator=draw(st.sampled_from(["a/1", "b/1"])),
@@ -39,7 +38,6 @@ def any_steps(draw):
             lr=draw(st.sampled_from([0.1, 0.2])),
             share=draw(st.sampled_from([1.0, 0.3])),
             scalars=tuple(draw(st.lists(FLOAT32 | st.floats(), min_size=width, max_size=width))),
-            indices=tuple(draw(st.integers(0, 2**64 - 1)) for _ in range(width)) if named else (),
         )
         made.append(step)
     return made
@@ -69,40 +67,25 @@ def test_scalars_take_the_fewest_bytes_that_hold_them(scalars, form):
     assert stretch.form == form
 
 
-def test_indices_take_as_many_bytes_as_the_largest_needs():
-    def index_bytes(*indices):
-        named = msgspec.structs.replace(PLAIN, indices=indices)
-        [stretch] = steps.pack([named])
-        assert steps.unpack([stretch]) == (named,)
-        return len(stretch.indices)
-
-    assert [index_bytes(0, 0), index_bytes(0, 255), index_bytes(1, 256), index_bytes(1, 2**64 - 1)] == [
-        2, 2, 4, 16,
-    ]  # fmt: skip
-
-
 def test_an_offer_holds_as_many_of_the_last_steps_as_there_is_room_for():
     many = numbered(100)
     assert steps.last(many) == tuple(many[-32:])
 
-    def of(scalars, indices=()):
-        return [msgspec.structs.replace(step, scalars=scalars, indices=indices) for step in many]
+    def of(scalars):
+        return [msgspec.structs.replace(step, scalars=scalars) for step in many]
 
     for wide, room in (
         (of(many[0].scalars * 8), 4),
         (of((127.0,) * 16), 16),
-        (of((1.0,) * 16, (300,) * 16), 5),
     ):
         assert steps.last(wide) == tuple(wide[-room:])
     assert steps.last(of(many[0].scalars * 33)) == ()
 
 
 def test_a_number_that_has_no_place_is_not_written():
-    for wrong in ({"seed": -1}, {"seed": 2**64}, {"indices": (1,)}, {"indices": (0, -1)}):
+    for wrong in ({"seed": -1}, {"seed": 2**64}):
         with pytest.raises(ValueError):
             steps.pack([msgspec.structs.replace(PLAIN, **wrong)])
-    with pytest.raises(ValueError):
-        steps.pack([msgspec.structs.replace(PLAIN, indices=(0, 2**64))])
 
 
 @given(st.binary(max_size=60))
@@ -129,8 +112,6 @@ def test_a_log_with_a_name_that_is_no_text_is_refused_with_the_same_error():
         {"seeds": bytes(7)},
         {"seeds": bytes(16)},
         {"shares": bytes(9)},
-        {"indices": bytes(3)},
-        {"indices": bytes(18)},
     ],
 )
 def test_a_stretch_whose_numbers_do_not_fit_each_other_is_refused(wrong):

@@ -7,6 +7,7 @@ from broker.messages import Step
 from broker.steps import SEGMENT, TAIL
 from models import tensors
 from simulation.bases import NOTHING_HELD, SEGMENT_BYTES, Bases, Held, Shipped
+from strategies import directions
 from strategies.aggregator_half import Carried
 from strategies.device_half import NOTHING
 from strategies.merge import Merged
@@ -108,8 +109,9 @@ def test_scalars_that_are_whole_numbers_are_bytes_as_in_the_service(kept):
     tail = TAIL * 4
     assert kept.to_fetch(TAIL + 2, "", kept.fetched(2, "", NOTHING_HELD)) == tail
     assert kept.to_fetch(TAIL + 2, "", NOTHING_HELD) == SEGMENT_BYTES + tail + 4
+    named = msgspec.structs.replace(whole, generator=directions.GENERATOR)
     wire = steps.encode(
-        [msgspec.structs.replace(whole, round=n, seed=steps.round_seed(5, n)) for n in range(33)], 5
+        [msgspec.structs.replace(named, round=n, seed=steps.round_seed(5, n)) for n in range(33)], 5
     )
     assert abs(len(wire) - (SEGMENT_BYTES + tail + 4)) < 10
 

@@ -1,20 +1,18 @@
 import hashlib
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 
 from broker.messages import Contribution as ContributionMessage
 from broker.messages import Metrics, Step
 from broker.messages import encode as encode_message
-from models.errors import TensorError
 from models.tensors import encode
 from profiles import shipped
 from strategies import directions
 from strategies.device_half import Contribution, Run
 from strategies.merge import merge
-from strategies.replaying import along_step, replay
+from strategies.replaying import replay
 from strategies.workload import workload
 from strategies.zeroth_order import FEDMEZO, ZerothOrder
 
@@ -135,18 +133,6 @@ def test_a_step_is_computed_in_float64_and_rounded_once(bundle):
             exact.append(np.float32(value))
         assert after[spec.name].ravel().tobytes() == np.array(exact, np.float32).tobytes()
         start += spec.size
-
-
-def test_a_step_names_its_directions_and_without_names_they_are_counted_from_0(bundle):
-    plain = Step(7, directions.GENERATOR, 5, "head", 0.1, 1.0, (0.25, -3.0))
-    assert along_step(plain) == along_step(msgspec.structs.replace(plain, indices=(0, 1)))
-    named = along_step(msgspec.structs.replace(plain, indices=(2**64 - 1, 3)))
-    assert [each.index for each in named] == [2**64 - 1, 3]
-    last = directions.direction(5, 2**64 - 1, 0, 64)
-    assert not np.array_equal(last, directions.direction(5, 3, 0, 64))
-    for wrong in ((1,), (1, 2, 3), (0, 2**64), (-1, 0)):
-        with pytest.raises(TensorError, match="step of round 7: 2 scalars, indices"):
-            replay(bundle.weights(), [msgspec.structs.replace(plain, indices=wrong)], bundle.manifest)
 
 
 def test_two_scalars_are_under_200_bytes_with_topic_and_all(model, digits, run):

@@ -45,7 +45,6 @@ export const Stretch = struct([
   ["scalars", bytes()],
   ["seeds", orBytes(big())],
   ["shares", bytes(), NOTHING],
-  ["indices", bytes(), NOTHING],
 ]);
 
 /** The base model of a round. Where `line` is left empty, it begins here. */

@@ -5,7 +5,7 @@
  * @typedef {import("./flat.js").Tensors} Tensors
  * @typedef {{seed: bigint, index: bigint, scale: number, generator: string}} Along scale times that direction
  * @typedef {{round: number, generator: string, seed: bigint, tunable: string, lr: number, share: number,
- *   scalars: number[], indices?: (number | bigint)[]}} Step as broker/messages.py has it
+ *   scalars: number[]}} Step as broker/messages.py has it
  */
 
 import { breathe } from "./breathing.js";
@@ -66,14 +66,8 @@ export function alongStep(step) {
   if (!scalars.length || seed < 0n || seed >= 1n << 64n) {
     throw new TensorError(`step of round ${step.round}: ${scalars.length} scalars, seed ${seed}`);
   }
-  const indices = (step.indices?.length ? step.indices : [...scalars.keys()]).map(BigInt);
-  if (indices.length !== scalars.length || indices.some((index) => index < 0n || index >= 1n << 64n)) {
-    throw new TensorError(
-      `step of round ${step.round}: ${scalars.length} scalars, indices ${indices.join(", ")}`,
-    );
-  }
   const coefficient = -((step.lr * step.share) / scalars.length);
-  return scalars.map((scalar, p) => ({ seed, index: indices[p], scale: coefficient * scalar, generator }));
+  return scalars.map((scalar, p) => ({ seed, index: BigInt(p), scale: coefficient * scalar, generator }));
 }
 
 /**

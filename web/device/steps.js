@@ -1,9 +1,8 @@
 /**
  * The log of zeroth-order steps in few bytes, as broker/steps.py: what steps have in common is written once.
  *
- * A step is {round, generator, seed, tunable, lr, share, scalars, indices}: `w <- w - lr * share * mean of
- * scalars[p] * z_p`. `seed` and `indices` are bigints, empty indices stand for 0 to scalars.length - 1; `scalars`
- * are numbers, each as exact as it was written.
+ * A step is {round, generator, seed, tunable, lr, share, scalars}: `w <- w - lr * share * mean of scalars[p] * z_p`.
+ * `seed` is a bigint; `scalars` are numbers, each as exact as it was written.
  */
 import { littleEndian, sha256, toLittleEndian, utf8, view } from "./bytes.js";
 import { MessageError } from "./errors.js";
@@ -40,7 +39,7 @@ export async function roundSeed(seed, number) {
 }
 
 /**
- * One step that names no directions, as a stretch; `seed` is the task's, if the step's is made from it.
+ * One step, as a stretch; `seed` is the task's, if the step's is made from it.
  * @param {any} step @param {bigint | null} seed @returns {Promise<any>}
  */
 export async function packed({ round, generator, tunable, lr, share, scalars, ...step }, seed) {
@@ -56,7 +55,6 @@ export async function packed({ round, generator, tunable, lr, share, scalars, ..
     scalars: written(form, scalars),
     seeds: isMade ? seed : toLittleEndian(step.seed, 8),
     shares: share === 1 ? new Uint8Array() : written("f8", [share]),
-    indices: new Uint8Array(),
   };
 }
 
@@ -121,7 +119,6 @@ async function stepsOf(stretch) {
   const scalars = numbersOf(stretch.form, stretch.scalars);
   const shares = stretch.shares.length ? each(stretch.shares, steps, (from, at) => from.getFloat64(at, true)) : null;
   const seeds = await seedsOf(stretch, steps);
-  const indices = indicesOf(stretch, steps * width);
   if ((shares && shares.length !== steps) || seeds.length !== steps) {
     throw wrong(stretch, `${steps} steps, ${shares?.length ?? steps} shares, ${seeds.length} seeds`);
   }
@@ -133,20 +130,12 @@ async function stepsOf(stretch) {
     lr: stretch.lr,
     share: shares ? shares[place] : 1,
     scalars: scalars.slice(place * width, (place + 1) * width),
-    indices: indices.slice(place * width, (place + 1) * width),
   }));
 }
 
 async function seedsOf({ seeds, round }, steps) {
   if (seeds instanceof Uint8Array) return each(seeds, steps, (from, at) => from.getBigUint64(at, true));
   return Promise.all(Array.from({ length: steps }, (_, place) => roundSeed(seeds, round + place)));
-}
-
-function indicesOf(stretch, wanted) {
-  const data = stretch.indices;
-  const size = Math.floor(data.length / wanted);
-  if (size * wanted !== data.length || size > 8) throw wrong(stretch, `${data.length} bytes are no ${wanted} indices`);
-  return size ? Array.from({ length: wanted }, (_, at) => littleEndian(data, at * size, size)) : [];
 }
 
 /** 8 bytes for each step; none where there are others. */
@@ -176,10 +165,10 @@ function formOf(numbers) {
 
 /** Whether the steps of one follow on those of the other, and no numbers but scalars are written. */
 function goesOn(stretch, next) {
-  const plain = !(stretch.seeds instanceof Uint8Array) && !stretch.shares.length && !stretch.indices.length;
+  const plain = !(stretch.seeds instanceof Uint8Array) && !stretch.shares.length;
   const names = ["generator", "tunable", "lr", "width", "form", "seeds"];
   const alike = names.every((name) => stretch[name] === next[name]);
-  return plain && alike && !next.shares.length && !next.indices.length && next.round === stretch.round + countOf(stretch);
+  return plain && alike && !next.shares.length && next.round === stretch.round + countOf(stretch);
 }
 
 function appended(stretch, next) {
@@ -192,8 +181,8 @@ function appended(stretch, next) {
 /** All but the first so many of its steps. */
 function without(stretch, first, steps) {
   const rest = (data) => (data instanceof Uint8Array ? data.slice((data.length / steps) * first) : data);
-  const { scalars, seeds, shares, indices } = stretch;
-  const kept = { scalars: rest(scalars), seeds: rest(seeds), shares: rest(shares), indices: rest(indices) };
+  const { scalars, seeds, shares } = stretch;
+  const kept = { scalars: rest(scalars), seeds: rest(seeds), shares: rest(shares) };
   return { ...stretch, round: stretch.round + first, ...kept };
 }
 

@@ -22,7 +22,6 @@ const stretch = (first, count, width) => ({
   scalars: new Uint8Array(2 * width * count),
   seeds: 5n,
   shares: new Uint8Array(),
-  indices: new Uint8Array(),
 });
 
 function baseOf({ checkpoint, whole, steps, at, width, tail, log }) {

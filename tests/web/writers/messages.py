@@ -13,7 +13,7 @@ SMALL = Blob(bytes(reversed(range(32))), 17)
 BOOT = 2**62 + 12345
 STEPS = [
     Step(3, "philox-1", steps.round_seed(7, 3), "all", 1e-3, 1.0, (0.5, -1.25)),
-    Step(4, "philox-1", steps.round_seed(7, 4), "all", 1e-3, 0.25, (0.1, 2.0), (3, 2**40)),
+    Step(4, "philox-1", steps.round_seed(7, 4), "all", 1e-3, 0.25, (0.1, 2.0)),
 ]
 BASE = Base((BLOB, SMALL), bytes(range(32, 64)), bytes(8), 1, 9, steps.pack(STEPS, 7), (SMALL,))
 METRICS = Metrics(0.625, 1234, 5678, 90_000, 1500, "rapl", 12)

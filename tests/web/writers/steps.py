@@ -20,7 +20,7 @@ def step(number: int, scalars: tuple[float, ...] = (0.5, -1.25), **changes: Any)
 
 
 def told(one: Step) -> dict[str, Any]:
-    """Scalars in bytes of binary64; seed and indices as text."""
+    """Scalars in bytes of binary64; seed as text."""
     return {
         "round": one.round,
         "generator": one.generator,
@@ -29,7 +29,6 @@ def told(one: Step) -> dict[str, Any]:
         "lr": one.lr,
         "share": one.share,
         "scalars": struct.pack(f"<{len(one.scalars)}d", *one.scalars),
-        "indices": [str(index) for index in one.indices],
     }
 
 
@@ -45,7 +44,6 @@ LOGS: dict[str, tuple[list[Step], int | None]] = {
     "seeds of their own": ([step(1, seed=LARGE), step(2, seed=0)], SEED),
     "no seed of the task": ([step(1), step(2)], None),
     "shares": ([step(1, share=0.3), step(1, share=0.7), step(2)], SEED),
-    "indices": ([step(1, indices=(0, LARGE)), step(2, indices=(1, 2)), step(3)], SEED),
     "what changes": ([step(1), step(2, lr=0.5), step(3, tunable="head"), step(5, (1.0,)), step(6)], SEED),
 }
 
@@ -72,8 +70,6 @@ DAMAGED: dict[str, list[Stretch]] = {
     "no width": [stretch(width=0)],
     "a share too few": [stretch(shares=bytes(8))],
     "a seed too many": [stretch(seeds=bytes(24))],
-    "indices that do not go up": [stretch(indices=bytes(5))],
-    "indices of nine bytes": [stretch(indices=bytes(36))],
     "too many steps": [stretch(form="i1", width=1, scalars=bytes(513))],
     "too many scalars": [stretch(form="i1", width=2**19, scalars=bytes(2**20)), stretch()],
 }
@@ -83,7 +79,7 @@ JOINED = (
     ([step(1), step(2)], [step(3)], 1),
     ([step(1)], [step(3)], 10),
     ([step(1), step(2)], [step(3, lr=0.5)], 2),
-    ([step(1, share=0.5)], [step(2, indices=(1, 2)), step(3, indices=(3, 4))], 2),
+    ([step(1, share=0.5)], [step(2, share=0.3), step(3, share=0.7)], 2),
     ([step(1, seed=1), step(2, seed=2)], [step(3)], 2),
     ([], [step(1)], 5),
 )
