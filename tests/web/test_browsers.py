@@ -1,11 +1,9 @@
 """Browsers as devices: a real service with its page, real training in Chromium, beside devices in Python."""
 
-import csv
-import json
 import re
 import signal
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from strategies import registry
 
 from .conftest import DEVICES, Visit
+from .services import KINDS, Services, one_of_each, task
 
 pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
 pytest.importorskip("sklearn.datasets", reason="needs pip install scikit-learn")
@@ -54,46 +53,9 @@ def read(one):
     return taken
 
 
-class Served:
-    """A service with its page; `pages.url` is what browsers open."""
-
-    def __init__(self, process, log, run, pages):
-        self.process, self.log, self.run, self.pages = process, log, run, pages
-
-    def contributions(self):
-        return [json.loads(line) for line in (self.run / "contributions.jsonl").read_text().splitlines()]
-
-    def rounds(self):
-        with (self.run / "rounds.csv").open() as table:
-            return list(csv.DictReader(table))
-
-
-class Address:
-    """Of the page, as `Visit` wants it."""
-
-    def __init__(self, url):
-        self.url = url
-        self.origin = url.split("/join")[0]
-
-    def shutdown(self):
-        """It ends with its service."""
-
-
 @pytest.fixture
 def serve(launched, eventually, tmp_path):
-    """Start `serve --web`; `given` are its options. A context manager."""
-
-    @contextmanager
-    def start(*given, name="run"):
-        log, run = tmp_path / f"{name}.log", tmp_path / name
-        where = ("--http", "127.0.0.1:0", "--web", "--run-dir", run)
-        with launched(log, "serve", *given, *where) as process:
-            offered = re.compile(r"browsers join at (\S+)")
-            eventually(lambda: process.poll() or offered.search(log.read_text()))
-            assert process.poll() is None, log.read_text()
-            yield Served(process, log, run, Address(offered.search(log.read_text())[1] + "page/"))
-
-    return start
+    return Services(launched, eventually, tmp_path)
 
 
 @pytest.fixture
@@ -116,18 +78,10 @@ def browse(chromium):
         one.context.close()
 
 
-def quick(folder, rounds, epochs=1):
-    """A task of full updates that take little time, or longer."""
-    task = folder / "digits.toml"
-    kinds = f"kinds = [{{ name = 'full', settings = {{ epochs = {epochs} }} }}]"
-    task.write_text(f"bundle = 'digits-wrn-10-1'\nrounds = {rounds}\nround_deadline_s = 120\n{kinds}\n")
-    return task
-
-
 def test_a_browser_joins_trains_contributes_and_sees_how_well_it_does(
     serve, browse, digits_in, eventually, tmp_path
 ):
-    with serve(quick(tmp_path, rounds=2)) as served:
+    with serve(task(tmp_path / "digits.toml", rounds=2, epochs=1)) as served:
         one = browse(served, digits_in(tmp_path / "mine.npz"))
         one.page.get_by_text(re.compile("The task is over after 2 rounds")).wait_for()
         eventually(lambda: one.page.locator("#chart circle").count() >= 2, timeout_s=30)
@@ -176,26 +130,17 @@ def test_three_browsers_and_three_python_devices_learn_as_well_as_six_in_python(
 
 @pytest.mark.slow
 def test_a_browser_contributes_every_kind_one_task_after_the_other(serve, browse, digits, tmp_path):
-    kinds = ("full", "entropy-subset", "few-shot", "zeroth-order", "class-means", "peft")
-    files = []
-    for number, kind in enumerate(kinds):
-        settings = "tunable = 'head'" if kind == "peft" else ""
-        form = f"{{ name = '{kind}', settings = {{ {settings} }} }}"
-        file = tmp_path / f"{number}-{kind}.toml"
-        file.write_text(f"bundle = 'digits-wrn-10-1'\nrounds = 1\nround_deadline_s = 30\nkinds = [{form}]\n")
-        files.append(file)
-    assert set(registry.USUAL) <= set(kinds)
-    with serve(*files) as served:
+    assert set(registry.USUAL) <= set(KINDS)
+    with serve(*one_of_each(tmp_path)) as served:
         one = browse(served, digits / "0.npz")
         assert served.process.wait(300) == 0
         assert one.wrong == []
-    sent = [json.loads(line) for path in served.run.rglob("contributions.jsonl") for line in path.open()]
-    assert {one["kind"] for one in sent} == set(kinds)
+    assert {one["kind"] for one in served.contributions()} == set(KINDS)
 
 
 @pytest.mark.slow
 def test_a_tab_killed_while_it_uploads_goes_on_when_it_is_opened_again(serve, browse, digits_in, tmp_path):
-    with serve(quick(tmp_path, rounds=1, epochs=30)) as served:  # long enough to be seen at it
+    with serve(task(tmp_path / "digits.toml", rounds=1, epochs=30)) as served:  # long enough to be seen at it
         one = browse(served, digits_in(tmp_path / "mine.npz"))
         one.page.get_by_text("Round 1: working").wait_for()
         served.process.send_signal(signal.SIGSTOP)  # the contribution is told of, and nobody fetches it
