@@ -56,6 +56,11 @@ def until(found: Callable[[], T | None]) -> T:
     raise SystemExit(f"nothing came of it in {PATIENCE_S:.0f} s")
 
 
+def chromium() -> str:
+    """The program."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+
+
 def group(path: str) -> str:
     if path.endswith(".wasm"):
         return "WASM"
@@ -63,13 +68,11 @@ def group(path: str) -> str:
 
 
 class Service:
-    """`serve --web` with a task of two rounds."""
+    """`serve --web` of the shipped model, in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, task: str = "--rounds 2 --kinds full --deadline 60") -> None:
         self._log, self._run = folder / "log", folder / "run"
-        words = (
-            "serve --bundle digits-wrn-10-1 --rounds 2 --kinds full --deadline 60 --web --http 127.0.0.1:0"
-        )
+        words = f"serve --bundle digits-wrn-10-1 {task} --web --http 127.0.0.1:0"
         with self._log.open("wb") as out:
             words_of = [COMMAND, *words.split(), "--run-dir", str(self._run)]
             self.process = subprocess.Popen(words_of, stdout=out, stderr=out)
@@ -131,10 +134,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
     digits = load_digits()
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     seconds, weights = [], {}
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as name:
-        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
         samples = Path(name) / "samples.npz"
         np.savez(samples, x=digits.images[:SAMPLES].astype(np.uint8), y=digits.target[:SAMPLES])
         for number in range(repeats):
