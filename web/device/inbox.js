@@ -5,6 +5,7 @@ export class Inbox {
   #clock;
   /** @type {{event: E, came: number}[]} */
   #waiting = [];
+  #isWoken = false;
   #wake = () => {};
 
   /** @param {() => number} clock in seconds */
@@ -19,7 +20,7 @@ export class Inbox {
   /** @param {E} event */
   put(event) {
     this.#waiting.push({ event, came: this.#clock() });
-    this.wake();
+    this.#wake();
   }
 
   /** The oldest, or null. */
@@ -27,21 +28,24 @@ export class Inbox {
     return this.#waiting.shift() ?? null;
   }
 
-  /** Whoever waits need not. */
+  /** Whoever waits need not, or who waits next. */
   wake() {
+    this.#isWoken = true;
     this.#wake();
   }
 
   /** Until something is here, `wake` is called, or so many seconds have passed. @param {number} seconds */
   async wait(seconds) {
-    if (!this.isEmpty || !(seconds > 0)) return;
-    await new Promise((resolve) => {
-      const timer = setTimeout(resolve, 1e3 * seconds);
-      this.#wake = () => {
-        clearTimeout(timer);
-        resolve(undefined);
-      };
-    });
+    if (this.isEmpty && !this.#isWoken && seconds > 0) {
+      await new Promise((resolve) => {
+        const timer = setTimeout(resolve, 1e3 * seconds);
+        this.#wake = () => {
+          clearTimeout(timer);
+          resolve(undefined);
+        };
+      });
+    }
+    this.#isWoken = false;
     this.#wake = () => {};
   }
 }

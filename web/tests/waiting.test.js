@@ -100,6 +100,8 @@ test("what comes is taken in order, with the moment at which it came, and wakes 
   const waited = inbox.wait(1000);
   inbox.wake();
   await waited;
+  inbox.wake();
+  await inbox.wait(1000); // who is woken before waiting does not wait, once
   await inbox.wait(0.001);
   assert.equal(inbox.isEmpty, true);
 });
