@@ -2,47 +2,29 @@
  * What a device has to do: fetch what an open round needs, work on it, answer, send until it is receipted.
  */
 
+import { Advancing } from "./advancing.js";
+import { Afterwards } from "./afterwards.js";
 import { Downloads } from "./downloads.js";
-import { BlobError, DeviceError, DiskError, LeftOut, StaleBase, oneLine } from "./errors.js";
 import { Greeting } from "./greeting.js";
 import { Here } from "./here.js";
 import { LinkSpeed } from "./link_speed.js";
-import { isSame } from "./offers.js";
 import { Sending } from "./sending.js";
 import { Standing } from "./standing.js";
 import { Telling } from "./telling.js";
 import { answer } from "./transfer.js";
-import { isWhole } from "./messages.js";
 
 /** @typedef {import("./offers.js").Open} Open */
 
-/** Seconds in which the model of a task that is done is fetched, to be judged. */
-const FINAL_S = 60;
-
 /** The round in hand (`open`), where it is worked on (`place`), what was sent. */
 export class Duty {
-  /** @type {Open | null} */
-  open = null;
-  /** The one that is being worked on. @type {Open | null} */
-  working = null;
-  /** The run of the last task that was done. */
-  over = "";
-  #environment;
+  #log;
   #hours;
   #voice;
   #standing;
   #downloads;
+  #round;
+  #afterwards;
   #link = new LinkSpeed();
-  #readyFor = "";
-  /** @type {{of: Open, missing: any[]} | null} */
-  #seen = null;
-  /** @type {any} */
-  #pruned = null;
-  /** The round that was worked on, until its model is judged. @type {Open | null} */
-  #workedOn = null;
-  /** @type {{over: Open, until: number} | null} */
-  #final = null;
-  #answered = { run: "", round: 0 };
   #warned = "";
 
   /**
@@ -51,7 +33,7 @@ export class Duty {
    */
   constructor(environment, { hours, voice, blobs, outbox }) {
     const { log } = environment;
-    this.#environment = environment;
+    this.#log = log;
     this.#hours = hours;
     this.#voice = voice;
     this.blobs = blobs;
@@ -63,16 +45,40 @@ export class Duty {
     this.#downloads = new Downloads(blobs, { ask: (get) => voice.ask(get), arrived, log });
     this.telling = new Telling(environment.tell, hours.clock);
     this.place = new Here(environment, blobs, this.#link);
+    const warn = (/** @type {string} */ text) => this.warn(text);
+    const parts = { place: this.place, downloads: this.#downloads, telling: this.telling, warn };
+    const sends = { outbox, sending: this.sending, standing: this.#standing, hello: () => this.hello() };
+    this.#round = new Advancing(log, { ...parts, ...sends, hours });
+    this.#afterwards = new Afterwards(parts);
+  }
+
+  /** The round in hand. */
+  get open() {
+    return this.#round.open;
+  }
+
+  set open(/** @type {Open | null} */ open) {
+    this.#round.open = open;
+  }
+
+  /** The one that is being worked on. */
+  get working() {
+    return this.#round.working;
+  }
+
+  /** The run of the last task that was done. */
+  get over() {
+    return this.#afterwards.over;
   }
 
   /** Whether the task is known here: its bundle has come, and the samples are read. */
   get ready() {
-    return this.place.task !== null;
+    return this.#round.ready;
   }
 
   /** Whether the model of a task that is done is on its way. */
   get finishing() {
-    return this.#final !== null;
+    return this.#afterwards.finishing;
   }
 
   /**
@@ -88,28 +94,34 @@ export class Duty {
     this.resume();
     await this.sending.due(now);
     if (this.greeting.due(now)) this.hello();
+    const { workedOn } = this.#round;
     if (this.open) {
-      this.#final = null;
-      await this.#onward(this.open, now, progress);
-    } else if (this.#final) {
-      await this.#fetchFinal(this.#final, now);
-    } else if (this.#workedOn) {
-      await this.#after(this.#workedOn);
+      this.#afterwards.drop();
+      await this.#round.onward(progress);
+    } else if (this.finishing) {
+      await this.#afterwards.fetchFinal(now);
+      if (!this.finishing) this.#round.workedOn = null;
+    } else if (workedOn && !this.#isFetchedFrom) {
+      this.#round.workedOn = null;
+      await this.#afterwards.judge(workedOn);
     }
+  }
+
+  /** Whether the aggregator is to fetch content from here, which waits for nothing that can be done later. */
+  get #isFetchedFrom() {
+    return [...this.outbox].some((message) => message.blob);
   }
 
   /** The task is done: what came of it is fetched and judged, if the task is known. @param {Open} over */
   finish(over) {
-    const until = this.#hours.clock() + FINAL_S;
-    this.over = over.offer.run;
-    if (this.ready && this.place.isOf(over.offer)) this.#final = { over, until };
+    this.#afterwards.finish(over, this.#hours.clock());
   }
 
   /** While no work may be done: say so, be there, send what waits unless the link is to be spared. */
   async standBy() {
     const now = this.#hours.clock();
     const offer = this.open?.offer;
-    this.#standing.pause(offer && !this.#hasAnswered(offer) ? offer : null);
+    this.#standing.pause(offer && !this.#round.hasAnswered(offer) ? offer : null);
     if (!this.#hours.quiet) await this.sending.due(now);
     if (this.greeting.due(now)) this.hello();
   }
@@ -168,147 +180,12 @@ export class Duty {
    * Once, however often it comes in a row: what is tried at each tick may fail at each. @param {string} text
    */
   warn(text) {
-    if (text !== this.#warned) this.#environment.log("warning", text);
+    if (text !== this.#warned) this.#log("warning", text);
     this.#warned = text;
-  }
-
-  async #onward(/** @type {Open} */ current, /** @type {number} */ now, /** @type {any} */ progress) {
-    const { round } = current.offer;
-    try {
-      const missing = await this.#look(current);
-      if (!(await this.#downloads.advance(missing, now))) this.#leave(current);
-      else if (!missing.length) await this.#work(current, progress);
-    } catch (error) {
-      if (error instanceof LeftOut) {
-        this.#environment.log("warning", `round ${round} left out: ${error.message}`);
-        this.#leave(current);
-        return;
-      }
-      if (!(error instanceof BlobError || error instanceof StaleBase)) {
-        this.#leave(current);
-        throw error;
-      }
-      this.#seen = null;
-      this.warn(`round ${round}: ${error.message}`);
-      if (error instanceof StaleBase && !isWhole(current.offer.base)) {
-        this.#leave(current);
-        this.hello(); // for the whole offer, which names all that leads there
-      }
-    }
-  }
-
-  /** Done with a round, unless another has come meanwhile. */
-  #leave(/** @type {Open} */ current) {
-    if (this.open === current) this.open = null;
-  }
-
-  /** What is missing for it; looked at again when something has come. */
-  async #look(/** @type {Open} */ current) {
-    if (this.#seen?.of === current) return this.#seen.missing;
-    let missing;
-    try {
-      missing = await this.place.look(current);
-    } finally {
-      if (this.ready && this.place.bundle !== this.#readyFor) {
-        this.#readyFor = this.place.bundle;
-        this.#workedOn = null;
-        this.hello();
-      }
-    }
-    this.#seen = { of: current, missing };
-    const { run, round } = current.offer;
-    this.telling.missing(`${run} ${round}`, missing);
-    return missing;
-  }
-
-  async #work(/** @type {Open} */ current, /** @type {any} */ progress) {
-    const { offer } = current;
-    await this.place.prepare(current);
-    if (this.#pruned !== offer) {
-      await this.#downloads.prune(offer, [...this.outbox].map((message) => message.blob));
-      this.#pruned = offer;
-    }
-    if (offer.round > 0 && !this.#hasAnswered(offer)) {
-      const waiting = (/** @type {string} */ run) =>
-        new Set([...this.outbox].filter((message) => message.run === run).map((message) => message.round));
-      this.working = current;
-      try {
-        await this.place.work(current, {
-          progress,
-          lost: () => this.#hours.lost(),
-          decided: (of, plan, decision) => this.#decided(of, plan, decision),
-          made: (made) => this.#made(made),
-          waiting,
-        });
-      } finally {
-        this.working = null;
-      }
-      this.#workedOn = current;
-    }
-    this.#leave(current);
-  }
-
-  async #after(/** @type {Open} */ current) {
-    this.#workedOn = null;
-    try {
-      this.telling.judged(current.offer.round - 1, await this.place.judge(current));
-    } catch (error) {
-      if (!(error instanceof DeviceError)) throw error;
-      this.warn(`the model of round ${current.offer.round} is not judged: ${oneLine(error)}`);
-    }
-  }
-
-  /** Whether this round was worked on already, in this life or an earlier one. @param {any} offer */
-  #hasAnswered(offer) {
-    return isSame(offer, this.#answered) || this.outbox.answered(offer.run, offer.round);
-  }
-
-  /** Tell what is tried now, so that the word travels while the device computes. */
-  #decided(/** @type {any} */ offer, /** @type {any} */ plan, /** @type {any} */ decision) {
-    this.#standing.plan(plan, decision.roomBytes);
-    this.telling.decided(offer.round, decision);
-  }
-
-  /** Keep and send what came of a round's work. After that it is not done again. */
-  async #made(/** @type {import("./here.js").Made} */ made) {
-    const { log } = this.#environment;
-    const { run, round, message, trouble } = made;
-    if (!message && !trouble) {
-      log("warning", `round ${round}: sitting out: ${made.reasons.join("; ")}`);
-      return;
-    }
-    this.#answered = { run, round };
-    if (!message) {
-      log("warning", `round ${round} left out: ${trouble}`);
-      return;
-    }
-    try {
-      await this.sending.keep(message);
-    } catch (error) {
-      if (!(error instanceof BlobError || error instanceof DiskError)) throw error;
-      log("warning", `round ${round} left out: its contribution cannot be kept: ${oneLine(error)}`);
-      return;
-    }
-    this.telling.made(made);
-    await this.sending.due(this.#hours.clock());
-  }
-
-  /** Once it is judged, or cannot be had, there is nothing more to do in this task. */
-  async #fetchFinal(/** @type {{over: Open, until: number}} */ { over, until }, /** @type {number} */ now) {
-    try {
-      const missing = await this.place.look(over);
-      if (missing.length && now < until && (await this.#downloads.advance(missing, now))) return;
-      if (!missing.length) this.telling.judged(over.offer.round, await this.place.judge(over));
-    } catch (error) {
-      if (!(error instanceof DeviceError)) throw error;
-      this.warn(`the model of task ${over.offer.task} is not judged: ${oneLine(error)}`);
-      if (now < until && !(error instanceof LeftOut)) return;
-    }
-    this.#final = this.#workedOn = null;
   }
 
   #arrived(/** @type {any} */ blob, /** @type {number} */ seconds) {
     this.#link.sawDown(blob.size, seconds);
-    this.#seen = null;
+    this.#round.lookAgain();
   }
 }

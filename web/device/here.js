@@ -43,6 +43,8 @@ export class Here {
   #environment;
   #link;
   #leftovers;
+  /** The offer whose base was looked for in the bundle last. @type {any} */
+  #looked = null;
   /** @type {(import("./task.js").Given & {of: any}) | null} */
   #given = null;
 
@@ -69,10 +71,9 @@ export class Here {
     return leftOut(async () => {
       const missing = await this.holdings.missingBundle(offer);
       if (missing.length) return missing;
-      if (!this.isOf(offer)) {
-        await this.#make(offer);
-        await this.holdings.takeParts(await this.holdings.bundle(offer.bundle), offer.base);
-      }
+      if (!this.isOf(offer)) await this.#make(offer);
+      if (this.#looked !== offer) await this.holdings.takeParts(await this.holdings.bundle(offer.bundle), offer.base);
+      this.#looked = offer;
       return this.holdings.missing(offer.base, offer.aside);
     });
   }

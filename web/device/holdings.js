@@ -20,6 +20,8 @@ export class Holdings {
   #stand = null;
   /** The one that was opened last. @type {Bundle | null} */
   #bundle = null;
+  /** @type {{bundle: Bundle, line: Uint8Array, names: string[]} | null} */
+  #shipped = null;
 
   /** @param {any} blobs see blobs.js */
   constructor(blobs) {
@@ -52,13 +54,12 @@ export class Holdings {
     const stand = this.#stand;
     if (stand && equal(stand.line, base.line) && stand.at <= base.at) return;
     if (!base.at && !base.steps && !(await this.missing(base, null)).length) return;
-    const weights = bundle.weights();
-    if (base.at && equal((await shaOf(weights)).subarray(0, LINE_BYTES), base.line)) {
-      this.#stand = { line: base.line, at: 0, weights };
-    }
-    const wanted = new Set(base.checkpoint.map(hexOf));
-    for (const part of encodedParts(weights, bundle.manifest)) {
-      if (wanted.has(hexOf({ sha: await sha256(part) }))) await this.blobs.put(part);
+    const { line, names } = await this.#own(bundle);
+    if (base.at && equal(line, base.line)) this.#stand = { line: base.line, at: 0, weights: bundle.weights() };
+    const wanted = names.map((name) => base.checkpoint.some((/** @type {any} */ part) => hexOf(part) === name));
+    if (!wanted.includes(true)) return;
+    for (const [i, part] of encodedParts(bundle.weights(), bundle.manifest).entries()) {
+      if (wanted[i]) await this.blobs.put(part);
     }
   }
 
@@ -101,6 +102,20 @@ export class Holdings {
     }
     this.#stand = { line: base.line, at: base.at, weights };
     return weights;
+  }
+
+  /**
+   * Where the bundle's own weights stand, and what their parts are called: found once, for each round asks.
+   * @param {Bundle} bundle
+   */
+  async #own(bundle) {
+    if (this.#shipped?.bundle !== bundle) {
+      const weights = bundle.weights();
+      const names = [];
+      for (const part of encodedParts(weights, bundle.manifest)) names.push(hexOf({ sha: await sha256(part) }));
+      this.#shipped = { bundle, line: (await shaOf(weights)).subarray(0, LINE_BYTES), names };
+    }
+    return this.#shipped;
   }
 
   /** What the way leads to. Raises as `base` does. */

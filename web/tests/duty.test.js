@@ -1,0 +1,134 @@
+/** What a device does, and in which order: fetch, work, send, judge. */
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Bundle } from "../device/bundle.js";
+import { MemoryDisk } from "../device/disk.js";
+import { DiskError } from "../device/errors.js";
+import { hexOf } from "../device/messages.js";
+import { write } from "../device/safetensors.js";
+import { World, ZIP } from "./scripted.js";
+
+const FULL = { kinds: [{ name: "full", settings: { epochs: 1 } }] };
+const OVER = { done: true, kinds: [] };
+const told = (world, type) => world.told.filter((one) => one.type === type);
+
+async function settled(agent, steps = 30) {
+  for (let step = 0; step < steps; step += 1) await agent.step(0.001);
+}
+
+/** Weights that are another base than the bundle's, held by `world`. */
+async function another(world) {
+  const weights = (await Bundle.open(ZIP)).weights();
+  for (const { data } of weights.values()) data[0] += 1;
+  const blob = await world.hold(write(weights));
+  return { checkpoint: [blob], sha: blob.sha };
+}
+
+/** The bundle's own weights as a base, in the parts in which they are offered. */
+async function own(world) {
+  const bundle = await Bundle.open(ZIP);
+  const weights = bundle.weights();
+  const parts = bundle.manifest.parts().map((specs) => new Map(specs.map(({ name }) => [name, weights.get(name)])));
+  return { checkpoint: await Promise.all(parts.map((part) => world.hold(write(part)))), sha: world.base.sha };
+}
+
+/** A disk that keeps nothing of what is to be sent while it is `full`. */
+class FailingDisk extends MemoryDisk {
+  full = false;
+
+  async put(key, bytes) {
+    if (this.full && /^(blobs|outbox)\//.test(key)) throw new DiskError("the disk is full");
+    await super.put(key, bytes);
+  }
+}
+
+test("a model is judged when what the aggregator fetches from here has been fetched", async () => {
+  const world = await World.made();
+  world.receipting = false;
+  world.offer = world.round(1, FULL);
+  const agent = await world.device();
+  await world.until(agent, () => world.of("contribution").length > 0);
+  const [made] = world.of("contribution");
+  assert.ok(made.blob, "it is too large for a message");
+  await settled(agent);
+  assert.deepEqual(told(world, "evaluated"), []);
+  world.receipt(made);
+  await world.until(agent, () => told(world, "evaluated").length > 0);
+  assert.equal(told(world, "evaluated")[0].round, 0);
+});
+
+test("a model is judged at once when nothing is to be fetched from here", async () => {
+  const world = await World.made();
+  world.receipting = false;
+  world.offer = world.round(1);
+  const agent = await world.device();
+  await world.until(agent, () => told(world, "evaluated").length > 0);
+  assert.equal(world.of("contribution")[0].blob, null);
+});
+
+test("that a task is over is judged once, however often it is said", async () => {
+  const world = await World.made();
+  world.offer = world.round(1);
+  const agent = await world.device();
+  await world.until(agent, () => told(world, "receipt").length > 0);
+  await settled(agent);
+  world.told.length = 0;
+  for (let times = 0; times < 3; times += 1) {
+    world.tellAll(world.round(1, OVER));
+    await settled(agent);
+  }
+  assert.equal(agent.finished, true);
+  assert.deepEqual(told(world, "evaluated").map((one) => one.round), [1]);
+});
+
+test("a last model that does not come in time is waited for no longer, and that is said", async () => {
+  const world = await World.made();
+  world.offer = world.round(1);
+  const agent = await world.device();
+  await world.until(agent, () => told(world, "receipt").length > 0);
+  const base = await another(world);
+  world.swap(base.checkpoint[0], new Uint8Array()); // no block of it ever fits
+  world.tellAll(world.round(1, { ...OVER, base }));
+  await settled(agent);
+  assert.equal(agent.finished, false);
+  world.pass(61);
+  await settled(agent);
+  assert.equal(agent.finished, true);
+  assert.equal(world.lines("the model of task t has not come in time").length, 1);
+});
+
+test("a run that begins anew with the bundle's own weights has them fetched from nowhere", async () => {
+  const world = await World.made();
+  const [first, other] = [await own(world), await another(world)];
+  const asked = () => new Set(world.of("get").map((one) => hexOf(one.blob)));
+  world.offer = world.round(1, { base: first });
+  const agent = await world.device();
+  await world.until(agent, () => told(world, "receipt").length === 1);
+  assert.deepEqual(asked(), new Set([hexOf(world.bundle)]));
+  world.tellAll(world.round(2, { base: other }));
+  await world.until(agent, () => told(world, "receipt").length === 2);
+  world.tellAll(world.round(1, { run: "r2", base: first }));
+  await world.until(agent, () => told(world, "receipt").length === 3);
+  assert.deepEqual(asked(), new Set([world.bundle, ...other.checkpoint].map(hexOf)));
+});
+
+test("a contribution that cannot be kept is not made again, and the next round is worked on", async () => {
+  const world = await World.made();
+  const disk = new FailingDisk();
+  world.offer = world.round(0);
+  const agent = await world.device({ disk });
+  await world.until(agent, () => world.of("hello").at(-1)?.num_examples === 40);
+  await settled(agent);
+  disk.full = true;
+  world.tellAll(world.round(1, FULL));
+  await world.until(agent, () => world.lines("cannot be kept").length > 0);
+  const plans = told(world, "plan").length;
+  world.tellAll(world.round(1, FULL));
+  await settled(agent);
+  assert.deepEqual([told(world, "plan").length, world.of("contribution")], [plans, []]);
+  disk.full = false;
+  world.tellAll(world.round(2));
+  await world.until(agent, () => told(world, "receipt").length > 0);
+  assert.deepEqual(world.of("contribution").map((one) => one.round), [2]);
+});
