@@ -3,7 +3,7 @@
  * there in Brotli's form too, a fifth of it, as it is sent over a network.
  *
  * onnxruntime-web: `ort.wasm` computes on the CPU, on one thread or several (14 MB of WASM). `ort.webgpu` is
- * another 27 MB, and is loaded only where WebGPU is tried.
+ * another 27 MB, and is loaded only where WebGPU is tried. `ed25519` is loaded where a browser has none.
  */
 import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
@@ -23,12 +23,14 @@ const FILES = {
   [`${ORT}/ort-wasm-simd-threaded.asyncify.mjs`]: "ort/ort-wasm-simd-threaded.asyncify.mjs",
   [`${ORT}/ort-wasm-simd-threaded.asyncify.wasm`]: "ort/ort-wasm-simd-threaded.asyncify.wasm",
   "mqtt/dist/mqtt.esm.js": "mqtt.js",
+  "@noble/ed25519/index.js": "ed25519.mjs",
+  "@noble/ed25519/LICENSE": "licenses/ed25519.txt",
   "mqtt/LICENSE.md": "licenses/mqtt.md",
   "@msgpack/msgpack/LICENSE": "licenses/msgpack.txt",
 };
 
 /** Which of them Node can import too; MQTT.js has a build of its own for Node. */
-const IN_NODE = ["ort/ort.wasm.min.mjs", "ort/ort.webgpu.min.mjs", "msgpack/index.mjs"];
+const IN_NODE = ["ort/ort.wasm.min.mjs", "ort/ort.webgpu.min.mjs", "msgpack/index.mjs", "ed25519.mjs"];
 
 /** The files of a folder of modules, its folders included. @returns {Record<string, string>} */
 function modules(from, to) {

@@ -6,26 +6,24 @@ import { Offer, Signed, decode } from "./messages.js";
 export const KEY_BYTES = 32;
 const PURPOSE = utf8("device-runtime offer/1\0");
 
+/** @typedef {(signature: Uint8Array, said: Uint8Array) => Promise<boolean>} Holds whether it is the key's */
+
 /** The key of one aggregator, as a device knows it. */
 export class Verifier {
-  #key;
+  #holds;
 
-  /** Rejects with NotTrusted when `key` is none, or this browser cannot verify. @param {Uint8Array} key */
+  /** Rejects with NotTrusted when `key` is none, or nothing verifies here. @param {Uint8Array} key */
   static async open(key) {
     if (key.length !== KEY_BYTES) {
       throw new NotTrusted(`the aggregator's key has ${key.length} bytes, expected ${KEY_BYTES}`);
     }
-    try {
-      return new Verifier(key, await crypto.subtle.importKey("raw", /** @type {any} */ (key), "Ed25519", false, ["verify"]));
-    } catch (error) {
-      throw new NotTrusted(`offers cannot be verified here: Ed25519 is missing, update this browser (${error})`);
-    }
+    return new Verifier(key, (await byBrowser(key)) ?? (await byLibrary(key)));
   }
 
   /** @private */
-  constructor(bytes, key) {
-    this.name = fingerprint(bytes);
-    this.#key = key;
+  constructor(key, holds) {
+    this.name = fingerprint(key);
+    this.#holds = holds;
   }
 
   /**
@@ -36,7 +34,7 @@ export class Verifier {
   async open(topic, payload) {
     const sealed = sealedIn(topic, payload);
     const said = signed(topic, sealed);
-    if (!(await crypto.subtle.verify("Ed25519", this.#key, sealed.signature, said))) {
+    if (!(await this.#holds(sealed.signature, said))) {
       throw new NotTrusted(
         `offer on ${topic} refused: it is not signed by the aggregator that this device is enrolled with ` +
           `(key ${this.name})`,
@@ -44,6 +42,20 @@ export class Verifier {
     }
     return { offer: decode(Offer, sealed.offer), issued: sealed.issued };
   }
+}
+
+/** Null where it has no Ed25519: Chrome before 137, Firefox before 129, Safari before 17. @returns {Promise<Holds | null>} */
+async function byBrowser(bytes) {
+  const key = await crypto.subtle.importKey("raw", bytes, "Ed25519", false, ["verify"]).catch(() => null);
+  return key && ((signature, said) => crypto.subtle.verify("Ed25519", key, signature, said));
+}
+
+/** Strictly by RFC 8032, as browsers do. Rejects with NotTrusted. @returns {Promise<Holds>} */
+async function byLibrary(bytes) {
+  const { verifyAsync } = await import("../vendor/ed25519.mjs").catch((error) => {
+    throw new NotTrusted(`offers cannot be verified here: this browser has no Ed25519, and none could be loaded (${error})`);
+  });
+  return (signature, said) => verifyAsync(signature, said, bytes, { zip215: false }).catch(() => false); // no signature at all
 }
 
 /** Of a key, for people: its first 8 bytes. @param {Uint8Array} key */

@@ -1,0 +1,48 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { fromHex } from "../device/bytes.js";
+import { NotTrusted } from "../device/errors.js";
+import { Signed, decode, encode } from "../device/messages.js";
+import { Verifier } from "../device/signing.js";
+import { vectors } from "./vectors.js";
+
+const { key, enrolled } = vectors("following");
+/** Offers that Python sealed, with the right key, another, or none, and what is no offer. */
+const heard = enrolled.flatMap(({ heard: all }) => all.map((one) => ({ ...one, payload: fromHex(one.payload) })));
+
+/** What becomes of each. */
+async function verified(offers) {
+  const verifier = await Verifier.open(fromHex(key));
+  return Promise.all(offers.map(({ topic, payload }) => verifier.open(topic, payload).catch((error) => `${error.name}: ${error.message}`)));
+}
+
+/** As in a browser whose crypto has no such algorithm. */
+async function without(algorithm, work) {
+  const { subtle } = crypto;
+  const real = subtle.importKey;
+  subtle.importKey = (form, bytes, how, ...more) =>
+    how === algorithm ? Promise.reject(new DOMException("Unrecognized name.", "NotSupportedError")) : real.call(subtle, form, bytes, how, ...more);
+  try {
+    return await work();
+  } finally {
+    delete subtle.importKey;
+  }
+}
+
+test("a browser without Ed25519 believes the offers that one with it believes, and no others", async () => {
+  const one = heard.find(({ topic, offer }) => offer && topic.endsWith("/task"));
+  const signed = decode(Signed, one.payload);
+  const cut = encode(Signed, { ...signed, signature: signed.signature.slice(1) });
+  const bent = encode(Signed, { ...signed, signature: signed.signature.map((byte, at) => (at === 40 ? byte ^ 1 : byte)) });
+  const offers = [...heard, { ...one, payload: cut }, { ...one, payload: bent }, { ...one, topic: `${one.topic}s` }];
+  const known = await verified(offers);
+  const found = await without("Ed25519", () => verified(offers));
+  assert.deepEqual(found, known);
+  assert.equal(known[heard.indexOf(one)].issued, signed.issued);
+  for (const refused of known.slice(-3)) assert.match(refused, /^NotTrusted: .*not signed by the aggregator/);
+});
+
+test("a key of another length is none", async () => {
+  await assert.rejects(Verifier.open(new Uint8Array(31)), NotTrusted);
+});
