@@ -14,8 +14,9 @@ from aggregator.plain import Plain, View, percent, size
 from device_runtime.commands.options import count, positive
 from strategies.registry import KINDS
 
+from . import javascript
 from .figures import Summary, kind_costs, parts, summarise
-from .fleet import DEADLINE_S, DROPPED, FLEET, MIXED, SLOW
+from .fleet import DEADLINE_S, DROPPED, FLEET, MIXED, SLOW, beside
 from .plot import draw
 from .runs import ALPHA, Policy, Run, Setting, perform, save
 
@@ -33,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--deadline", type=positive, default=DEADLINE_S, metavar="S", help="seconds of a round"
     )
     parser.add_argument("--broker", choices=("auto", "mosquitto", "amqtt"), default="auto")
+    parser.add_argument(
+        "--javascript",
+        type=count,
+        default=0,
+        metavar="N",
+        help="so many devices more, of the browser's modules in Node, as fast as they are here",
+    )
     parser.add_argument("--run-dir", type=Path, help="where it is kept (default: runs/demo-TIME)")
 
 
@@ -41,10 +49,13 @@ def run(options: argparse.Namespace) -> int:
     folder = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     if folder.exists():
         raise AggregatorError(f"{folder} is there already: give another --run-dir, or remove it")
-    _say_what_is_run(options, folder)
+    fleet = beside(options.javascript)
+    if options.javascript:
+        javascript.command()
+    _say_what_is_run(options, len(fleet))
     runs = []
     for seed in range(options.seeds):
-        setting = Setting(seed, options.rounds, options.deadline, options.broker)
+        setting = Setting(seed, options.rounds, options.deadline, options.broker, fleet)
         for policy in POLICIES:
             print(f"\n== {policy.name}, seed {seed}", flush=True)
             runs.append(perform(policy, setting, folder / f"{policy.name}-{seed}", _view))
@@ -55,12 +66,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _say_what_is_run(options: argparse.Namespace, folder: Path) -> None:
+def _say_what_is_run(options: argparse.Namespace, devices: int) -> None:
+    more = f"{devices - len(FLEET)} more are of the browser's modules, in Node, and pretend nothing.\n"
     print(
-        f"{len(FLEET)} device processes, handwritten digits divided by Dirichlet({ALPHA}), "
+        f"{devices} device processes, handwritten digits divided by Dirichlet({ALPHA}), "
         f"{options.rounds} rounds of at most {options.deadline:g} s.\n"
-        f"Each pretends to be a board or phone and is slowed to its speed, {SLOW:g} times over, so that the "
-        "digits weigh as a real task would.\n"
+        f"Each of {len(FLEET)} pretends to be a board or phone and is slowed to its speed, {SLOW:g} times "
+        "over, so that the digits weigh as a real task would.\n"
+        f"{more if options.javascript else ''}"
         "First every device sends the richest update that it can afford; then the same fleet at the same "
         "deadline with stragglers dropped."
     )
@@ -79,8 +92,8 @@ def _report(runs: list[Run], folder: Path) -> None:
     mixed = [run for run in runs if run.policy == "mixed"]
     print("\nWho took part, and how (mixed, seed 0), and why it could not send a full update every time")
     rows = [
-        (part.device, member.profile, f"{part.rounds:.0%}", _kinds(part.kinds), _short(part.why))
-        for member, part in zip(FLEET, parts(mixed[0]), strict=True)
+        (part.device, member.told, f"{part.rounds:.0%}", _kinds(part.kinds), _short(part.why))
+        for member, part in zip(mixed[0].fleet, parts(mixed[0]), strict=True)
     ]
     print(tabulate(rows, ("device", "as", "rounds", "sent", "why"), disable_numparse=True))
     print("\nWhat each kind costs, per device and round (medians; bytes are whole MQTT packets)")

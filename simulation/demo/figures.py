@@ -9,7 +9,6 @@ from statistics import mean, median, stdev
 
 from aggregator.observer import ContributionRecord
 
-from .fleet import FLEET
 from .runs import Run
 
 
@@ -38,7 +37,7 @@ def summarise(policy: str, runs: Iterable[Run]) -> Summary:
         eval_acc=mean(final),
         spread=stdev(final) if len(final) > 1 else 0.0,
         rounds_to_90=mean(_rounds_to(run, 0.9) for run in mine),
-        participation=mean(mean(r.participants for r in run.rounds) / len(FLEET) for run in mine),
+        participation=mean(mean(r.participants for r in run.rounds) / len(run.fleet) for run in mine),
         bytes_up=mean(sum(r.bytes_up for r in run.rounds) for run in mine),
         bytes_down=mean(sum(r.bytes_down for r in run.rounds) for run in mine),
         energy_j=mean(sum(r.energy_j for r in run.rounds) for run in mine),
@@ -64,7 +63,7 @@ class Part:
 def parts(run: Run) -> list[Part]:
     """Every device of the fleet, those that sent nothing too."""
     result = []
-    for member in FLEET:
+    for member in run.fleet:
         mine = [c for c in run.contributions if c.device == member.name]
         share = len({c.round for c in mine}) / len(run.rounds)
         kinds = tuple(Counter(c.kind for c in mine).most_common())

@@ -23,11 +23,19 @@ EPOCHS = 5
 
 @dataclass(frozen=True)
 class Member:
-    """A device of the fleet: its name, the shipped profile it pretends to be, its uplink if it is narrow."""
+    """A device of the fleet: its name, the shipped profile it pretends to be, its uplink if it is narrow.
+
+    Without a profile it is of the browser's modules, in Node, and as fast as it is here.
+    """
 
     name: str
-    profile: str
+    profile: str = ""
     uplink: float | None = None
+
+    @property
+    def told(self) -> str:
+        """What it is, for tables and plots."""
+        return self.profile or "JavaScript"
 
 
 FLEET = (
@@ -42,6 +50,11 @@ FLEET = (
 )
 """Two strong, three middling, three that a plain round would drop: too slow for a full update (jetson,
 pi-zero), too slow and behind a satellite modem of 300 bytes per second (buoy)."""
+
+
+def beside(javascript: int) -> tuple[Member, ...]:
+    """The eight, and so many in JavaScript."""
+    return FLEET + tuple(Member(f"javascript-{number}") for number in range(1, javascript + 1))
 
 
 def offered(strategy: AnyStrategy, from_round: int = 1) -> KindSettings:

@@ -1,4 +1,4 @@
-"""Device processes: the same command that people run on their boards, started eight times."""
+"""Device processes: the same command that people run on their boards, and Node for those in JavaScript."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from simulation.digits import Labelled
 
+from . import javascript
 from .fleet import SLOW, Member
 
 
@@ -32,7 +33,7 @@ def command() -> str:
 
 
 class FleetProcesses(AbstractContextManager["FleetProcesses"]):
-    """One `device-runtime join` for each member; all end with the `with` block.
+    """One `device-runtime join` for each member, or `node`; all end with the `with` block.
 
     Each has a folder of its own below `folder`: its data, its state and its log.
     """
@@ -84,16 +85,22 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
 
 
 def _arguments(member: Member, broker_url: str, home: Path) -> list[str]:
+    mine = (
+        *("--name", member.name),
+        *("--data", str(home / "samples.npz")),
+        *("--state", str(home / "state")),
+        *("--held-out", "0"),  # the demo's evaluation is the aggregator's
+        "--until-done",
+    )
+    if not member.profile:
+        return [*javascript.command(), *("--broker", broker_url), *mine]
     narrow = [] if member.uplink is None else ["--uplink", str(member.uplink)]
     return [
         command(),
         "join",
         broker_url,
-        *("--name", member.name),
-        *("--data", str(home / "samples.npz")),
-        *("--state", str(home / "state")),
-        *("--held-out", "0", "--no-keep-model"),  # the demo's evaluation is the aggregator's
+        *mine,
+        "--no-keep-model",
         "--in-process",  # eight on one machine at once, none of which is idle for long
         *("--as", member.profile, "--slow", str(SLOW), *narrow),
-        "--until-done",
     ]

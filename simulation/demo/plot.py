@@ -19,6 +19,8 @@ POLICIES = (
     ("dropped", "#b03a2e", "stragglers dropped"),
 )
 """Their colours are of no kind, so that nobody takes a policy for one."""
+DEVICE_INCHES = 0.4
+"""What one more device adds to the height."""
 
 
 def draw(runs: list[Run], path: Path) -> None:
@@ -28,14 +30,16 @@ def draw(runs: list[Run], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 2, figsize=(12, 7.5), layout="constrained")
+    devices = len(runs[0].fleet)
+    height = 7.5 + DEVICE_INCHES * (devices - len(FLEET))
+    figure, axes = plt.subplots(2, 2, figsize=(12, height), layout="constrained")
     _accuracy(axes[0, 0], runs)
     _participation(axes[0, 1], next(run for run in runs if run.policy == "mixed"))
     _bytes(axes[1, 0], runs)
     _energy(axes[1, 1], runs)
     seeds = sorted({run.seed for run in runs})
     figure.suptitle(
-        "Eight devices, handwritten digits, Dirichlet(0.3), one deadline: every device takes part, "
+        f"{devices} devices, handwritten digits, Dirichlet(0.3), one deadline: every device takes part, "
         f"or stragglers are dropped ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
     )
     figure.savefig(path, dpi=110)
@@ -60,7 +64,7 @@ def _accuracy(axes: Any, runs: list[Run]) -> None:
 
 
 def _participation(axes: Any, run: Run) -> None:
-    names = [member.name for member in FLEET]
+    names = [member.name for member in run.fleet]
     for kind, colour in palette.KINDS.items():
         mine = [c for c in run.contributions if c.kind == kind]
         axes.scatter(
@@ -74,7 +78,7 @@ def _participation(axes: Any, run: Run) -> None:
     axes.set(
         xlabel="round", title=f"Who sent which kind (seed {run.seed})", xlim=(0.3, len(run.rounds) + 0.7)
     )
-    axes.set_yticks(range(len(names)), [f"{m.name} ({m.profile})" for m in FLEET])
+    axes.set_yticks(range(len(names)), [f"{m.name} ({m.told})" for m in run.fleet])
     axes.invert_yaxis()
     axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=5, fontsize=8, columnspacing=1.0)
 
@@ -94,7 +98,7 @@ def _bytes(axes: Any, runs: list[Run]) -> None:
 
 
 def _energy(axes: Any, runs: list[Run]) -> None:
-    names = [member.name for member in FLEET]
+    names = [member.name for member in runs[0].fleet]
     height = 0.4
     for offset, (policy, colour, label) in enumerate(POLICIES):
         mine = [run for run in runs if run.policy == policy]

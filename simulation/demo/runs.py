@@ -1,4 +1,4 @@
-"""One run of the demo: a broker, an aggregator in this process, eight devices in theirs."""
+"""One run of the demo: a broker, an aggregator in this process, the devices in theirs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from broker.link import Event, Link, LinkOptions
 from broker.url import BrokerUrl
 from simulation import digits, partition
 
-from .fleet import FLEET
+from .fleet import FLEET, Member
 from .fleet_processes import FleetProcesses, Placed
 
 BUNDLE = "digits-wrn-10-1"
@@ -43,6 +43,7 @@ class Setting:
     rounds: int
     deadline_s: float
     broker: Choice = "auto"
+    fleet: tuple[Member, ...] = FLEET
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Run:
     seed: int
     rounds: tuple[RoundRecord, ...]
     contributions: tuple[ContributionRecord, ...]
+    fleet: tuple[Member, ...] = FLEET
 
 
 class Collected:
@@ -80,14 +82,15 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
     split = digits.load(np.random.default_rng(setting.seed))
     evaluation = folder / "evaluation.npz"
     np.savez_compressed(evaluation, x=split.test.x, y=split.test.y)
-    parts = partition.dirichlet(split.train.y, len(FLEET), ALPHA, np.random.default_rng([setting.seed, 1]))
-    placed = [Placed(m, split.train.at(part)) for m, part in zip(FLEET, parts, strict=True)]
+    fleet = setting.fleet
+    parts = partition.dirichlet(split.train.y, len(fleet), ALPHA, np.random.default_rng([setting.seed, 1]))
+    placed = [Placed(m, split.train.at(part)) for m, part in zip(fleet, parts, strict=True)]
     task = Task(
         bundle=BUNDLE,
         name=policy.name,
         rounds=setting.rounds,
         round_deadline_s=setting.deadline_s,
-        min_devices=len(FLEET),
+        min_devices=len(fleet),
         seed=setting.seed,
         kinds=policy.kinds,
         eval_data=str(evaluation),
@@ -96,15 +99,15 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
     try:
         collected = Collected()
         screen = view(f"{broker.name} at {broker.url}")
-        with FleetProcesses(placed, broker.url, folder / "devices") as fleet:
-            with _abandoned_if(fleet.failed) as stop:
+        with FleetProcesses(placed, broker.url, folder / "devices") as processes:
+            with _abandoned_if(processes.failed) as stop:
                 _serve(task, folder, broker.url, (collected, screen), stop)
-            fleet.wait(timeout_s=10)
+            processes.wait(timeout_s=10)
     finally:
         broker.stop()
     rounds = tuple(closed.record for closed in collected.closed)
     contributions = tuple(c for closed in collected.closed for c in closed.contributions)
-    return Run(policy.name, setting.seed, rounds, contributions)
+    return Run(policy.name, setting.seed, rounds, contributions, fleet)
 
 
 @contextmanager

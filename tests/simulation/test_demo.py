@@ -9,9 +9,9 @@ import pytest
 from aggregator.errors import AggregatorError
 from aggregator.observer import ContributionRecord, RoundRecord
 from device_runtime.cli import main
-from simulation.demo import command, fleet_processes, plot
+from simulation.demo import command, fleet_processes, javascript, plot
 from simulation.demo.figures import kind_costs, parts, summarise
-from simulation.demo.fleet import DROPPED, FLEET, MIXED, Member
+from simulation.demo.fleet import DROPPED, FLEET, MIXED, Member, beside
 from simulation.demo.fleet_processes import FleetProcesses, Placed
 from simulation.demo.runs import Run, _abandoned_if, save
 from simulation.digits import Labelled
@@ -131,3 +131,66 @@ def test_a_device_that_fails_ends_the_demo_with_what_it_said_last(tmp_path, monk
         _abandoned_if(fleet.failed) as stop,
     ):
         assert stop.wait(30)
+
+
+def test_devices_in_javascript_stand_behind_the_eight_and_are_marked_in_the_table(capsys, tmp_path):
+    fleet = beside(2)
+    assert fleet[:8] == FLEET
+    assert [(member.name, member.told) for member in fleet[8:]] == [
+        ("javascript-1", "JavaScript"),
+        ("javascript-2", "JavaScript"),
+    ]
+    sends = [sent(1, "javascript-2", "full"), sent(2, "javascript-2", "full")]
+    runs = [
+        replace(one, fleet=fleet)
+        for one in (run("mixed", 0, 0.5, 0.9, contributions=sends), run("dropped", 0, 0.4))
+    ]
+    command._report(runs, tmp_path)
+    table = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("javascript")]
+    assert [row[:3] for row in table] == [
+        ["javascript-1", "JavaScript", "0%"],
+        ["javascript-2", "JavaScript", "100%"],
+    ]
+    assert summarise("mixed", runs).participation == 0.4  # 4 of 10
+    plot.draw(runs, tmp_path / "demo.png")
+
+
+def test_a_device_in_javascript_is_started_with_its_own_samples(tmp_path, monkeypatch):
+    script = tmp_path / "node"
+    script.write_text(f"#!{sys.executable}\nimport sys\nprint(sys.argv[1:])\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(javascript, "command", lambda: (str(script),))
+    few = Labelled(np.zeros((2, 1, 8, 8), np.uint8), np.zeros(2, np.int64))
+    with FleetProcesses([Placed(beside(1)[-1], few)], "mqtt://127.0.0.1:1", tmp_path / "devices") as fleet:
+        fleet.wait(30)
+        assert fleet.failed() == ""
+    home = tmp_path / "devices" / "javascript-1"
+    said = (home / "device.log").read_text()
+    assert (
+        f"'--broker', 'mqtt://127.0.0.1:1', '--name', 'javascript-1', '--data', '{home}/samples.npz'" in said
+    )
+    assert "--as" not in said
+    assert np.load(home / "samples.npz")["y"].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("found", "missing", "said"),
+    [
+        (None, (), "need Node.js 20 or newer: node is not installed"),
+        ("/usr/bin/node", ("node/run.js",), "need a checkout of the project"),
+        ("/usr/bin/node", ("vendor/ort",), "vendor/ort is missing; run `make web`"),
+    ],
+)
+def test_what_devices_in_javascript_lack_is_said_before_anything_is_run(
+    found, missing, said, tmp_path, monkeypatch, capsys
+):
+    for name in ("node/run.js", "vendor/ort"):
+        if name not in missing:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+    monkeypatch.setattr(javascript.shutil, "which", lambda _: found)
+    monkeypatch.setattr(javascript, "RUNS", tmp_path / "node" / "run.js")
+    monkeypatch.setattr(javascript, "NEEDED", (tmp_path / "vendor" / "ort",))
+    assert main(["demo", "--javascript", "3", "--run-dir", str(tmp_path / "run")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
