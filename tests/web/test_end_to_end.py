@@ -15,6 +15,7 @@ from broker.running import WEB_USER, BrokerOptions, WebSockets
 from broker.url import BrokerUrl
 
 from .conftest import DEVICES
+from .services import Services, task
 from .serving_pages import WEB
 
 KINDS = ("full", "peft", "entropy-subset", "few-shot", "zeroth-order", "class-means")
@@ -175,3 +176,24 @@ def test_half_the_devices_in_javascript_learn_as_well_as_all_in_python(serve, jo
     print(json.dumps(accuracies))
     assert accuracies[3][-1] > 0.9
     assert abs(accuracies[3][-1] - accuracies[0][-1]) < 0.02
+
+
+def test_a_device_in_node_takes_part_through_the_gateway_of_the_page(launched, eventually, digits, tmp_path):
+    pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
+    services = Services(launched, eventually, tmp_path)
+    node = shutil.which("node")
+    if node is None or not (WEB / "vendor" / "msgpack" / "index.mjs").exists():
+        pytest.skip("needs Node, and: npm ci && npm run vendor in web/")
+    with services(task(tmp_path / "task.toml", rounds=2, epochs=1)) as served:
+        gateway = served.pages.origin.replace("http://", "ws://") + "/join/mqtt"
+        mine = ("--name", "node", "--data", digits / "0.npz", "--state", tmp_path / "node", "--until-done")
+        log = tmp_path / "node.log"
+        words = (node, str(WEB / "node" / "run.js"))
+        with launched(log, "--broker", gateway, *mine, other=words) as device:
+            assert served.process.wait(300) == 0
+            assert device.wait(60) == 0, log.read_text()
+    sent = served.contributions()
+    assert [(one["device"], one["round"], one["kind"]) for one in sent] == [
+        ("node", 1, "full"),
+        ("node", 2, "full"),
+    ]
