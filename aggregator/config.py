@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import sys
 from collections.abc import Mapping
@@ -76,7 +77,8 @@ class HttpSection(Section, frozen=True):
 
     Who asks needs the token in `token_file` (None: one is made, in the run folder); on this machine alone
     `open = true` does without. Beyond this machine it is HTTPS (`cert`, `key`), or `insecure = true` says
-    that something in front of it does that. `stay`: go on to answer when all tasks are done, until stopped.
+    that something in front of it does that; of `proxies`, addresses and networks, is believed for whom they
+    ask (X-Forwarded-For). `stay`: go on to answer when all tasks are done, until stopped.
     `stalled_s`: after so many seconds without a sign of life /healthz says so; `min_free_mb`: with less room
     on the disk too.
     """
@@ -88,6 +90,7 @@ class HttpSection(Section, frozen=True):
     cert: Path | None = None
     key: Path | None = None
     insecure: bool = False
+    proxies: tuple[str, ...] = ()
     stay: bool = False
     stalled_s: Annotated[float, Meta(gt=0)] = 600.0
     min_free_mb: Annotated[int, Meta(ge=0)] = 100
@@ -96,6 +99,11 @@ class HttpSection(Section, frozen=True):
         _together("http", self.cert, self.key)
         if self.open and self.token_file:
             raise ConfigError("http.open = true asks for no token, but http.token_file names one: choose")
+        for proxy in self.proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError as error:
+                raise ConfigError(f"http.proxies: expected addresses and networks: {error}") from None
         if is_loopback(self.host):
             return
         if self.open:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import queue
 import time
@@ -31,6 +30,7 @@ from models.bundle import Bundle
 from models.errors import ModelError
 
 from . import gateway
+from .callers import by_local_name, counted_as
 from .gateway import Gateway
 from .hosted import Hosted
 from .pages import Pages
@@ -88,7 +88,7 @@ class Join:
         of another site, whose name leads here, learns nothing (DNS rebinding).
         """
         doorway = self._doorway
-        if doorway.passes_on and doorway.site is None and not gateway.by_local_name(request):
+        if doorway.passes_on and doorway.site is None and not by_local_name(request):
             raise HTTPException(403, "open to this machine only: ask as localhost")
         return {
             "version": 1,
@@ -105,7 +105,7 @@ class Join:
         site = self._doorway.site
         if site is None or not self._doorway.writable:
             raise HTTPException(404, "no device is enrolled by links here")
-        if not self._flood.lets(_from(request), self._clock()):
+        if not self._flood.lets(counted_as(request), self._clock()):
             raise HTTPException(429, "too many asked from there: again in a while", {"Retry-After": "5"})
         if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
             raise HTTPException(403, "a link is used by its own page only")
@@ -177,12 +177,3 @@ async def _posted(request: Request) -> Opening:
         return msgspec.json.decode(body, type=Opening)
     except (msgspec.DecodeError, RecursionError):
         raise HTTPException(400, 'expected {"secret": "...", "claim": "...", "name": "..."}') from None
-
-
-def _from(request: Request) -> str:
-    """Of whom a count is kept: an IPv4 address, or an IPv6 network."""
-    try:
-        address = ipaddress.ip_address(request.client.host if request.client else "")
-    except ValueError:
-        return ""
-    return str(ipaddress.ip_network((address, 64), strict=False) if address.version == 6 else address)

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
-from urllib.parse import urlsplit
-from weakref import WeakSet
 
-import h11
 import uvicorn
 from fastapi import APIRouter, FastAPI, Response
 from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aggregator.config import HttpSection
 from aggregator.doorway import Doorway
 from aggregator.errors import AddressError, ConfigError
 from aggregator.observer import Observer
 from broker.mosquitto import MESSAGE_BYTES
-from broker.url import is_loopback
 
 from . import certificate
 from .api import Api, Credentials, Guard
+from .armour import Armoured
 from .certificate import Certificate
+from .connections import IDLE_S, Bounded, Spoken
 from .health import examine, without_details
 from .hosted import Hosted
 from .invitations import Inviting
@@ -42,26 +36,8 @@ from .tokens import token_for
 log = logging.getLogger(__name__)
 
 STATIC = Path(__file__).parent / "static"
-CONNECTIONS = 256
-"""At one time; more are closed at once, so that the files of the loop can always be opened."""
-IDLE_S = 10
-"""Seconds after which a connection that asks nothing is closed."""
-HANDSHAKE_S = 60
-"""Seconds after which the event loop closes one whose TLS has not begun."""
 STOP_S = 3
 """Seconds that answers under way have when the service stops."""
-HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "camera=(), microphone=(), geolocation=()",
-    "cache-control": "no-store",
-}
 
 
 class Site:
@@ -87,10 +63,12 @@ class Site:
         config = uvicorn.Config(
             Armoured(app, anyone=not token.needed),
             http=Bounded,
-            ws="websockets-sansio",
+            ws=Spoken,
             ws_max_size=MESSAGE_BYTES,
             ws_ping_interval=None,
             ws_per_message_deflate=False,
+            proxy_headers=bool(settings.proxies),
+            forwarded_allow_ips=list(settings.proxies),
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -143,80 +121,6 @@ class Site:
             self._server.run(sockets=[self._socket])
         except BaseException:  # the rounds go on without
             log.exception("http ended by itself; the rounds go on")
-
-
-class Bounded(H11Protocol):
-    """Connections that are too many, or ask nothing, are closed; those that only begin TLS count, too."""
-
-    beginning: ClassVar[WeakSet[Bounded]] = WeakSet()
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        """Raises ConnectionAbortedError where too many begin: the event loop then closes this one."""
-        super().__init__(*args, **settings)
-        if len(self.beginning) >= CONNECTIONS:
-            raise ConnectionAbortedError(f"{CONNECTIONS} connections that ask nothing yet")
-        self.beginning.add(self)
-        self._begun = self.loop.call_later(HANDSHAKE_S, self.beginning.discard, self)
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._begun.cancel()
-        self.beginning.discard(self)
-        super().connection_made(transport)
-        self._answered: object = None
-        if len(self.connections) > CONNECTIONS:
-            transport.abort()
-            return
-        self._look = self.loop.call_later(IDLE_S, self._idle)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if look := getattr(self, "_look", None):
-            look.cancel()
-
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """What speaks on is no idle asker; it is among `connections` still."""
-        self._look.cancel()
-        super().handle_websocket_upgrade(event)
-
-    def _idle(self) -> None:
-        """Close what has asked nothing new since the last look."""
-        busy = self.cycle is not None and not self.cycle.response_complete
-        if not busy and self.cycle is self._answered:
-            self.transport.close()
-            return
-        self._answered = self.cycle
-        self._look = self.loop.call_later(IDLE_S, self._idle)
-
-
-class Armoured:
-    """Adds HEADERS to every answer. With `anyone`, only those are answered who call us by a local name:
-    a page of another site, whose name leads here, learns nothing (DNS rebinding).
-    """
-
-    def __init__(self, app: ASGIApp, anyone: bool) -> None:
-        self._app = app
-        self._anyone = anyone
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def armoured(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                names = {name.lower() for name, _ in message["headers"]}
-                extra = ((n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in names)
-                message["headers"] = [*message["headers"], *extra]
-            await send(message)
-
-        if scope["type"] == "http" and self._anyone and not _local(dict(scope["headers"]).get(b"host", b"")):
-            refusal = Response("open to this machine only: ask as localhost", 403, media_type="text/plain")
-            await refusal(scope, receive, armoured)
-            return
-        await self._app(scope, receive, armoured)
-
-
-def _local(host: bytes) -> bool:
-    try:
-        return is_loopback(urlsplit(f"//{host.decode('ascii')}").hostname or "")
-    except ValueError:
-        return False
 
 
 def _listen(settings: HttpSection) -> socket.socket:

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -14,13 +14,16 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from aggregator.doorway import Doorway
-from aggregator.web import gateway, site
+from aggregator.web import connections, gateway
 from broker.link import Connected, Link, LinkOptions, Received
 from broker.url import BrokerUrl
 
+from .conftest import TOKEN
 from .test_join import ask, of, opened, running  # noqa: F401 - fixtures
 
 BLOCK = bytes(range(256)) * 256
+CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x1e\x00\x00"
+"""Of MQTT 3.1.1 with an empty client id, as its section 3.1 has it."""
 
 
 class Echo:
@@ -73,6 +76,15 @@ def page(url, origin=None, protocols=("mqtt",), **given):
     return connect(address, origin=origin or url, subprotocols=protocols, compression=None, **given)
 
 
+@contextmanager
+def device(url):
+    """A page that has said who it is, to an echo."""
+    with page(url) as one:
+        one.send(CONNECT)
+        assert received(one, len(CONNECT)) == CONNECT
+        yield one
+
+
 def received(page, size):
     data = b""
     while len(data) < size:
@@ -82,7 +94,7 @@ def received(page, size):
 
 def test_bytes_are_passed_on_both_ways_as_they_are(running, echo):  # noqa: F811
     url = running(open_to(echo.port))
-    with page(url) as one:
+    with device(url) as one:
         assert one.subprotocol == "mqtt"
         for _ in range(8):
             one.send(BLOCK)
@@ -147,8 +159,8 @@ def test_who_needs_a_credential_comes_by_any_name_that_the_page_came_by(
     if address and host in address:  # on the port that a browser does not say
         wanted = f"ws://{host}/join/mqtt"
     with connect(wanted, sock=there, origin=seen, subprotocols=["mqtt"], compression=None) as one:
-        one.send(BLOCK)
-        assert received(one, len(BLOCK)) == BLOCK
+        one.send(CONNECT + BLOCK)
+        assert received(one, len(CONNECT + BLOCK)) == CONNECT + BLOCK
 
 
 def test_what_does_not_speak_mqtt_is_not_let_in(running, echo):  # noqa: F811
@@ -166,43 +178,179 @@ def test_a_broker_that_is_not_there_is_no_open_page(running, caplog):  # noqa: F
 
 def test_when_one_side_ends_so_does_the_other(running, echo, eventually):  # noqa: F811
     url = running(open_to(echo.port))
-    with page(url) as one:
-        one.send(b"1")
-        assert received(one, 1) == b"1"
+    with device(url) as one:
         echo.hang_up()
         with pytest.raises(ConnectionClosed):
             one.recv(timeout=10)
-    with page(url) as one:
-        one.send(b"2")
-        assert received(one, 1) == b"2"
+    with device(url):
+        pass
     eventually(lambda: echo.connections[-1].fileno() == -1)
 
 
 def test_a_page_that_says_nothing_for_long_stays(running, echo, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(site, "IDLE_S", 0.1)
+    monkeypatch.setattr(connections, "IDLE_S", 0.1)
     monkeypatch.setattr(gateway, "CONNECT_S", 0.3)
-    with page(running(open_to(echo.port))) as one:
-        one.send(b"here")
-        assert received(one, 4) == b"here"
+    with device(running(open_to(echo.port))) as one:
         time.sleep(0.5)
         one.send(b"still here")
         assert received(one, 10) == b"still here"
 
 
-def test_who_never_says_a_word_holds_no_place(running, echo, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(gateway, "CONNECT_S", 0.3)
-    with page(running(open_to(echo.port))) as one, pytest.raises(ConnectionClosed):
+@pytest.mark.parametrize("said", [b"", CONNECT[:1], CONNECT[:-1]])
+def test_who_does_not_say_who_it_is_in_time_holds_no_place(running, echo, monkeypatch, said):  # noqa: F811
+    """All of it: a byte now and then is not enough."""
+    monkeypatch.setattr(gateway, "CONNECT_S", 0.5)
+    with page(running(open_to(echo.port))) as one:
+        if said:
+            one.send(said)
+        with pytest.raises(ConnectionClosed):
+            one.recv(timeout=10)
+    assert echo.heard == b""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"GET / HTTP/1.1", b"\x30\x00", b"\x10\xff\xff\xff\x7f", b"\x10\x80\x80\x80\x80", b"\x10\x81\x80\x01"],
+    ids=["HTTP", "a message first", "256 MB", "no end of its length", "a byte too many"],
+)
+def test_what_begins_otherwise_does_not_reach_the_broker(running, echo, said):  # noqa: F811
+    with page(running(open_to(echo.port))) as one:
+        one.send(said)
+        with pytest.raises(ConnectionClosed):
+            one.recv(timeout=5)
+    assert echo.heard == b""
+
+
+def test_who_it_is_may_come_in_pieces_with_what_follows(running, echo):  # noqa: F811
+    long = b"\x10\x8c\x10" + CONNECT[2:] + bytes(2048) + b"\xc0\x00"
+    with page(running(open_to(echo.port))) as one:
+        for begin in range(0, len(long), 500):
+            one.send(long[begin : begin + 500])
+        assert received(one, len(long)) == long
+
+
+def test_a_page_from_which_nothing_comes_for_very_long_is_closed(running, echo, monkeypatch):  # noqa: F811
+    """It has vanished, and the broker did not see it."""
+    monkeypatch.setattr(gateway, "QUIET_S", 0.5)
+    with device(running(open_to(echo.port))) as one, pytest.raises(ConnectionClosed):
         one.recv(timeout=10)
 
 
 def test_only_so_many_pages_are_let_in(running, echo, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(gateway, "MOST", 1)
+    monkeypatch.setattr(gateway, "MOST", 2)
+    monkeypatch.setattr(gateway, "SHARE", 1)  # which this machine is not held to
     url = running(open_to(echo.port))
-    with page(url) as one:
-        one.send(b"1")
-        assert received(one, 1) == b"1"
+    with device(url), device(url), pytest.raises(InvalidStatus):
+        page(url)
+
+
+def from_elsewhere(url, address):
+    return page(url, additional_headers={"X-Forwarded-For": address})
+
+
+def test_one_address_has_a_share_of_the_places(running, opened, echo, monkeypatch, tmp_path):  # noqa: F811
+    """By a proxy that is trusted. IPv6 addresses that differ in their last half alone are one."""
+    monkeypatch.setattr(gateway, "SHARE", 2)
+    (tmp_path / "proxied").write_text(TOKEN)
+    proxied = {"token_file": tmp_path / "proxied", "proxies": ("127.0.0.1",)}
+    url = running(replace(open_to(echo.port), site=opened), **proxied)
+    with ExitStack() as pages:
+        for address in ("192.0.2.1", "192.0.2.1", "192.0.2.2", "2001:db8::1", "2001:db8::2"):
+            pages.enter_context(from_elsewhere(url, address))
+        for address in ("192.0.2.1", "2001:db8::ff"):
+            with pytest.raises(InvalidStatus):
+                from_elsewhere(url, address)
+        pages.enter_context(from_elsewhere(url, "192.0.2.2"))
+    with from_elsewhere(url, "192.0.2.1") as one:
+        one.send(CONNECT)
+        assert received(one, len(CONNECT)) == CONNECT
+
+
+def test_whom_a_proxy_asks_for_is_not_believed_where_none_is_trusted(
+    running,  # noqa: F811
+    opened,  # noqa: F811
+    echo,
+    monkeypatch,
+):
+    monkeypatch.setattr(gateway, "SHARE", 1)
+    url = running(replace(open_to(echo.port), site=opened))
+    with from_elsewhere(url, "192.0.2.1"), from_elsewhere(url, "192.0.2.1"):
+        pass
+
+
+def test_who_comes_by_a_proxy_here_is_elsewhere(running, echo):  # noqa: F811
+    """To a broker that is open to this machine; whether the proxy is trusted or not."""
+    url = running(open_to(echo.port))
+    for said in ("127.0.0.1", "192.0.2.1"):
         with pytest.raises(InvalidStatus):
-            page(url)
+            from_elsewhere(url, said)
+    with pytest.raises(InvalidStatus):
+        page(url, additional_headers={"Forwarded": "for=192.0.2.1"})
+
+
+class Flooding:
+    """A broker that says more than anybody reads."""
+
+    def __init__(self) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self.sent = 0
+        self.ended = threading.Event()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _serve(self) -> None:
+        connection, _ = self._server.accept()
+        with suppress(OSError):
+            while True:
+                self.sent += connection.send(BLOCK)
+        connection.close()
+        self.ended.set()
+
+
+@pytest.fixture
+def flooding() -> Iterator[Flooding]:
+    made = Flooding()
+    yield made
+    made.close()
+
+
+def unread(url):
+    """A page that has said who it is, and reads no more: what there is room for on the way is little."""
+    parts = urlsplit(url)
+    there = socket.socket()
+    there.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    there.connect((parts.hostname, parts.port))
+    return page(url, sock=there, max_queue=1, ping_interval=None, close_timeout=1)
+
+
+def test_who_does_not_read_is_cut_off_and_what_waits_for_it_is_bounded(
+    running,  # noqa: F811
+    flooding,
+    monkeypatch,
+):
+    monkeypatch.setattr(connections, "SLOW_S", 1.0)
+    with unread(running(open_to(flooding.port))) as one:
+        one.send(CONNECT)
+        assert flooding.ended.wait(30)
+        assert flooding.sent < 32 * 2**20  # of which most is what the system holds on the way
+
+
+def test_who_pings_and_does_not_read_is_cut_off(running, flooding):  # noqa: F811
+    with unread(running(open_to(flooding.port))) as one:
+        one.send(CONNECT)
+        with pytest.raises((ConnectionClosed, OSError)):
+            for _ in range(100_000):
+                one.ping()
+        assert flooding.ended.wait(30)
+
+
+def test_a_message_of_endless_frames_is_cut_off(running, echo):  # noqa: F811
+    with device(running(open_to(echo.port))) as one, pytest.raises((ConnectionClosed, OSError)):
+        one.send(b"" for _ in range(10_000_000))
+    assert echo.heard == CONNECT
 
 
 def test_a_device_is_at_a_real_broker_through_it(running, broker):  # noqa: F811

@@ -12,7 +12,7 @@ import pytest
 from aggregator.config import HttpSection
 from aggregator.doorway import Doorway
 from aggregator.task import Task, kinds_named
-from aggregator.web import join, site
+from aggregator.web import armour, join
 from aggregator.web.hosted import Hosted
 from aggregator.web.pages import Pages, policies
 from aggregator.web.site import Site
@@ -323,5 +323,5 @@ def test_when_the_answer_is_there_the_broker_knows_the_device_and_a_revoked_one_
 
 def test_the_dashboard_s_own_pages_keep_their_policy(running):
     url = running(Doorway(BrokerUrl("127.0.0.1", 1)))
-    assert ask(url, "/").headers["content-security-policy"] == site.HEADERS["content-security-policy"]
+    assert ask(url, "/").headers["content-security-policy"] == armour.HEADERS["content-security-policy"]
     assert ask(url, "/").headers["permissions-policy"].startswith("camera=()")

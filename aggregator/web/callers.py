@@ -1,0 +1,29 @@
+"""Who asks: from where, and by which name."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from starlette.requests import HTTPConnection
+
+from broker.url import is_loopback
+
+
+def by_local_name(asked: HTTPConnection) -> bool:
+    """Whether who asks calls us by a name of this machine."""
+    return is_loopback(asked.url.hostname or "")
+
+
+def is_here(asked: HTTPConnection) -> bool:
+    """Whether who asks is on this machine; not where a proxy here asks for somebody else."""
+    forwarded = {"forwarded", "x-forwarded-for"} & set(asked.headers)
+    return not forwarded and is_loopback(asked.client.host if asked.client else "")
+
+
+def counted_as(asked: HTTPConnection) -> str:
+    """Of whom a count is kept: an IPv4 address, or an IPv6 network. Of a proxy, where it is not trusted."""
+    try:
+        address = ipaddress.ip_address(asked.client.host if asked.client else "")
+    except ValueError:
+        return ""
+    return str(ipaddress.ip_network((address, 64), strict=False) if address.version == 6 else address)
