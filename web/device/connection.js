@@ -12,7 +12,7 @@ const refuses = (code) => (code >= 1 && code <= 5) || (code >= 128 && code < 160
 /**
  * @typedef {object} Said who we are, and what is said of us when we vanish
  * @property {string} clientId
- * @property {import("./link.js").Will | null} will
+ * @property {import("./link_options.js").Will | null} will
  * @property {number} keepaliveS
  * @property {number} timeoutS for CONNACK
  */

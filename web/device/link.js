@@ -3,16 +3,11 @@
  * Node. A session is clean each time; a PUBACK is never taken for more than it is.
  *
  * What has no PUBACK yet is kept here, and sent again, in order, on the next connection.
- *
- * @typedef {{ topic: string, payload: Uint8Array, retain?: boolean }} Will
- *   A message for later: what the broker sends when we vanish, or what we send as we come or leave. Retained.
- * @typedef {{ kind: "connected", first: boolean } | { kind: "disconnected", reason: string }
- *   | { kind: "received", topic: string, payload: Uint8Array, retain: boolean }} Event
- *   What is retained for us may come just before "connected".
  */
 import { inBrowser, open } from "./connection.js";
 import { ended, refusal, unreachable, unreadable } from "./diagnosis.js";
 import { BrokerRefused, BrokerUnreachable, MessageError, oneLine } from "./errors.js";
+import { DEFAULTS } from "./link_options.js";
 import { MESSAGE_LIMIT } from "./messages.js";
 import { packetBytes, qosOf } from "./packets.js";
 import { Patience } from "./patience.js";
@@ -20,21 +15,10 @@ import { matches } from "./topics.js";
 
 /** Seconds that `close` waits for its last messages to leave. */
 const FAREWELL_S = 2;
-/** In seconds; `queueLimit`: messages that wait for their PUBACK, at most. */
-const DEFAULTS = {
-  subscriptions: /** @type {string[]} */ ([]),
-  keepaliveS: 30,
-  reconnectS: /** @type {[number, number]} */ ([0.5, 30]),
-  timeoutS: 10,
-  queueLimit: 4096,
-  will: /** @type {Will | null} */ (null),
-  greeting: /** @type {Will | null} */ (null),
-  log: (/** @type {string} */ _level, /** @type {string} */ _line) => {},
-  draw: Math.random,
-  clock: () => performance.now() / 1000,
-};
 
 const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
+
+/** @typedef {import("./link_options.js").Will} Will */
 
 export class Link {
   /** PUBLISH packets as they are on the wire, each message once. */
@@ -58,8 +42,8 @@ export class Link {
 
   /**
    * @param {import("./url.js").BrokerUrl} url @param {string} clientId
-   * @param {(event: Event) => void} tell is told of everything, in order
-   * @param {Partial<typeof DEFAULTS>} options `greeting` goes before all else at each connection
+   * @param {(event: import("./link_options.js").Event) => void} tell is told of everything, in order
+   * @param {Partial<import("./link_options.js").Options>} options
    * @param {() => Promise<(url: string, options: object) => any>} transport gives `connect` of MQTT.js
    */
   constructor(url, clientId, tell, options = {}, transport = inBrowser) {
