@@ -14,6 +14,7 @@ from broker.small import LostTrack, is_next
 from broker.topics import TopicError
 
 from .duty import Duty
+from .elsewhere import Elsewhere
 from .errors import Stopped, WorkDied
 from .following import Following
 from .going import Going
@@ -64,7 +65,7 @@ class Agent:
         self._clock = clock
         self._over: tuple[Open, float] | None = None
         self._voice.task = settings.task
-        self._elsewhere: set[str] = set()
+        self._elsewhere = Elsewhere()
         self._heard = ("", 0)
         self._base: tuple[Blob, ...] = ()
 
@@ -267,11 +268,11 @@ class Agent:
         return offer.task == self._voice.task
 
     def _go_elsewhere(self) -> None:
-        if self._elsewhere and not self.settings.task:
-            self._voice.task = min(self._elsewhere)
-            self._elsewhere.remove(self._voice.task)
+        task = "" if self.settings.task else self._elsewhere.take()
+        if task:
+            self._voice.task = task
             self.done = False
-            log.info("on to task %s", self._voice.task)
+            log.info("on to task %s", task)
             self._duty.hello()
 
     def _go_on(self, done: float) -> None:

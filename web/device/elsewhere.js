@@ -1,4 +1,4 @@
-/** Other tasks that are not over: where a device may go when its own is. */
+/** Other tasks that are not over, where a device may go when its own is, as device_runtime/elsewhere.py. */
 
 /** Of which so many are remembered, those heard of last: any of them will do. */
 const TASKS = 64;
