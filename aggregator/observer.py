@@ -7,6 +7,7 @@ from math import nan
 from typing import Protocol
 
 from broker.messages import Status
+from models.manifest import Manifest
 
 from .task import Task
 
@@ -75,12 +76,15 @@ class RoundClosed:
 
 @dataclass(frozen=True)
 class Started:
-    """The service runs. `closed`: the rounds of earlier lives of this run; `resumed`: there was one."""
+    """The service runs. `closed`: the rounds of earlier lives of this run; `resumed`: there was one.
+    `manifest`: of the bundle that it goes by, whatever becomes of its files; None where nobody asks.
+    """
 
     task: Task
     run: str
     resumed: bool
     closed: tuple[RoundClosed, ...]
+    manifest: Manifest | None = None
 
 
 @dataclass(frozen=True)

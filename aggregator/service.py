@@ -131,7 +131,8 @@ class Service:
     def start(self) -> None:
         """Begin, or go on where the folder says."""
         rounds = self._rounds
-        self._tell(Started(rounds.task, rounds.run, rounds.resumed, rounds.store.closed()))
+        closed = rounds.store.closed()
+        self._tell(Started(rounds.task, rounds.run, rounds.resumed, closed, rounds.manifest))
         self._run.start()
         self._crowd.remember((*self.state.asked, *self.state.devices))
 

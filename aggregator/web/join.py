@@ -15,7 +15,6 @@ from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from aggregator.doorway import Doorway
-from aggregator.errors import AggregatorError
 from aggregator.flood import Flood
 from broker import links, register
 from broker.enrolment import Enrolment
@@ -25,9 +24,6 @@ from broker.links import LinkError, NameTaken, Opening
 from broker.messages import VERSION
 from broker.site import Opened
 from broker.topics import TopicError
-from models import bundle as bundles
-from models.bundle import Bundle
-from models.errors import ModelError
 
 from . import gateway
 from .callers import by_local_name, counted_as
@@ -47,7 +43,7 @@ TOLD_S, LOOK_S = 5.0, 0.1
 
 @dataclass(frozen=True)
 class Learnt:
-    """A task, as the page shows it before it has joined."""
+    """A task, as the page shows it before it has joined. `over`: there is nothing to do in it any more."""
 
     name: str
     bundle: str
@@ -56,6 +52,7 @@ class Learnt:
     kinds: tuple[str, ...]
     labels: tuple[str, ...] = ()
     input: dict[str, Any] = field(default_factory=dict)
+    over: bool = False
 
 
 class Join:
@@ -66,7 +63,6 @@ class Join:
     ) -> None:
         self._doorway, self._pages = doorway, pages
         self._hosted, self._clock = hosted, clock
-        self._learnt: list[Learnt] = []
         self._flood = Flood(BURST, RATE, ADDRESSES)
         self.router = router = APIRouter(include_in_schema=False)
         reads = ["GET", "HEAD"]
@@ -97,7 +93,7 @@ class Join:
             "broker": {"url": doorway.broker, "user": "", "password": ""},
             "gateway": gateway.PATH if doorway.passes_on else "",
             "key": doorway.site.signer.public.hex() if doorway.site else "",
-            "tasks": self._tasks(),
+            "tasks": [_learnt(one) for one in self._hosted],
         }
 
     async def enrol(self, request: Request) -> dict[str, str]:
@@ -146,23 +142,16 @@ class Join:
             return
         log.warning("the broker does not know %s yet: have it read its passwords", enrolment.name)
 
-    def _tasks(self) -> list[Learnt]:
-        if not self._learnt:
-            self._learnt = [_learnt(one) for one in self._hosted]
-        return self._learnt
-
 
 def _learnt(hosted: Hosted) -> Learnt:
-    task = hosted.task
+    """What the service goes by; what its bundle is about is not told before that runs."""
+    task, over = hosted.task, hosted.watch.live().phase == "finished"
     kinds = tuple(kind.name for kind in task.kinds)
-    known = Learnt(task.name, task.bundle, task.rounds, task.round_deadline_s, kinds)
-    try:
-        manifest = Bundle.open(bundles.find(task.bundle)).manifest
-    except (ModelError, AggregatorError) as error:
-        log.warning("the page cannot tell what %s is about: %s", task.name, error)
+    known = Learnt(task.name, task.bundle, task.rounds, task.round_deadline_s, kinds, over=over)
+    manifest = hosted.watch.manifest
+    if manifest is None:
         return known
-    form = msgspec.to_builtins(manifest.input)
-    return Learnt(task.name, task.bundle, task.rounds, task.round_deadline_s, kinds, manifest.labels, form)
+    return replace(known, labels=manifest.labels, input=msgspec.to_builtins(manifest.input))
 
 
 async def _posted(request: Request) -> Opening:

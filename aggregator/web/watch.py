@@ -20,6 +20,7 @@ from aggregator.observer import (
     RoundOpened,
     Started,
 )
+from models.manifest import Manifest
 
 from .shapes import Device, Devices, Doing, KindFigures, Live, Round, Rounds, measured
 
@@ -55,6 +56,8 @@ class Watch:
         self._sitting_out: set[str] = set()
         self._online = 0
         self._live = Live(task)
+        self.manifest: Manifest | None = None
+        """What the service goes by, from when it runs."""
 
     def __call__(self, happening: Happening) -> None:
         with self._lock:
@@ -118,6 +121,7 @@ class Watch:
                 self._change(phase="finished", closes_at=None, moved_at=now)
 
     def _start(self, happening: Started) -> None:
+        self.manifest = happening.manifest
         for closed in happening.closed:
             self._close(closed, None)
             for record in closed.contributions:

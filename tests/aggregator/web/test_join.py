@@ -7,10 +7,12 @@ import pwd
 import threading
 from datetime import datetime, timezone
 
+import msgspec
 import pytest
 
 from aggregator.config import HttpSection
 from aggregator.doorway import Doorway
+from aggregator.observer import Finished, Started
 from aggregator.task import Task, kinds_named
 from aggregator.web import armour, join
 from aggregator.web.hosted import Hosted
@@ -23,12 +25,15 @@ from broker.running import BrokerOptions, WebSockets, find_ports
 from broker.site import Opened
 from broker.site import Site as BrokerSite
 from broker.url import BrokerUrl
+from models.bundle import Bundle, shipped
 
 from .conftest import TOKEN, Answer
 from .test_pages import FILES, LIBRARIES, lay
 from .test_watch import Broker
 
 TASK = Task(bundle="digits-wrn-10-1", name="digits", rounds=9, kinds=kinds_named(["full", "class-means"]))
+MANIFEST = Bundle.open(shipped("digits-wrn-10-1")).manifest
+RUNS = Started(TASK, "r", False, (), MANIFEST)
 CLAIM = "c" * 43
 NOW = datetime.now(timezone.utc)
 
@@ -56,6 +61,7 @@ def running(tmp_path, clock, monkeypatch):
     def start(doorway, **settings):
         (tmp_path / "run").mkdir(exist_ok=True)
         hosted = Hosted(TASK, tmp_path / "run", Broker(), lambda: 0.0, clock)
+        start.hosted = hosted
         given = {"port": 0, "min_free_mb": 0, **(settings or {"token_file": tmp_path / "token"})}
         started.append(Site(HttpSection(**given), [hosted], doorway))
         started[-1].start()
@@ -137,6 +143,7 @@ def test_without_web_there_is_no_page_and_the_dashboard_knows(running):
 
 def test_who_calls_us_by_a_name_of_this_machine_is_told_how_to_join(running):
     url = running(Doorway(BrokerUrl("127.0.0.1", 1)))
+    running.hosted.watch(RUNS)
     told = ask(url, "/join/config.json")
     assert told.headers["cache-control"] == "no-store"
     config = told.json
@@ -154,6 +161,24 @@ def test_who_calls_us_by_a_name_of_this_machine_is_told_how_to_join(running):
     told = ask(url, "/api/v1/links", token=TOKEN).json
     assert (told["open"], told["makes"], told["page"]) == (True, False, f"{url}/join/")
     assert ask(url, "/api/v1/links", "POST", token=TOKEN).status == 403
+
+
+def test_what_is_learnt_is_what_the_service_goes_by_at_that_moment(running):
+    """Not what was there when the page was first asked for, nor what became of the bundle's files since."""
+    url = running(Doorway(BrokerUrl("127.0.0.1", 1)))
+
+    def task():
+        [told] = ask(url, "/join/config.json").json["tasks"]
+        return told["labels"], told["input"].get("shape"), told["over"]
+
+    watch = running.hosted.watch
+    assert task() == ([], None, False)
+    watch(RUNS)
+    assert task() == ([str(digit) for digit in range(10)], [1, 8, 8], False)
+    watch(Started(TASK, "r2", False, (), msgspec.structs.replace(MANIFEST, labels=("no", "yes"))))
+    assert task() == (["no", "yes"], [1, 8, 8], False)
+    watch(Finished("r2", 9))
+    assert task() == (["no", "yes"], [1, 8, 8], True)
 
 
 def test_a_link_that_the_dashboard_makes_enrols_one_browser_once(running, opened):

@@ -26,6 +26,7 @@ from aggregator.observer import (
 )
 from aggregator.ports import Pulse
 from aggregator.task import Task, kinds_named
+from aggregator.web import connections
 from aggregator.web import site as sites
 from aggregator.web import watch as watching
 from aggregator.web.health import examine
@@ -226,7 +227,7 @@ def test_no_device_chooses_a_label_of_a_metric(tmp_path, clock):
 
 
 def test_connections_that_never_begin_tls_do_not_take_all_files(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(sites, "CONNECTIONS", 4)
+    monkeypatch.setattr(connections, "CONNECTIONS", 4)
     now = datetime.now(timezone.utc)
     authority = make_authority("test", now, 2)
     pair = issue(authority, ["127.0.0.1"], now, 1)
