@@ -108,7 +108,7 @@ export class Advancing {
   }
 
   async #work(/** @type {Open} */ current, /** @type {any} */ progress) {
-    const { place, downloads, outbox, hours } = this.#parts;
+    const { place, downloads, outbox, hours, telling } = this.#parts;
     const { offer } = current;
     await place.prepare(current);
     if (this.#pruned !== offer) {
@@ -127,6 +127,7 @@ export class Advancing {
         });
       } finally {
         this.working = null;
+        telling.ended(offer.round);
       }
       this.workedOn = current;
     }

@@ -31,6 +31,9 @@ import { rows, verdict } from "./explain.js";
  * trained.
  * @typedef {{type: "made", round: number, kind: string, form: string, label: string, bytesUp: number,
  *   values: number, seconds: number, energyJ: number, numExamples: number, trainLoss: number}} Made
+ *
+ * The work on a round is over, whatever came of it.
+ * @typedef {{type: "ended", round: number}} Ended
  * @typedef {{type: "receipt", round: number, kind: string, status: string, reason: string}} Receipt
  *
  * The model after so many rounds, on samples that are kept out of training here.
@@ -38,8 +41,8 @@ import { rows, verdict } from "./explain.js";
  *
  * Bytes on the link since the device began, as they are on the wire.
  * @typedef {{type: "traffic", up: number, down: number}} Traffic
- * @typedef {Log | Link | Task | Offer | Fetching | Plan | Progress | Made | Receipt | Evaluated | Traffic}
- * Happening
+ * @typedef {Log | Link | Task | Offer | Fetching | Plan | Progress | Made | Ended | Receipt | Evaluated |
+ *   Traffic} Happening
  */
 
 /** Seconds between words on how far work has come. */
@@ -91,6 +94,11 @@ export class Telling {
     const values = [...tensors.values()].reduce((sum, { data }) => sum + data.length, 0);
     const numbers = { bytesUp, values, seconds, energyJ, numExamples, trainLoss };
     this.#tell({ type: "made", round, kind, form, label, ...numbers });
+  }
+
+  /** @param {number} round */
+  ended(round) {
+    this.#tell({ type: "ended", round });
   }
 
   /**

@@ -37,10 +37,11 @@ export function drawingPad(spec, changed) {
   byKeys(canvas, state, { show, tell, undo, pen });
   const undoing = h("button", { type: "button", click: undo }, "Undo");
   const clearing = h("button", { type: "button", click: clear }, "Clear");
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", show);
   requestAnimationFrame(show);
   const element = h("div", { class: "pad" }, canvas, pen, h("div", { class: "row" }, undoing, clearing));
-  return { element, how: "Draw it, as large as you like, and say what it is.", clear };
+  return { element, how: "Draw it, as large as you like, and say what it is.", clear, close: () => dark.removeEventListener("change", show) };
 }
 
 function byPointer(canvas, state, { show, tell }) {

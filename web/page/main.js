@@ -59,6 +59,7 @@ class Page {
 
   async _wire() {
     byId("board").hidden = byId("controls").hidden = false;
+    connection(null);
     byId("pause").addEventListener("click", () => (this._paused.has(OWNER) ? this._resume(OWNER) : this._pause(OWNER)));
     const deeds = { leave: () => this._leave(), forget: () => this._forget(), clear: () => this._clear() };
     for (const [id, deed] of Object.entries(deeds)) {
@@ -73,7 +74,7 @@ class Page {
     this._now.hear(told);
     this._waiting.hear(told, new Date());
     this._showWaiting();
-    this._manners.training(this._now.training);
+    this._keepAwake();
     if (told.type === "link") connection(told.connected);
     if (told.type === "log" && told.level !== "info") say(byId("notice"), `${told.text}.`);
     if (told.type === "unloaded") say(byId("notice"), told.text && `${told.text}.`);
@@ -135,7 +136,13 @@ class Page {
     this._showPaused();
   }
 
+  /** The screen stays on while something is computed. */
+  _keepAwake() {
+    this._manners.training(this._now.training && this._paused.size === 0);
+  }
+
   _showPaused() {
+    this._keepAwake();
     const own = this._paused.has(OWNER);
     byId("pause").setAttribute("aria-pressed", String(own));
     say(byId("pause"), own ? "Go on" : "Pause");
@@ -165,11 +172,12 @@ class Page {
   }
 }
 
-/** @param {boolean} on */
+/** @param {boolean | null} on null: not yet */
 function connection(on) {
   const pill = byId("connection");
-  pill.className = `pill ${on ? "good" : "bad"}`;
-  say(pill, on ? "connected" : "offline");
+  pill.hidden = false;
+  pill.className = `pill ${on === null ? "" : on ? "good" : "bad"}`;
+  say(pill, on === null ? "connecting …" : on ? "connected" : "offline");
 }
 
 /** Shows the form, and gives what came of it. @returns {Promise<import("./joining.js").Joined>} */

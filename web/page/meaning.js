@@ -4,26 +4,32 @@ import { bytes, count, plural } from "./format.js";
 
 const KINDS = {
   full: {
+    called: "whole model",
     does: "trains the whole model on your samples",
     sends: (values) => `${count(values)} numbers: the whole model as it is after training`,
   },
   peft: {
+    called: "small part",
     does: "trains a small part of the model, and leaves the rest as it is",
     sends: (values, form) => `${count(values)} numbers: ${PARTS[form] ?? "the small part that was trained"}`,
   },
   "entropy-subset": {
+    called: "upper part",
     does: "trains the upper part of the model on those of your samples that it is least sure of",
     sends: (values) => `${count(values)} numbers: the upper part of the model after training`,
   },
   "few-shot": {
+    called: "last layer",
     does: "trains the model's last layer on a few samples of each class",
     sends: (values) => `${count(values)} numbers: the last layer of the model`,
   },
   "zeroth-order": {
+    called: "random changes",
     does: "tries small random changes of the model, without training it, and looks whether it gets better",
     sends: (values) => `${plural(values, "number")}: how much better or worse each random change made it`,
   },
   "class-means": {
+    called: "sums by class",
     does: "adds up what the model sees in the samples of each class",
     sends: (values) => `${count(values)} numbers: sums of what the model sees, and how many samples each class has`,
   },
@@ -37,9 +43,23 @@ export function does(label) {
   return KINDS[kind] ? `This device ${KINDS[kind].does}.` : `This device sends an update of kind ${label}.`;
 }
 
+/** In a word or two. @param {string} label of a kind, with its form */
+export const called = (label) => KINDS[label.split(" ")[0]]?.called ?? label;
+
+/**
+ * Why this kind and nothing richer. @param {{label: string, straggler: boolean,
+ *   rows: {kind: string, why: string}[]}} plan
+ */
+export function verdict({ label, straggler, rows }) {
+  if (!label) return "Nothing fits here this time: this device sits the round out.";
+  if (!straggler) return "This device could train the whole model in time.";
+  const why = rows.find(({ kind }) => kind === "full")?.why;
+  return `The whole model is too much for this device this time${why ? ` (${why})` : ""}, so it does what fits.`;
+}
+
 /** What was sent. @param {{kind: string, form: string, bytesUp: number, values: number}} made */
 export function sends({ kind, form, bytesUp, values }) {
-  return `${bytes(bytesUp)}: ${KINDS[kind]?.sends(values, form) ?? plural(values, "number")}`;
+  return `${bytes(bytesUp)}, ${KINDS[kind]?.sends(values, form) ?? plural(values, "number")}`;
 }
 
 /** What became of it. @param {{status: string, reason: string}} receipt */

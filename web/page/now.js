@@ -2,7 +2,7 @@
 
 import { byId, h, say, tiles } from "./dom.js";
 import { bytes, joules, plural, seconds } from "./format.js";
-import { became, does, sends } from "./meaning.js";
+import { became, called, does, sends, verdict } from "./meaning.js";
 
 const ROUND = "Waiting for the next round …";
 
@@ -18,6 +18,7 @@ export class Now {
     this._made = null;
     /** @type {any} */
     this._progress = null;
+    this._ended = false;
     this._counted = 0;
     this._up = 0;
     /** @type {string[]} */
@@ -26,7 +27,7 @@ export class Now {
 
   /** Whether a round is being worked on. */
   get training() {
-    return !this.over && Boolean(this._plan?.label) && this._made?.round !== this._plan.round;
+    return !this.over && !this._ended && Boolean(this._plan?.label) && this._made?.round !== this._plan.round;
   }
 
   /** @param {string[]} reasons empty: it works */
@@ -38,13 +39,15 @@ export class Now {
   /** One message of the worker; what concerns other sections changes nothing here. */
   hear(told) {
     if (told.type === "offer") this._begin(told);
-    if (told.type === "plan") [this._plan, this._progress] = [told, null];
+    if (told.type === "plan") [this._plan, this._progress, this._ended] = [told, null, false];
     if (told.type === "unloaded") this._plan = this._progress = null;
+    const gaveUp = told.type === "ended" && this.training;
+    if (told.type === "ended") this._ended = true;
     if (told.type === "progress") this._progress = told;
     if (told.type === "made") this._made = told;
     if (told.type === "traffic") this._up = told.up;
     if (told.type === "receipt" && ["accepted", "duplicate"].includes(told.status)) this._counted += 1;
-    this._said = line(told, this) ?? this._said;
+    this._said = (gaveUp ? `Round ${told.round}: nothing was sent. ${ROUND}` : line(told, this)) ?? this._said;
     this._show();
   }
 
@@ -72,12 +75,13 @@ export class Now {
     tiles(byId("round"), [
       ["Task", this._round.task],
       ["Round", this._round.number ? String(this._round.number) : ""],
-      ["Kind of update", plan?.label ?? ""],
+      ["Kind of update", plan?.label ? called(plan.label) : ""],
       ["Time, estimated", plan?.cost ? seconds(plan.cost.seconds) : ""],
       ["Energy, estimated", plan?.cost ? joules(plan.cost.energyJ) : ""],
       ["Left, estimated", this.training && this._progress ? seconds(this._progress.leftS) : ""],
     ]);
     if (this._made) say(byId("sent"), `Sent in round ${this._made.round}: ${sends(this._made)}. Computing it took ${seconds(this._made.seconds)}.`);
+    byId("explain").hidden = !plan || this.over;
     if (plan) explain(plan);
   }
 }
@@ -99,13 +103,12 @@ function line(told, now) {
 
 function offered({ done, round }) {
   if (done) return `The task is over after ${plural(round, "round")}. Thank you!`;
-  return round ? `Round ${round} is open. Getting the model ready …` : "The next round begins when enough devices are ready.";
+  return round ? `Round ${round} is open. Getting the model ready …` : "The next round begins when enough devices have samples.";
 }
 
 /** The table of kinds: what each would cost here, and why it is or is not taken. */
 function explain(plan) {
-  byId("explain").hidden = false;
-  say(byId("verdict"), plan.verdict);
+  say(byId("verdict"), verdict(plan));
   const shown = JSON.stringify(plan.rows);
   if (byId("rows").dataset.shown === shown) return;
   byId("rows").dataset.shown = shown;
@@ -114,7 +117,7 @@ function explain(plan) {
     h(
       "tr",
       { class: row.taken ? "taken" : null },
-      h("th", { scope: "row" }, row.kind),
+      h("th", { scope: "row" }, called(row.kind), " ", h("small", {}, row.kind)),
       ...cells(row).map((cell, i) => h("td", { "data-head": heads[i + 1] }, cell)),
     ),
   );

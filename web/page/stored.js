@@ -24,13 +24,17 @@ export function showStored(samples, spec, ears) {
 
 function folder(samples, spec, { label, training, held }, ears) {
   const all = samples.list(label);
-  const drop = (id) => deleting(() => samples.remove(id), ears);
-  const clear = async () => {
-    if (await ears.sure(`Delete all ${plural(all.length, "sample")} of “${label}”?`)) await deleting(() => samples.clear(label), ears);
+  const drop = async (id, place) => {
+    if (await deleting(() => samples.remove(id), ears)) focusOn(`.drop[data-label="${CSS.escape(label)}"]`, place);
+  };
+  const clear = async (event) => {
+    const place = [...byId("folders").children].indexOf(event.target.closest("#folders > li"));
+    if (!(await ears.sure(`Delete all ${plural(all.length, "sample")} of “${label}”?`))) return;
+    if (await deleting(() => samples.clear(label), ears)) focusOn(".folder button", place);
   };
   const shown = all.slice(0, SHOWN).map(({ id, held: out }, i) => {
     const name = `${label}, ${i + 1} of ${all.length}${out ? ", kept out of training" : ""}`;
-    const button = h("button", { type: "button", class: "drop", title: `Delete ${name}`, "aria-label": `Delete ${name}`, click: () => drop(id) }, "×");
+    const button = h("button", { type: "button", class: "drop", "data-label": label, title: `Delete ${name}`, "aria-label": `Delete ${name}`, click: () => drop(id, i) }, h("span", {}, "×"));
     return h("li", { class: out ? "out" : null }, thumbnail(spec, samples.raw(id), name), button);
   });
   const more = all.length > SHOWN ? h("li", { class: "quiet" }, `and ${all.length - SHOWN} more`) : null;
@@ -42,15 +46,23 @@ function folder(samples, spec, { label, training, held }, ears) {
   );
 }
 
-/** One deletion at a time: after each, samples have other ids, and are shown anew. */
+/** The one that has come to this place, or the last, or the heading: whoever goes by keys is not thrown back to the top. */
+function focusOn(selector, place) {
+  const all = byId("folders").querySelectorAll(selector);
+  (all[Math.min(place, all.length - 1)] ?? byId("stored-head")).focus();
+}
+
+/** One deletion at a time: after each, samples have other ids, and are shown anew. @returns {Promise<boolean>} whether it was done */
 async function deleting(deed, { removed, trouble }) {
   byId("folders").inert = true;
   try {
     await deed();
     removed();
+    byId("folders").inert = false;
+    return true;
   } catch (error) {
     trouble(error.message);
-  } finally {
     byId("folders").inert = false;
+    return false;
   }
 }

@@ -60,7 +60,7 @@ export class Teaching {
       say(button.querySelector(".share"), shares ? percent(shares[i]) : "");
     });
     const label = this._lesson.samples.labels[best];
-    say(byId("question"), shares ? `It takes this for “${label}” (${percent(shares[best])}). What is it?` : "What is it?");
+    say(byId("guess"), shares ? `It takes this for “${label}” (${percent(shares[best])}).` : "");
   }
 
   async _keep(label) {

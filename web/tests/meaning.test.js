@@ -2,25 +2,37 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { bytes, joules, seconds } from "../page/format.js";
-import { became, does, sends } from "../page/meaning.js";
+import { became, called, does, sends, verdict } from "../page/meaning.js";
 
 const KINDS = ["full", "peft", "entropy-subset", "few-shot", "zeroth-order", "class-means"];
 
 test("two scalars are said to be two numbers", () => {
   const said = sends({ kind: "zeroth-order", form: "", bytesUp: 47, values: 2 });
-  assert.equal(said, "47 bytes: 2 numbers: how much better or worse each random change made it");
+  assert.equal(said, "47 bytes, 2 numbers: how much better or worse each random change made it");
 });
 
 test("biases are said to be biases", () => {
   const said = sends({ kind: "peft", form: "bias", bytesUp: 6500, values: 1578 });
-  assert.equal(said, "6.5 kB: 1,578 numbers: the biases of the model");
+  assert.equal(said, "6.5 kB, 1,578 numbers: the biases of the model");
 });
 
 test("every kind has words of its own, and an unknown one its name", () => {
   assert.equal(new Set(KINDS.map(does)).size, KINDS.length);
   assert.equal(does("entropy-subset 25%"), does("entropy-subset"));
   assert.match(does("tomorrow"), /of kind tomorrow/);
-  assert.equal(sends({ kind: "tomorrow", form: "", bytesUp: 2e6, values: 1 }), "2 MB: 1 number");
+  assert.equal(sends({ kind: "tomorrow", form: "", bytesUp: 2e6, values: 1 }), "2 MB, 1 number");
+});
+
+test("every kind has a short name, and why it was taken is said without the field's words", () => {
+  assert.equal(new Set(KINDS.map(called)).size, KINDS.length);
+  assert.ok(KINDS.every((kind) => called(`${kind} 25%`) === called(kind) && called(kind) !== kind));
+  assert.equal(called("tomorrow 2"), "tomorrow 2");
+  const rows = [{ kind: "full", why: "needs 91.0 s, 54.0 s are left" }];
+  const too = verdict({ label: "few-shot", straggler: true, rows });
+  assert.match(too, /^The whole model is too much for this device this time \(needs 91.0 s, 54.0 s are left\)/);
+  assert.match(verdict({ label: "few-shot", straggler: true, rows: [] }), /this time, so it does what fits\.$/);
+  assert.match(verdict({ label: "full", straggler: false, rows }), /could train the whole model/);
+  assert.match(verdict({ label: "", straggler: true, rows }), /sits the round out/);
 });
 
 test("a refusal is told with its reason", () => {
