@@ -61,17 +61,29 @@ function batchOf(x, labels, shape) {
   return { raw, labels, count };
 }
 
-/** A row for each sample: its numbers, and a label in the column that is named so, or in the last. */
+/**
+ * A row for each sample: its numbers, and a label in the column that is named so, or in the last. Rows are counted
+ * from 1, one of names included.
+ */
 function readTable(text, shape) {
-  const rows = text.split(/\r?\n/).filter((line) => line.trim()).map((line) => line.split(/[,;\t]/).map((cell) => cell.trim()));
-  const isHead = rows.length > 0 && rows[0].some((cell) => LABELS.includes(cell.toLowerCase()));
-  const head = isHead ? rows.shift() : [];
+  const lines = [...text.split(/\r?\n/).entries()].filter(([, line]) => line.trim());
+  const rows = lines.map(([at, line]) => ({ number: at + 1, cells: line.split(/[,;\t]/).map((cell) => cell.trim()) }));
+  const isLabel = (/** @type {string} */ cell) => LABELS.includes(cell.toLowerCase());
+  const head = rows[0]?.cells.some(isLabel) ? rows.shift().cells : [];
   const width = sizeOf(shape) + 1;
-  const wrong = rows.findIndex((row) => row.length !== width);
-  if (!rows.length || wrong >= 0) throw new DataError(`row ${wrong + 1} has ${rows[wrong]?.length ?? 0} cells, expected ${width}: the numbers and a label`);
-  const place = head.findIndex((cell) => LABELS.includes(cell.toLowerCase()));
-  const label = place < 0 ? width - 1 : place;
-  const raw = Float32Array.from(rows.flatMap((row) => row.filter((_, i) => i !== label).map(Number)));
-  if (!raw.every(Number.isFinite)) throw new DataError("a cell of the table is no number");
-  return { raw, labels: rows.map((row) => row[label]), count: rows.length };
+  if (!rows.length) throw new DataError(`the table has no samples, expected rows of ${width} cells: the numbers and a label`);
+  const label = head.some(isLabel) ? head.findIndex(isLabel) : width - 1;
+  const raw = new Float32Array(rows.length * (width - 1));
+  for (const [i, { number, cells }] of rows.entries()) {
+    if (cells.length !== width) throw new DataError(`row ${number} has ${cells.length} cells, expected ${width}: the numbers and a label`);
+    raw.set(cells.filter((_, at) => at !== label).map((cell) => valueOf(cell, number)), i * (width - 1));
+  }
+  return { raw, labels: rows.map(({ cells }) => cells[label]), count: rows.length };
+}
+
+/** @param {string} cell @param {number} row */
+function valueOf(cell, row) {
+  const value = cell === "" ? NaN : Math.fround(Number(cell));
+  if (Number.isFinite(value)) return value;
+  throw new DataError(`row ${row} has ${JSON.stringify(cell.slice(0, 40))}, expected a number`);
 }

@@ -1,10 +1,10 @@
 /** Arrays as numpy stores them (.npy, its format versions 1 to 3). What holds objects is not read. */
 
-import { text, view } from "./bytes.js";
+import { text, utf8, view } from "./bytes.js";
 import { DataError, oneLine } from "./errors.js";
 import { shapeText, sizeOf } from "./flat.js";
 
-const MAGIC = [0x93, ...new TextEncoder().encode("NUMPY")];
+const MAGIC = [0x93, ...utf8("NUMPY")];
 const TYPES = {
   u1: [1, "getUint8"], i1: [1, "getInt8"], b1: [1, "getUint8"], u2: [2, "getUint16"], i2: [2, "getInt16"],
   u4: [4, "getUint32"], i4: [4, "getInt32"], u8: [8, "getBigUint64"], i8: [8, "getBigInt64"],

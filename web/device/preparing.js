@@ -2,8 +2,11 @@
 // models/inputs.py and device_runtime/data/picture.py do. "Raw" is before scale, mean and std.
 
 import { DataError } from "./errors.js";
+import { sizeOf } from "./flat.js";
 import { resized } from "./resizing.js";
 import { whole } from "./rounding.js";
+
+export { sizeOf };
 
 const BANDS = 40;
 const BYTE = 255;
@@ -15,8 +18,6 @@ const GREY = [0.299, 0.587, 0.114].map(Math.fround); // ITU-R 601
  * @typedef {{pixels: ArrayLike<number>, height: number, width: number, channels: number}} Picture
  *   pixels (height, width, channels), black 0, white 255; 1 or 3 channels
  */
-
-export const sizeOf = (shape) => shape.reduce((all, one) => all * one, 1);
 
 /** Frames of 40 bands, with or without an axis of one channel. @param {InputSpec} spec */
 export function isSound(spec) {

@@ -122,3 +122,16 @@ test("names of classes name whole numbers, and nothing else", async () => {
   await assert.rejects(read(Y, yes), saying(/a class number without a name/));
   await assert.rejects(read(zeros, zeros), saying(/class_names is no list of names/));
 });
+
+test("a cell of a table that is no number is told by its row, and an empty one is none", async () => {
+  const read = (text) => readArrays("a.csv", new TextEncoder().encode(text), [2]);
+  const wrong = [
+    ["1,2,x\n1,,x", /row 2 has "", expected a number/],
+    ["a,b,label\n\n1,2,x\n1,zwei,x", /row 4 has "zwei", expected a number/],
+    ["1,1e300,x", /row 1 has "1e300", expected a number/],
+    ["a,b,label\n1,2,x\n3,y", /row 3 has 2 cells, expected 3/],
+    ["a,b,label\n", /no samples, expected rows of 3 cells/],
+    ["", /no samples/],
+  ];
+  for (const [text, words] of wrong) await assert.rejects(read(text), saying(words), text);
+});
