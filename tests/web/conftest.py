@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from .props import Props
 from .serving_pages import WEB, Pages
 
 PATIENCE_MS = 60_000
@@ -59,6 +60,17 @@ def chromiums() -> Iterator[Callable[[Sequence[str]], Any]]:
 @pytest.fixture(scope="session")
 def chromium(chromiums: Callable[[Sequence[str]], Any]) -> Any:
     return chromiums(FLAGS)
+
+
+@pytest.fixture(scope="session")
+def props(tmp_path_factory: pytest.TempPathFactory) -> Props:
+    return Props(tmp_path_factory.mktemp("props"))
+
+
+@pytest.fixture(scope="session")
+def studio(chromiums: Callable[[Sequence[str]], Any], props: Props) -> Any:
+    """A Chromium of which `props` say what it hears and sees."""
+    return chromiums((*FLAGS, *props.flags))
 
 
 class Visit:

@@ -1,23 +1,18 @@
 """Microphone and camera, for which Chromium takes files: what is kept of them, and when they go off."""
 
 import os
-import wave
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from device_runtime.data.resampling import resampled
-from models.log_mel import RATE, log_mel, samples_of
-
 from .conftest import FLAGS, OPEN, SCRIPTED, Visit
+from .props import BANDS, FAST_HZ, FRAMES, nearest, record
 from .serving_pages import Pages
 from .test_page import CONTRAST, HIDE
 
-FRAMES, BANDS = 61, 40
 SCALE, MEAN, STD = 1 / 255, 0.305, 0.376
 """Of the scripted device's words, but for the scale of colours: the same."""
-FAST_HZ = 48_000
 REFUSING = (*FLAGS, "--use-fake-ui-for-media-stream=deny")
 WITHOUT = tuple(flag for flag in FLAGS if flag != "--use-fake-device-for-media-stream")
 TRACKS = """
@@ -34,49 +29,6 @@ MediaStreamTrack.prototype.stop = function () {
   sessionStorage.setItem("stopped", Number(sessionStorage.getItem("stopped")) + 1);
 };
 """
-
-
-class Props:
-    """What Chromium takes for its microphone and its camera: read anew each time that one is switched on."""
-
-    def __init__(self, folder):
-        self._wav, self._film = folder / "microphone.wav", folder / "camera.y4m"
-        self.say(np.zeros(FAST_HZ), FAST_HZ)
-        self.show(np.zeros((16, 16, 3), np.uint8))
-        self.flags = (
-            *FLAGS,
-            f"--use-file-for-fake-audio-capture={self._wav}%noloop",
-            f"--use-file-for-fake-video-capture={self._film}",
-        )
-
-    def say(self, samples, rate):
-        """Samples (n,), -32768 to 32767."""
-        with wave.open(str(self._wav), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(rate)
-            file.writeframes(np.asarray(samples).astype("<i2").tobytes())
-
-    def show(self, picture):
-        """A picture (h, w, 3), enlarged to 240 x 240 and shown for ever: BT.601, 16 to 235."""
-        times = 240 // len(picture)
-        red, green, blue = np.kron(picture, np.ones((times, times, 1))).transpose(2, 0, 1) / 255
-        luma = 0.299 * red + 0.587 * green + 0.114 * blue
-        planes = [16 + 219 * luma]
-        planes += [128 + 224 * (one - luma)[::2, ::2] / far for one, far in ((blue, 1.772), (red, 1.402))]
-        frame = b"FRAME\n" + b"".join(np.rint(plane).astype(np.uint8).tobytes() for plane in planes)
-        self._film.write_bytes(b"YUV4MPEG2 W240 H240 F20:1 Ip A1:1 C420\n" + 4 * frame)
-
-
-@pytest.fixture(scope="session")
-def props(tmp_path_factory):
-    return Props(tmp_path_factory.mktemp("props"))
-
-
-@pytest.fixture(scope="session")
-def studio(chromiums, props):
-    """A Chromium of which `props` say what it hears and sees."""
-    return chromiums(props.flags)
 
 
 @pytest.fixture
@@ -107,30 +59,10 @@ def word(height, begin_s, long_s=0.5, whole_s=6.0, rate=FAST_HZ):
     return np.rint(noise)
 
 
-def record(page):
-    page.get_by_role("button", name="Record").click()
-    page.wait_for_selector("#pad button:disabled")
-    page.wait_for_selector("#pad button:enabled")
-
-
 def guessed(one):
     """What the model was last asked of, raw, flat."""
     x = [said for said in one.said() if said["do"] == "guess"][-1]["x"]
     return (np.array(list(x.values())) * STD + MEAN) / SCALE
-
-
-def nearest(features, samples, rate):
-    """Where in a sound features (61, 40) were made, in s, and how far each is from Python's own there."""
-    wanted = samples_of(FRAMES)
-    sound = resampled(samples.astype(np.float32), rate, RATE, len(samples) * RATE // rate)
-
-    def far(first):
-        return np.abs(log_mel(sound[None, first : first + wanted])[0].astype(int) - features)
-
-    coarse = min(range(0, len(sound) - wanted, 160), key=lambda first: far(first).mean())
-    around = range(max(0, coarse - 160), min(len(sound) - wanted, coarse + 160), 4)
-    first = min(around, key=lambda first: far(first).mean())
-    return first / RATE, far(first)
 
 
 def stopped(page):

@@ -46,7 +46,7 @@ export function cameraPad(spec, changed, trouble) {
 
 /**
  * What the camera sees, and the button that switches it on and off.
- * @param {(on: boolean) => void} switched @param {(text: string) => void} trouble
+ * @param {(on: boolean) => void} switched told once something is to be seen, and nothing more @param {(text: string) => void} trouble
  */
 function viewfinder(switched, trouble) {
   const video = h("video", { class: "paper", playsinline: true, muted: true, hidden: true, "aria-label": "What the camera sees" });
@@ -56,7 +56,7 @@ function viewfinder(switched, trouble) {
     video.srcObject = stream;
     video.hidden = stream === null;
     button.textContent = stream ? "Switch it off" : "Use the camera";
-    switched(stream !== null);
+    if (!stream) switched(false);
   };
   const camera = new Capture("camera", (why) => {
     see(null);
@@ -73,6 +73,7 @@ function viewfinder(switched, trouble) {
     try {
       see(await camera.open());
       await video.play().catch(() => {}); // it was closed meanwhile
+      switched(video.srcObject !== null); // now there is a picture to take
     } catch (error) {
       trouble(error.message);
     }
