@@ -2,10 +2,11 @@
 
 import { DEVICE, SAMPLES } from "../crossing.js";
 import { Samples } from "../device/samples.js";
+import { joinedBy, sure } from "./asking.js";
 import { Device } from "./device.js";
 import { deleteDisk, openDisk } from "./disk_indexeddb.js";
 import { byId, say } from "./dom.js";
-import { configuration, fetchAhead, forget, join, refreshed, remember, remembered, suggestedName } from "./joining.js";
+import { forget, refreshed, remember, remembered } from "./joining.js";
 import { Learning } from "./learning.js";
 import { linkOfAddress, linkUsed } from "./link.js";
 import { Manners, OWNER, persist } from "./manners.js";
@@ -21,15 +22,6 @@ const LOOK_MS = 1000;
 function trouble(text) {
   byId("trouble").hidden = !text;
   say(byId("trouble"), text);
-}
-
-/** Asks before something is deleted. @param {string} text @returns {Promise<boolean>} */
-function sure(text) {
-  const dialog = byId("sure");
-  byId("sure-text").textContent = text;
-  dialog.returnValue = "no";
-  dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
 }
 
 class Page {
@@ -180,39 +172,11 @@ function connection(on) {
   say(pill, on === null ? "connecting …" : on ? "connected" : "offline");
 }
 
-/** Shows the form, and gives what came of it. @returns {Promise<import("./joining.js").Joined>} */
-async function asked(link) {
-  const config = await configuration();
-  if (config.enrolment === "link" && !link) {
-    throw new Error("Open the link, or scan the code, that the organisers gave you: without it this address lets nobody in.");
-  }
-  const form = byId("join");
-  form.hidden = false;
-  fetchAhead();
-  byId("naming").hidden = config.enrolment === "link";
-  byId("name").value = suggestedName(navigator.userAgent);
-  say(byId("about"), config.tasks.map((task) => task.name).join(", "));
-  return new Promise((resolve) => {
-    form.addEventListener("submit", async (event) => {
-      event.preventDefault();
-      trouble("");
-      form.querySelector("button").disabled = true;
-      try {
-        resolve(await join(config, { name: byId("name").value, link }));
-        form.hidden = true;
-      } catch (error) {
-        trouble(error.message);
-      }
-      form.querySelector("button").disabled = false;
-    });
-  });
-}
-
 async function start() {
   const disk = await openDisk(SAMPLES);
   const { link, anew } = await linkOfAddress(disk);
   const before = anew ? null : await remembered(disk);
-  const joined = before ? await refreshed(before) : await asked(link);
+  const joined = before ? await refreshed(before) : await joinedBy(link, trouble);
   await remember(disk, joined);
   await linkUsed(disk, link);
   new Page(disk, joined);

@@ -1,0 +1,45 @@
+/** What the page asks its owner: whether to join, and before something is deleted. */
+
+import { byId, say } from "./dom.js";
+import { configuration, fetchAhead, join, suggestedName } from "./joining.js";
+
+/** Asks before something is deleted. @param {string} text @returns {Promise<boolean>} */
+export function sure(text) {
+  const dialog = byId("sure");
+  byId("sure-text").textContent = text;
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+}
+
+/**
+ * Shows the form, and gives what came of it. Throws Error in plain words where nobody may join.
+ * @param {import("./link.js").Link | null} link @param {(text: string) => void} trouble empty: all is well again
+ * @returns {Promise<import("./joining.js").Joined>}
+ */
+export async function joinedBy(link, trouble) {
+  const config = await configuration();
+  if (config.enrolment === "link" && !link) {
+    throw new Error("Open the link, or scan the code, that the organisers gave you: without it this address lets nobody in.");
+  }
+  const form = byId("join");
+  form.hidden = false;
+  fetchAhead();
+  byId("naming").hidden = config.enrolment === "link";
+  byId("name").value = suggestedName(navigator.userAgent);
+  say(byId("about"), config.tasks.map((task) => task.name).join(", "));
+  return new Promise((resolve) => {
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      trouble("");
+      form.querySelector("button").disabled = true;
+      try {
+        resolve(await join(config, { name: byId("name").value, link }));
+        form.hidden = true;
+      } catch (error) {
+        trouble(error.message);
+      }
+      form.querySelector("button").disabled = false;
+    });
+  });
+}
