@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from broker.messages import Base, MessageError, Offer
+from broker.topics import TopicError, check_task
 
 EXTENDED_S = 1.0
 """By so much later a round closes that was given a new deadline; less is what the word took on its way."""
@@ -36,6 +37,10 @@ class Open:
 def opened(offer: Offer, came: float) -> Open:
     """The round of an offer that came at this moment. Raises MessageError for one that makes no sense."""
     where = f"offer of round {offer.round} of {offer.task!r}"
+    try:
+        check_task(offer.task)
+    except TopicError:
+        raise MessageError(f"{where}: that is no name of a task") from None
     for name, seconds in (("remaining_s", offer.remaining_s), ("deadline_s", offer.deadline_s)):
         if not isfinite(seconds) or seconds < 0:
             raise MessageError(f"{where}: {name} is {seconds}, expected 0 or more seconds")

@@ -110,6 +110,8 @@ def test_a_plan_is_told_anew_to_an_aggregator_that_restarted(stage):
         {"remaining_s": float("nan")},
         {"remaining_s": float("inf")},
         {"remaining_s": -1.0},
+        {"task": "../t"},
+        {"task": "t" * 65},
         {"deadline_s": float("nan")},
         {"seed": -1},
         {"round": -1},

@@ -5,6 +5,7 @@
 import { Advancing } from "./advancing.js";
 import { Afterwards } from "./afterwards.js";
 import { Downloads } from "./downloads.js";
+import { oneLine } from "./errors.js";
 import { Greeting } from "./greeting.js";
 import { Here } from "./here.js";
 import { LinkSpeed } from "./link_speed.js";
@@ -165,8 +166,9 @@ export class Duty {
     for await (const { index, data } of answer(this.blobs, get)) this.#voice.block(get.blob.sha, index, data);
   }
 
-  /** A contribution has its receipt. @param {any} receipt */
-  async settle(receipt) {
+  /** A contribution has its receipt. @param {any} said */
+  async settle(said) {
+    const receipt = { ...said, reason: said.reason && oneLine(said.reason) }; // it is shown
     const message = this.outbox.answering(receipt);
     const counts = receipt.status === "accepted" || receipt.status === "duplicate";
     if (message) await this.place.settle(message, counts);

@@ -1,6 +1,7 @@
 /** Offers on the device: which are to be believed, and when an open round closes. */
 
 import { MessageError } from "./errors.js";
+import { isName } from "./topics.js";
 
 /**
  * A round that is open, and when it closes on the device's own clock, in seconds.
@@ -13,6 +14,7 @@ import { MessageError } from "./errors.js";
  */
 export function opened(offer, came) {
   const where = `offer of round ${offer.round} of '${offer.task}'`;
+  if (!isName(offer.task)) throw new MessageError(`${where}: that is no name of a task`);
   for (const name of ["remaining_s", "deadline_s"]) {
     const seconds = offer[name];
     if (!Number.isFinite(seconds) || seconds < 0) {

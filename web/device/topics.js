@@ -17,8 +17,11 @@ export const checkDevice = (name) => checked("device", name);
 /** The same for a task. */
 export const checkTask = (name) => checked("task", name);
 
+/** Whether a device or a task may be called so. @param {string} name */
+export const isName = (name) => NAME.test(name);
+
 function checked(of, name) {
-  if (!NAME.test(name)) {
+  if (!isName(name)) {
     throw new TopicError(
       `${of} name '${name}': use 1 to 64 letters, digits, '.', '_' or '-', first a letter or digit`,
     );

@@ -71,9 +71,10 @@ test("settings that Python refuses are refused", () => {
   }
 });
 
-test("settings with numbers of 64 bits where others are expected are refused", () => {
+test("settings that are none, or have numbers of 64 bits where others are expected, are refused", () => {
   assert.throws(() => make("full", { lr: [2n ** 63n] }), KindError);
   assert.throws(() => make("full", { codec: { deep: [1n] } }), KindError);
+  for (const none of [null, 3n, "lr", true, [1]]) assert.throws(() => make("full", none), KindError);
 });
 
 test("what a browser does not train is refused with the reason, never left out", () => {

@@ -42,6 +42,8 @@ test("while a hello is on its way to the broker no silence is counted", () => {
 test("an offer closes on the device's own clock, and one that makes no sense is refused with what is wrong", () => {
   assert.equal(opened(OFFER, 100).closes, 112.5);
   const wrong = [
+    [{ task: "<b>t</b>" }, /offer of round 2 of '<b>t<\/b>': that is no name of a task/],
+    [{ task: "" }, /that is no name of a task/],
     [{ remaining_s: -1 }, /remaining_s is -1, expected 0 or more seconds/],
     [{ deadline_s: NaN }, /deadline_s is NaN/],
     [{ remaining_s: Infinity }, /remaining_s is Infinity/],

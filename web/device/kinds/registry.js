@@ -23,7 +23,7 @@ const KINDS = new Map(
 
 /**
  * A kind by its name, with these settings over its defaults. Raises KindError.
- * @param {string} name @param {Record<string, any>} [settings] @returns {any}
+ * @param {string} name @param {any} [settings] @returns {any}
  */
 export function make(name, settings = {}) {
   const Kind = KINDS.get(name);
@@ -31,6 +31,7 @@ export function make(name, settings = {}) {
     throw new KindError(
       `a browser has no kind of update called '${name}'; there are ${[...KINDS.keys()].join(", ")}`,
     );
+  if (typeof settings !== "object" || settings === null) throw new KindError(`settings of ${name} are no settings: ${typeof settings}`);
   const unknown = Object.keys(settings)
     .filter((setting) => !Object.hasOwn(Kind.fields, setting))
     .sort();
