@@ -1,0 +1,242 @@
+"""Bundles that lie, are damaged, or would hang or fill a device, soundly offered to a real page."""
+
+import copy
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from broker.blobs import name
+from broker.messages import Contribution
+from models.archive import pack_files
+
+from .hostile import FILES, MANIFEST, Siege, besieged, repacked
+
+onnx = pytest.importorskip("onnx", reason="needs pip install 'device-runtime[torch]'")
+from onnx import TensorProto, helper  # noqa: E402 - it may not be there
+
+FORWARD = "forward.onnx"
+RENAMED = {"toString" if name == "loss.mid" else name: one for name, one in MANIFEST["graphs"].items()}
+
+
+@pytest.fixture(scope="module")
+def siege(chromium, tmp_path_factory):
+    with besieged(chromium, tmp_path_factory.mktemp("siege")) as one:
+        one.honest_round()
+        yield one
+
+
+def told(**changed):
+    """The manifest with these paths changed: `graphs__forward__file` is graphs.forward.file."""
+    manifest = copy.deepcopy(MANIFEST)
+    for path, value in changed.items():
+        *before, last = path.split("__")
+        place = manifest
+        for part in before:
+            place = place[int(part) if part.isdigit() else part]
+        place[int(last) if last.isdigit() else last] = value
+    return {name: manifest[name] for name in {path.split("__")[0] for path in changed}}
+
+
+def zipped(compression, **files):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compression) as archive:
+        for name, content in (FILES | files).items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def twice():
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("manifest.json", FILES["manifest.json"])
+        archive.writestr("manifest.json", b"{}")
+    return out.getvalue()
+
+
+def test_a_bundle_that_is_not_what_it_is_named_by_is_refused(siege: Siege):
+    packed = repacked(producer="another")
+    damaged = bytes([packed[0] ^ 1]) + packed[1:]
+    siege.attack(siege.offered(bundle=siege.aggregator.hold(packed, damaged)))
+    siege.refused(r"what came as blob [0-9a-f]{12} has another hash: discarded, fetch it anew")
+    siege.until(lambda: [one for one in siege.noted() if "what came as it had another hash twice" in one])
+    siege.honest_round()
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: b"no zip at all", r"round 1 left out: archive is not a sound zip"),
+        (lambda: zipped(zipfile.ZIP_DEFLATED), r"archive has .* compressed, expected as it is"),
+        (
+            lambda: zipped(zipfile.ZIP_DEFLATED, **{"a.bin": bytes(40 << 20)}),
+            r"compressed, expected as it is",
+        ),
+        (twice, r'archive has an entry "manifest.json", expected plain names once'),
+        (lambda: zipped(zipfile.ZIP_STORED, **{"../../etc/passwd": b"x"}), r"an entry \"../../etc/passwd\""),
+        (
+            lambda: pack_files({f"f{number}": b"" for number in range(101)}),
+            r"has 101 files, at most 100 are read",
+        ),
+        (lambda: pack_files({"a": b"b"}), r"not a bundle: it has no manifest.json"),
+        (lambda: pack_files(FILES | {"manifest.json": b"[" * 100_000}), r"manifest.json is not a manifest"),
+        (lambda: pack_files(FILES | {FORWARD: b"other"}), r"forward.onnx of bundle .* is damaged: sha256 is"),
+    ],
+    ids=["rubbish", "packed", "bomb", "twice", "path", "many", "none", "deep", "damaged"],
+)
+def test_a_zip_that_is_no_bundle_is_refused(siege: Siege, made, words):
+    siege.attack(siege.offered(bundle=siege.aggregator.hold(made())))
+    siege.refused(words)
+
+
+LIES = {
+    "head-shape": (told(parameters__0__shape=[3]), r"weights.safetensors of bundle .* expected \(3,\)"),
+    "no-labels": (told(labels=[]), r"manifest.labels is \[\], expected a list of at least 1"),
+    "labels-twice": (told(labels=["a"] * 10), r"label 'a' occurs twice"),
+    "more-labels": (told(labels=[str(n) for n in range(11)]), r"head parameter .* expected \(11, 64\)"),
+    "gigabytes": (told(parameters__0__shape=[2**31, 2**31]), r"expected \(2147483648, 2147483648\)"),
+    "beyond": (told(parameters__0__shape=[2**53]), r"shape\[0\] is 9007199254740992, expected a whole"),
+    "work": (told(graphs__forward__flops=-1), r"flops is -1, expected a whole number from 0"),
+    "path": (told(weights__file="../../weights"), r"names the file \"../../weights\", expected a plain"),
+    "no-forward": (told(graphs={}), r"lists no graph 'forward'"),
+    "strange-graph": (told(graphs=RENAMED), r"'toString' is none of"),
+    "unknown": ({"hook": "alert(1)"}, r"has an unknown field \"hook\""),
+    "scale": (told(input__scale=0), r"scale or std of the input is 0"),
+    "bidi": (told(labels=["\u202e<b>", *MANIFEST["labels"][1:]]), r"names \"\u202e<b>\", expected printable"),
+    "format": ({"format": 99}, r"has format 99, this version reads 2: update the page"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_manifest_that_lies_is_refused(siege: Siege, lie):
+    stated, words = LIES[lie]
+    packed = pack_files(FILES | {"manifest.json": json.dumps(MANIFEST | stated | {"seal": ""}).encode()})
+    siege.attack(siege.offered(bundle=siege.aggregator.hold(packed)))
+    siege.refused(words)
+
+
+def test_a_bundle_without_a_graph_that_it_states_is_refused(siege: Siege):
+    stated = MANIFEST | told(graphs__forward__file="nowhere.onnx") | {"seal": ""}
+    packed = pack_files(FILES | {"manifest.json": json.dumps(stated).encode()})
+    siege.attack(siege.offered(bundle=siege.aggregator.hold(packed)))
+    siege.refused(r"nowhere.onnx of bundle .* is missing")
+    siege.honest_round()
+
+
+def model(nodes, width=10, initialisers=(), opset=17):
+    """x (n, 1, 8, 8) to logits (n, width) and features (n, 64)."""
+    shape = ["n", 1, 8, 8]
+    outputs = [
+        helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", width]),
+        helper.make_tensor_value_info("features", TensorProto.FLOAT, ["n", 64]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        outputs,
+        list(initialisers),
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return made.SerializeToString()
+
+
+def tensor(name, value):
+    return onnx.numpy_helper.from_array(np.asarray(value), name)
+
+
+FLAT = helper.make_node("Flatten", ["x"], ["flat"])
+TEN = [tensor("from", np.array([0])), tensor("to", np.array([10])), tensor("axis", np.array([1]))]
+CUT = helper.make_node("Slice", ["features", "from", "to", "axis"], ["logits"])
+
+
+def bundled(forward):
+    graphs = {"forward": MANIFEST["graphs"]["forward"] | {"frozen": []}}
+    """A bundle that can do nothing but pass forward, by this graph."""
+    held = name(forward)
+    graphs["forward"] |= {"sha256": held.sha.hex(), "bytes": held.size}
+    stated = MANIFEST | {"graphs": graphs, "seal": ""}
+    weights = {"weights.safetensors": FILES["weights.safetensors"]}
+    return pack_files(weights | {FORWARD: forward, "manifest.json": json.dumps(stated).encode()})
+
+
+def outside_of_the_bundle():
+    far = TensorProto(name="far", data_type=TensorProto.FLOAT, dims=[64], data_location=TensorProto.EXTERNAL)
+    far.external_data.add(key="location", value="../../../etc/passwd")
+    add = helper.make_node("Add", ["flat", "far"], ["features"])
+    return model([FLAT, add, CUT], initialisers=[far, *TEN])
+
+
+def endless():
+    one = helper.make_tensor_value_info("v", TensorProto.FLOAT, [])
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["again"], ["more"]), helper.make_node("Identity", ["v"], ["w"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+            one,
+        ],
+        [
+            helper.make_tensor_value_info("more", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("w", TensorProto.FLOAT, []),
+        ],
+    )
+    loop = helper.make_node("Loop", ["", "yes", "zero"], ["same"], body=body)
+    add = helper.make_node("Add", ["flat", "same"], ["features"])
+    return model(
+        [FLAT, loop, add, CUT],
+        initialisers=[*TEN, tensor("yes", np.array(True)), tensor("zero", np.float32(0))],
+    )
+
+
+def of_gigabytes():
+    fill = helper.make_node("ConstantOfShape", ["huge"], ["much"])
+    total = helper.make_node("ReduceMax", ["much"], ["most"], keepdims=0)
+    add = helper.make_node("Add", ["flat", "most"], ["features"])
+    return model([FLAT, fill, total, add, CUT], initialisers=[*TEN, tensor("huge", np.array([2**30]))])
+
+
+def no_numbers():
+    nan = helper.make_node("Add", ["flat", "none"], ["features"])
+    return model([FLAT, nan, CUT], initialisers=[*TEN, tensor("none", np.float32("nan"))])
+
+
+def narrow():
+    reshape = helper.make_node("Reshape", ["x", "shape"], ["features"])
+    return model([reshape, CUT], initialisers=[*TEN, tensor("shape", np.array([-1, 16]))])
+
+
+GRAPHS = {
+    "garbage": (lambda: b"\x08\x08\xff\xff garbage", r"left out: .*(no number ends|a field ends|no field)"),
+    "empty": (lambda: b"", r"round 1 left out: ONNX Runtime, graph forward"),
+    "outside": (outside_of_the_bundle, r"graph forward asks for far, which the manifest does not give it"),
+    "endless": (endless, r"a graph has another within it, of a loop or a branch"),
+    "gigabytes": (of_gigabytes, r"round 1 left out: ONNX Runtime, graph forward"),
+    "narrow": (narrow, r"round 1 left out: .*graph forward"),
+}
+
+
+@pytest.mark.parametrize("which", GRAPHS)
+def test_a_graph_that_is_garbage_or_would_not_end_is_refused(siege: Siege, which):
+    forward, words = GRAPHS[which]
+    siege.attack(siege.offered(bundle=siege.aggregator.hold(bundled(forward()))))
+    siege.refused(words)
+    siege.honest_round()
+
+
+def test_of_a_graph_that_gives_no_numbers_nothing_is_sent(siege: Siege):
+    siege.attack(siege.offered(bundle=siege.aggregator.hold(bundled(no_numbers()))))
+    siege.until(
+        lambda: [
+            one
+            for one in siege.noted()
+            if "sitting out: class-means given up: sums has 640 non-finite" in one
+        ]
+    )
+    assert "class-means given up: sums has" in siege.page.inner_text("#does")
+    assert siege.aggregator.of(Contribution) == []
+    siege.aggregator.offer = None
+    siege.honest_round()

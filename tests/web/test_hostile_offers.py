@@ -1,0 +1,111 @@
+"""Offers that are not the aggregator's, or make no sense, told to a real page: each is refused in words."""
+
+import msgspec
+import pytest
+
+from broker import messages, topics
+from broker.messages import Contribution, Kind, Member
+from broker.signing import Signer
+
+from .hostile import DEVICE, ISSUED, Siege, altered, besieged
+
+TOPIC = topics.down(DEVICE, "task")
+
+
+@pytest.fixture(scope="module")
+def siege(chromium, tmp_path_factory):
+    with besieged(chromium, tmp_path_factory.mktemp("siege")) as one:
+        yield one
+
+
+def test_an_offer_that_is_not_signed_is_refused(siege: Siege):
+    siege.begin()
+    siege.aggregator.say("task", messages.encode(siege.offered()))
+    siege.refused(r"offer on fl/v1/d/phone/dn/task refused: it is not signed")
+    siege.honest_round()
+
+
+def test_an_offer_that_another_has_signed_is_refused(siege: Siege):
+    siege.attack(siege.offered(), Signer(bytes(32)))
+    siege.refused(r"refused: it is not signed by the aggregator that this device is enrolled with")
+    siege.honest_round()
+
+
+def test_an_offer_that_was_changed_under_its_signature_is_refused(siege: Siege):
+    siege.begin()
+    sealed = siege.aggregator.signer.seal(TOPIC, siege.offered(), ISSUED)
+    siege.aggregator.say("task", altered(sealed, deadline_s=3600.0))
+    siege.refused(r"refused: it is not signed by the aggregator")
+
+
+def test_an_offer_to_another_device_is_none_to_this_one(siege: Siege):
+    siege.begin()
+    siege.aggregator.say(
+        "task", siege.aggregator.signer.seal(topics.down("other", "task"), siege.offered(), ISSUED)
+    )
+    siege.refused(r"refused: it is not signed by the aggregator")
+
+
+def test_an_offer_of_an_earlier_round_that_somebody_kept_is_refused(siege: Siege):
+    made = siege.honest_round()
+    first = msgspec.structs.replace(siege.offered(), run=made.run)
+    later = msgspec.structs.replace(first, round=7)
+    siege.aggregator.tell(later)
+    sent = siege.until(
+        lambda: [one for one in siege.aggregator.of(Contribution, made.run) if one.round == 7]
+    )[0]
+    siege.aggregator.receipt(sent)
+    siege.page.get_by_text("Round 7: received, and counted").wait_for()
+    siege.attack(msgspec.structs.replace(first, round=2))
+    siege.refused(r"offer of round 2 refused: round 7 of this run was offered before")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"remaining_s": float("nan")}, r"offer of round 1 of 'digits': remaining_s is NaN"),
+        ({"deadline_s": float("inf")}, r"deadline_s is Infinity, expected 0 or more"),
+        ({"round": -3}, r"rounds are counted from 0"),
+        ({"seed": -1}, r"seed is -1, expected 64 bits"),
+        ({"kinds": ()}, r"round 1 left out: no kind of update is offered"),
+        ({"kinds": (Kind("<b>full</b>", msgspec.Raw(b"\x80")),)}, r"no kind of update called '<b>full</b>'"),
+        ({"kinds": (Kind("full", msgspec.Raw(b"\xc0")),)}, r"settings of full are no settings"),
+        ({"kinds": (Kind("full", msgspec.Raw(b"\x81\xa2lr\xc0")),)}, r"settings of full: full.lr is null"),
+    ],
+    ids=lambda given: "" if isinstance(given, str) else next(iter(given)),
+)
+def test_an_offer_that_makes_no_sense_is_refused(siege: Siege, fields, words):
+    siege.attack(siege.offered(**fields))
+    siege.refused(words)
+
+
+def test_an_offer_without_a_base_or_with_a_blob_of_gigabytes_is_refused(siege: Siege):
+    siege.attack(siege.offered(base=msgspec.structs.replace(siege.base, checkpoint=())))
+    siege.refused(r"a base has no checkpoint")
+    siege.attack(siege.offered(bundle=messages.Blob(bytes(32), 2**40 - 1)))
+    siege.refused(r"blob 000000000000 of 1099511627775 bytes: at most 1073741824 are kept here")
+    siege.attack(siege.offered(bundle=messages.Blob(bytes(32), 0)))
+    siege.refused(r"what came as blob 000000000000 has another hash: discarded")
+    siege.honest_round()
+
+
+def test_a_family_with_a_member_twice_is_refused(siege: Siege):
+    member = Member("small", siege.bundle, siege.base)
+    siege.attack(siege.offered(family=(member, member)))
+    siege.refused(r"family")
+
+
+def test_rubbish_on_every_topic_of_the_device_is_dropped(siege: Siege):
+    siege.begin()
+    for leaf in ("task", "n", "receipt", "get", "block/00/0", "what/is/this", f"block/{'0' * 64}/7"):
+        for rubbish in (
+            b"",
+            b"\x00",
+            b"\xc1" * 50,
+            b"\xdd\xff\xff\xff\xff",
+            b"\x99" + bytes(20),
+            b"\x54\x01abcd",
+        ):
+            siege.aggregator.say(leaf, rubbish)
+    siege.refused(r"ignored: ")
+    siege.honest_round()
