@@ -8,8 +8,8 @@ import pytest
 
 from .conftest import FLAGS, OPEN, SCRIPTED, Visit
 from .props import BANDS, FAST_HZ, FRAMES, nearest, record
+from .seen import CONTRAST, HIDE
 from .serving_pages import Pages
-from .test_page import CONTRAST, HIDE
 
 SCALE, MEAN, STD = 1 / 255, 0.305, 0.376
 """Of the scripted device's words, but for the scale of colours: the same."""

@@ -1,0 +1,113 @@
+"""Who joins by the page, in a real Chromium on a scripted device: forms, links, and leaving."""
+
+from broker.enrolment import Enrolment
+
+from .seen import SEVEN, keep
+
+
+def test_nothing_is_said_of_a_connection_before_somebody_joins(visit):
+    one = visit("unreached")
+    page = one.open()
+    page.wait_for_selector("#join:not([hidden])")
+    assert page.locator("#connection").is_hidden()
+    page.click("#join button")
+    page.get_by_text("connecting …", exact=True).wait_for()
+
+
+def test_whoever_leaves_or_deletes_everything_is_asked_to_join_again(visit):
+    one = visit()
+    page = one.joined()
+    keep(one, SEVEN, "7")
+    page.click("#leave")
+    page.wait_for_selector("#join:not([hidden])")
+    page.click("#join button")
+    page.get_by_text("1 sample,").wait_for()  # leaving deletes no samples
+    page.click("#forget")
+    page.click("#sure button[value=yes]")
+    page.wait_for_selector("#join:not([hidden])")
+    page.click("#join button")
+    page.get_by_text("Nothing is stored yet").wait_for()
+
+
+def test_a_second_tab_does_not_become_the_same_device_again(visit):
+    one = visit()
+    one.joined()
+    other = one.context.new_page()
+    other.goto(one.pages.url)
+    other.get_by_text("This device is open in another tab").wait_for()
+    assert other.locator("#board").is_hidden()
+
+
+def test_without_the_link_that_a_task_asks_for_nobody_is_let_in(visit):
+    one = visit()
+    one.pages.config = {**one.pages.config, "enrolment": "link"}
+    page = one.open()
+    page.get_by_text("Open the link, or scan the code").wait_for()
+    assert page.locator("#join").is_hidden()
+
+
+def test_a_link_is_used_once_leaves_the_address_bar_and_is_remembered_as_a_token(visit):
+    token = Enrolment("wss://localhost:9/mqtt", "browser-3f", "secret", b"", bytes(32), 1).token
+    one = visit()
+    one.pages.config = {**one.pages.config, "enrolment": "link"}
+    one.pages.tokens["s3cret"] = token
+    page = one.open("#link=s3cret")
+    page.wait_for_selector("#join:not([hidden])")
+    assert page.url == one.pages.url
+    assert page.locator("#naming").is_hidden()
+    page.reload()  # before it was used: nothing is lost
+    page.click("#join button")
+    page.get_by_text("Round 4: working").wait_for()
+    settings = one.said()[0]["settings"]
+    assert (settings["name"], settings["token"]) == ("browser-3f", token)
+    assert "browser-3f" in page.inner_text("#device")
+    page.reload()
+    page.get_by_text("Round 4: working").wait_for()
+    assert one.said()[0]["settings"] == settings
+    assert len(one.pages.claims["s3cret"]) == 64
+    page = one.reopened("#link=s3cret")  # the code is read once more
+    page.get_by_text("Round 4: working").wait_for()
+    assert one.said()[0]["settings"] == settings
+    assert one.wrong == []
+
+
+def test_a_link_whose_answer_was_lost_with_its_tab_is_this_browser_s_still(visit):
+    token = Enrolment("wss://localhost:9/mqtt", "browser-3f", "secret", b"", bytes(32), 1).token
+    one = visit()
+    one.pages.config = {**one.pages.config, "enrolment": "link"}
+    page = one.open("#link=s3cret")
+    page.click("#join button")
+    page.get_by_text("The server says no (410)").wait_for()  # which the claim has reached
+    one.pages.tokens["s3cret"] = token
+    page = one.reopened("#link=s3cret")
+    page.click("#join button")
+    page.get_by_text("Round 4: working").wait_for()
+    assert one.said()[0]["settings"]["token"] == token
+
+
+def test_another_link_stands_over_what_is_remembered_and_a_token_is_a_link_too(visit):
+    first, second, third = (
+        Enrolment("wss://localhost:9/mqtt", name, "secret", b"", bytes(32), 1).token
+        for name in ("browser-1", "browser-2", "browser-3")
+    )
+    one = visit()
+    one.pages.config = {**one.pages.config, "enrolment": "link"}
+    one.pages.tokens |= {"one": first, "two": second}
+    for fragment, token in (("#link=one", first), ("#link=two", second), (f"#{third}", third), ("", third)):
+        page = one.reopened(fragment)
+        if fragment:
+            page.click("#join button")
+        page.get_by_text("Round 4: working").wait_for()
+        assert one.said()[0]["settings"]["token"] == token
+        assert page.url == one.pages.url
+
+
+def test_a_link_that_another_browser_has_used_is_refused_with_the_reason(visit):
+    one = visit()
+    one.pages.config = {**one.pages.config, "enrolment": "link"}
+    one.pages.tokens["s3cret"] = "fl1.none"
+    one.pages.claims["s3cret"] = "another"
+    page = one.open("#link=s3cret")
+    page.click("#join button")
+    page.get_by_text("The server says no (410): this link was used already.").wait_for()
+    assert page.locator("#join").is_visible()

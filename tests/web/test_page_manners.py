@@ -1,0 +1,85 @@
+"""When the page's device works, and when the screen stays on, in a real Chromium."""
+
+from .seen import HIDE
+
+
+def test_a_hidden_page_and_its_owner_pause_the_device(visit):
+    one = visit()
+    page = one.joined()
+    page.click("#pause")
+    page.get_by_text("Paused: you paused it.").wait_for()
+    assert page.get_attribute("#pause", "aria-pressed") == "true"
+    page.evaluate(HIDE, True)
+    page.get_by_text("Paused: you paused it, the page is hidden.").wait_for()
+    page.evaluate(HIDE, False)
+    page.click("#pause")
+    page.get_by_text("Round 4: working").wait_for()
+    told = [(said["do"], said["why"]) for said in one.said() if "why" in said]
+    hidden, owner = "the page is hidden", "you paused it"
+    assert told == [("pause", owner), ("pause", hidden), ("resume", hidden), ("resume", owner)]
+
+
+BATTERY = """
+const battery = Object.assign(new EventTarget(), { level: 0.15, charging: false });
+Object.defineProperty(navigator, "getBattery", { value: async () => battery });
+globalThis.plug = () => { battery.charging = true; battery.dispatchEvent(new Event("chargingchange")); };
+"""
+
+
+def test_a_low_battery_pauses_the_device_until_it_is_plugged_in(visit):
+    one = visit()
+    one.context.add_init_script(BATTERY)
+    page = one.open()
+    page.click("#join button")
+    page.get_by_text("Paused: the battery is low.").wait_for()
+    page.evaluate("plug()")
+    page.get_by_text("Round 4: working").wait_for()
+    batteries = [said for said in one.said() if said["do"] == "battery"]
+    assert [(said["percent"], said["plugged"]) for said in batteries] == [(15, False), (15, True)]
+
+
+def test_the_screen_stays_on_while_a_round_is_worked_on(visit):
+    one = visit()
+    one.context.add_init_script(
+        "globalThis.locks = []; navigator.wakeLock.request = async (what) => { locks.push(what); "
+        "return Object.assign(new EventTarget(), { release: async () => locks.push('released') }); }"
+    )
+    page = one.joined()
+    last = "() => new Promise((resolve) => setTimeout(() => resolve(locks.at(-1))))"
+    assert page.evaluate(last) == "screen"
+    page.evaluate(HIDE, True)
+    assert page.evaluate(last) == "released"
+    page.evaluate(HIDE, False)
+    assert page.evaluate(last) == "screen"
+    page.click("#pause")
+    assert page.evaluate(last) == "released"
+    page.click("#pause")
+    assert page.evaluate(last) == "screen"
+    page.workers[0].evaluate("() => postMessage({ type: 'ended', round: 4 })")  # without an update
+    page.get_by_text("Round 4: nothing was sent.").wait_for()
+    assert page.evaluate(last) == "released"
+    assert page.locator("#progress").is_hidden()
+
+
+def test_the_screen_is_kept_on_once_and_let_go_though_the_browser_took_its_time(visit):
+    one = visit()
+    page = one.joined()
+    held = page.evaluate(
+        """async () => {
+          const { Manners } = await import("./manners.js");
+          const held = new Set();
+          const asked = [];
+          navigator.wakeLock.request = () => new Promise((resolve) => asked.push(() => {
+            const lock = Object.assign(new EventTarget(), { release: async () => held.delete(lock) });
+            held.add(lock);
+            resolve(lock);
+          }));
+          const none = () => {};
+          const manners = new Manners({ pause: none, resume: none, battery: none, said: none });
+          const said = [manners.training(true), manners.training(true), manners.training(false)];
+          for (const give of asked) give();
+          await Promise.all(said);
+          return [asked.length, held.size];
+        }"""
+    )
+    assert held == [1, 0]
