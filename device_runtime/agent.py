@@ -228,12 +228,16 @@ class Agent:
         """Note the round; the newest replaces any other. Round 0 is the lobby: get ready.
 
         That a task is over which it has left, said again in answer to an earlier hello, changes nothing.
+        Where a hello to any task and one to the task it has gone to since are both answered, it is in the one
+        of these, and the other waits.
         """
         offer = taken.offer
         if offer.done and self._voice.task not in ("", offer.task):
             self._duty.sending.drop(offer.run)
             return
         self._duty.greeting.answered()
+        if not self.done and self._voice.task not in ("", offer.task):
+            self._elsewhere.add(self._voice.task)
         self._voice.task = offer.task
         self.done = offer.done
         self._heard = (offer.run, offer.round)

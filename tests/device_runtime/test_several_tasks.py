@@ -41,6 +41,19 @@ def test_when_its_own_is_over_it_goes_on_to_another(stage):
     assert not stage.agent.done
 
 
+def test_where_two_tasks_answer_it_is_in_the_later_one_and_goes_on_to_the_other(stage):
+    stage.link.offer = None
+    stage.link.tell("task", encode(stage.offer(task="speech", run="s", round=0)))
+    stage.go()
+    stage.link.tell("task", encode(stage.offer(task="digits", run="d")))
+    stage.go()
+    assert [c.task for c in stage.contributions] == ["digits"]
+    stage.link.announce(stage.offer(task="digits", run="d", done=True), unasked=False)
+    stage.link.offer = stage.offer(task="speech", run="s")
+    stage.go()
+    assert [c.task for c in stage.contributions] == ["digits", "speech"]
+
+
 def test_one_that_begins_later_finds_who_is_free(stage):
     stage.link.announce(stage.offer(task="digits", run="d", done=True), unasked=False)
     stage.link.offer = None

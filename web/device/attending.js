@@ -65,7 +65,8 @@ export class Attending {
 
   /**
    * Note the round; the newest replaces any other. Round 0 is the lobby: get ready. That a task is over which
-   * it has left, said again in answer to an earlier hello, changes nothing.
+   * it has left, said again in answer to an earlier hello, changes nothing. Where a hello to any task and one to the
+   * task it has gone to since are both answered, it is in the one of these, and the other waits.
    * @param {Open} taken
    */
   async take(taken) {
@@ -76,6 +77,7 @@ export class Attending {
       return;
     }
     this.#duty.greeting.answered();
+    if (!this.done && this.#voice.task && this.#voice.task !== task) this.#elsewhere.add(this.#voice.task);
     this.#voice.task = task;
     this.done = offer.done;
     this.#heard = { run, round };

@@ -91,6 +91,20 @@ test("a device goes on to another task when its own is over, and not back for wh
   assert.equal(hellos(world).at(-1), "speech");
 });
 
+test("a device whose hello two tasks answer is in the later one, and goes on to the other", async () => {
+  const world = await World.made();
+  const agent = await world.device();
+  world.offer = null;
+  world.say(topics.down("dev", "task"), encode(Offer, world.round(0, SPEECH)));
+  await settled(agent);
+  world.say(topics.down("dev", "task"), encode(Offer, world.round(1)));
+  await world.until(agent, () => world.of("contribution").length === 1);
+  world.offer = world.round(1, SPEECH);
+  world.tellAll(world.round(1, OVER));
+  await world.until(agent, () => world.of("contribution").length === 2);
+  assert.deepEqual(contributed(world), [["t", 1], ["speech", 1]]);
+});
+
 test("a task that is over elsewhere is none to go to", async () => {
   const world = await World.made();
   const agent = await inOpenRound(world);
