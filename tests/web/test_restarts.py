@@ -1,0 +1,58 @@
+"""A device behind the page's gateway, and a service with its broker that is restarted again and again."""
+
+import shutil
+import signal
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from broker import mosquitto
+from broker.running import BrokerOptions, find_port
+
+from .services import task
+from .serving_pages import WEB
+
+NODE = shutil.which("node")
+RESTARTS = 20
+BACK_S = 120.0
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed"),
+    pytest.mark.skipif(
+        NODE is None or not (WEB / "vendor" / "msgpack" / "index.mjs").exists(),
+        reason="needs Node, and: npm ci && npm run vendor in web/",
+    ),
+]
+
+
+def test_a_device_that_is_connected_goes_on_after_each_of_many_restarts_of_the_whole_service(
+    launched, eventually, lines, digits_in, tmp_path
+):
+    """Killed and stopped in turn: gateway, aggregator and broker go and come back at their addresses."""
+    pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
+    run, port = tmp_path / "run", find_port(BrokerOptions())
+    learnt = task(tmp_path / "task.toml", rounds=100_000, kind="class-means")
+    told = ("serve", learnt, "--web", "--http", f"127.0.0.1:{port}", "--run-dir", run)
+    mine = ("--name", "node", "--data", digits_in(tmp_path / "js.npz"), "--state", tmp_path / "state")
+    words = ("--broker", f"ws://127.0.0.1:{port}/join/mqtt", *mine)
+
+    def rounds():
+        return [one["round"] for one in lines(run / "contributions.jsonl")]
+
+    took = []
+    with ExitStack() as stack:
+        for life in range(RESTARTS + 1):
+            before, began, log = len(rounds()), time.monotonic(), tmp_path / f"serve-{life}.log"
+            with launched(log, *told) as service:
+                if life == 0:
+                    eventually((run / "http-token").exists)
+                    node = (NODE, str(WEB / "node" / "run.js"))
+                    device = stack.enter_context(launched(tmp_path / "node.log", *words, other=node))
+                eventually(lambda before=before: len(rounds()) >= before + 2, BACK_S)  # one may be of before
+                took.append(time.monotonic() - began)
+                assert (service.poll(), device.poll()) == (None, None)
+                service.send_signal(signal.SIGKILL if life % 2 else signal.SIGTERM)
+                service.wait(60)
+    print("seconds until it counts again:", " ".join(f"{seconds:.1f}" for seconds in took))
+    assert rounds() == sorted(set(rounds()))
