@@ -191,7 +191,7 @@ def test_words_are_taught_learnt_and_then_read_right(words, speech, props, serve
                 right.append(taken_for(one.page) == word)
         assert one.wrong == []
     knew = known(words, speech)
-    print(f"{sum(right)} of {len(right)} new words are read right, {knew} by Python before {before + 3} rounds")
+    print(f"{sum(right)} of {len(right)} new words right after {before + 3} rounds; {knew} by Python before")
     assert {one["kind"] for one in served.contributions()} == {"full"}
     assert sum(right) >= max(8, knew - 1)
 
