@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from broker.blobs import Blobs
@@ -11,6 +12,9 @@ from broker.messages import Blob, Get, Offer
 from broker.transfer import Pull
 
 log = logging.getLogger(__name__)
+
+WRONG_HASHES = 2
+"""Times that a content may arrive whole and have another hash."""
 
 
 class Downloads:
@@ -26,23 +30,24 @@ class Downloads:
         self._arrived = arrived
         self._pulls: dict[bytes, Pull] = {}
         self._began: dict[bytes, float] = {}
+        self._wrong: Counter[bytes] = Counter()
 
     def advance(self, wanted: Iterable[Blob], now: float) -> bool:
-        """Fetch these and nothing else. Returns False when the sender does not have one of them.
+        """Fetch these and nothing else. Returns False when the sender does not have one of them, or what it
+        has is never what it is named: a later offer may ask again.
 
-        Raises BlobError when what came was not what was named; it is then fetched anew.
+        Raises BlobError when what came was not what was named; it is then fetched anew, once.
         """
         self._pulls = {
             blob.sha: self._pulls.get(blob.sha) or Pull(blob, self._blobs.partial(blob)) for blob in wanted
         }
         self._began = {sha: self._began.get(sha, now) for sha in self._pulls}
         for sha, pull in list(self._pulls.items()):
-            if pull.refused:
-                del self._pulls[sha]  # a later offer may ask again
-                log.warning("the aggregator does not have blob %s", pull.blob.hex[:12])
+            if pull.refused or self._wrong[sha] >= WRONG_HASHES:
+                self._give_up(pull)
                 return False
             if pull.done:
-                pull.finish()
+                self._finish(pull)
                 self._arrived(pull.blob, now - self._began[sha])
             elif blocks := pull.wanted(now):
                 self._ask(Get(blob=pull.blob, blocks=blocks))
@@ -64,6 +69,20 @@ class Downloads:
         """The link was down: what was asked for is not coming."""
         for pull in self._pulls.values():
             pull.restart()
+
+    def _finish(self, pull: Pull) -> None:
+        try:
+            pull.finish()
+        except BlobError:
+            self._wrong[pull.blob.sha] += not pull.done  # a disk that fails leaves it done
+            raise
+        del self._wrong[pull.blob.sha]
+
+    def _give_up(self, pull: Pull) -> None:
+        del self._pulls[pull.blob.sha]
+        del self._wrong[pull.blob.sha]
+        why = "the aggregator does not have it" if pull.refused else "what came as it had another hash twice"
+        log.warning("blob %s: %s", pull.blob.hex[:12], why)
 
 
 def prune(blobs: Blobs, offer: Offer, waiting: Iterable[Blob | None]) -> None:

@@ -12,7 +12,6 @@ from broker.link import Connected
 from broker.messages import Base, Contribution, Get, Hello, Plan, State, Stretch, decode, encode
 from broker.topics import parse
 from device_runtime.agent import Agent
-from device_runtime.downloads import Downloads
 from device_runtime.task import Settings
 from device_runtime.watching import Pretence, Time
 from models import tensors
@@ -215,20 +214,6 @@ def test_presence_is_the_link_s_to_tell(stage):
     assert states == []
     assert decode(stage.agent.greeting().payload, State) == State(boot=1, online=True)
     assert decode(stage.agent.will().payload, State) == State(boot=1, online=False)
-
-
-def test_a_blob_that_was_not_there_is_asked_for_again_by_a_later_offer(tmp_path):
-    from broker.blobs import Blobs
-    from broker.transfer import UNKNOWN
-
-    asked = []
-    downloads = Downloads(Blobs(tmp_path), asked.append, lambda _: None)
-    wanted = [name(b"the model")]
-    assert downloads.advance(wanted, 0.0)
-    downloads.received(wanted[0].sha, UNKNOWN, b"", 0.1)
-    assert not downloads.advance(wanted, 0.2)
-    assert downloads.advance(wanted, 0.3)
-    assert len(asked) == 2
 
 
 def test_the_bundle_written_for_these_tests_is_another_one(bundle, another):
