@@ -10,23 +10,22 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from broker import brokers, topics
-from broker.errors import BrokerStartError
+from broker import topics
 from broker.link import Link, LinkOptions
 from broker.mosquitto import Mosquitto
-from broker.running import BrokerOptions, RunningBroker
+from broker.running import RunningBroker
 from broker.url import BrokerUrl
 
 from . import doorway, enrolled, lodger, welcome
-from .config import AUTO, BrokerSection, DatabaseSection, Server
+from .backing import broker_for, database_for, keep_port
+from .config import Server
 from .database import begun
 from .doorway import Doorway
-from .errors import ConfigError, MissingExtra, RunFolderError
+from .errors import ConfigError, MissingExtra
 from .lodger import Lodger
 from .logs import Events
 from .notify import Watchdog
@@ -47,9 +46,6 @@ log = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 65_536
 """Messages to devices that may wait to be sent."""
-
-PORT = "port"
-"""In the run folder: the broker's latest port, for the next life to start its own at the same."""
 
 
 class Process:
@@ -229,64 +225,6 @@ def _check_room(task: Task, most: int) -> None:
         wanted = getattr(task, name)
         if wanted is not None and wanted > most:
             raise ConfigError(f"max_devices is {most}, and task {task.name} wants {name} = {wanted}")
-
-
-def broker_for(section: BrokerSection, folder: Path) -> tuple[RunningBroker | None, BrokerUrl]:
-    """The broker to use, and the one started for it: at the port that the run had before, if that is free."""
-    if section.url != AUTO or section.enrolment:
-        return None, _address(section)
-    before = 0 if section.port else port_before(folder)
-    try:
-        broker = brokers.start("auto", BrokerOptions(port=section.port or before))
-    except BrokerStartError:
-        if not before:
-            raise
-        broker = brokers.start("auto", BrokerOptions())
-    return broker, BrokerUrl.parse(broker.url)
-
-
-def _address(section: BrokerSection) -> BrokerUrl:
-    given = None if section.url == AUTO else BrokerUrl.parse(section.url, section.tls, section.insecure)
-    url = enrolled.address(section.enrolment, given) if section.enrolment else given
-    if url is None:
-        raise ConfigError("broker.url: expected mqtt://, mqtts:// or wss://")
-    if section.password_file is None:
-        return url
-    password = _secret("broker.password_file", section.password_file)
-    return replace(url, user=section.user, password=password)
-
-
-def database_for(section: DatabaseSection) -> str:
-    """As libpq has it, with the password from its file; empty for none. Raises ConfigError."""
-    if not section.url or section.password_file is None:
-        return section.url
-    from .postgres_session import with_password
-
-    return with_password(section.url, _secret("database.password_file", section.password_file))
-
-
-def _secret(key: str, file: Path) -> str:
-    try:
-        return file.read_text("utf-8").strip("\r\n")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}: cannot read {file}: {error}") from None
-
-
-def keep_port(folder: Path, url: BrokerUrl) -> None:
-    """For `port_before` in the next life. Raises RunFolderError."""
-    try:
-        (folder / PORT).write_text(f"{url.port}\n")
-    except OSError as error:
-        raise RunFolderError(f"cannot write {folder / PORT}: {error.strerror or error}") from None
-
-
-def port_before(folder: Path) -> int:
-    """The port of the broker that an earlier life of the run started; 0 when there was none."""
-    try:
-        port = int((folder / PORT).read_text())
-    except (OSError, ValueError):
-        return 0
-    return port if 0 < port < 65536 else 0
 
 
 def _on_signals(stop: threading.Event) -> None:

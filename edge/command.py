@@ -13,11 +13,12 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from aggregator import enrolled
+from aggregator.backing import broker_for, keep_port
 from aggregator.config import AUTO, BrokerSection
 from aggregator.errors import AggregatorError
 from aggregator.exits import Exit, exit_code
 from aggregator.ports import Ports
-from aggregator.serving import QUEUE_LIMIT, broker_for, keep_port
+from aggregator.serving import QUEUE_LIMIT
 from broker import topics
 from broker.events import Event
 from broker.link import Link, LinkOptions

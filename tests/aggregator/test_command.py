@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from aggregator import command, serving
+from aggregator import backing, command
 from aggregator.config import BrokerSection
 from aggregator.errors import ConfigError, RunFolderError, TaskError
 from aggregator.exits import Exit
@@ -283,12 +283,12 @@ def test_where_the_old_address_is_taken_the_broker_starts_at_another(tmp_path):
     (tmp_path / "run").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         (tmp_path / "run" / "port").write_text(str(taken.getsockname()[1]))
-        broker, url = serving.broker_for(BrokerSection(), tmp_path / "run")
+        broker, url = backing.broker_for(BrokerSection(), tmp_path / "run")
         broker.stop()
         assert url.port not in (0, taken.getsockname()[1])
     for rubbish in (b"", b"\xff", b"x", b"99999999", b"-1"):
         (tmp_path / "run" / "port").write_bytes(rubbish)
-        assert serving.port_before(tmp_path / "run") == 0
+        assert backing.port_before(tmp_path / "run") == 0
 
 
 def test_a_port_that_cannot_be_kept_is_the_folder_s_fault(serve, tmp_path):

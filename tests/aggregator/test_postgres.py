@@ -12,11 +12,11 @@ import psycopg
 import pytest
 
 from aggregator import command, place
+from aggregator.backing import database_for
 from aggregator.database import Database
 from aggregator.errors import ConfigError, DatabaseError, RunFolderError
 from aggregator.postgres import PATIENCE_S, Waiting
 from aggregator.postgres_session import Server, connect, schema_for, with_password
-from aggregator.serving import database_for
 from aggregator.store import Identity, Store
 from broker import messages, topics
 from broker.link import Received
