@@ -109,7 +109,7 @@ function checkInputs(manifest, name) {
   const sources = graph.derived.map((/** @type {any} */ one) => one.parameter);
   const used = [...graph.trainable, ...graph.frozen, ...graph.statistics, ...sources].sort();
   const unknown = used.find((one) => !stored.has(one));
-  if (unknown) throw new BundleError(`graph ${name} takes ${unknown}, which is no parameter`);
+  if (unknown !== undefined) throw new BundleError(`graph ${name} takes ${unknown}, which is no parameter`);
   for (const one of graph.statistics) {
     const { sets, dtype } = stored.get(one);
     if (sets.length)

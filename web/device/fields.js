@@ -30,8 +30,11 @@ function plain(expected, is) {
   return { read: check, write: check };
 }
 
-/** From `from` to `to`, both included; at most 2**53. @returns {Type} */
-export function int(from = -(2 ** 53), to = 2 ** 53) {
+/** Of a whole number: what is counted on from it is exact, too. */
+const MOST = 2 ** 53 - 2 ** 20;
+
+/** From `from` to `to`, both included; at most `MOST`. @returns {Type} */
+export function int(from = -MOST, to = MOST) {
   const whole = big(BigInt(from), BigInt(to));
   return { read: (value, where) => Number(whole.read(value, where)), write: whole.write };
 }

@@ -119,3 +119,10 @@ test("a manifest with a hundred thousand labels is looked through once, not once
   const long = new Manifest({ ...fields, labels });
   assert.throws(() => checkManifest(long), /head parameter .* expected \(100000, /);
 });
+
+test("a graph that takes a parameter without a name is refused", () => {
+  const fields = stated();
+  const forward = { statistics: [], extras: [], derived: [], ...fields.graphs.forward, frozen: [""] };
+  const graphs = { ...fields.graphs, forward };
+  assert.throws(() => checkManifest(new Manifest({ ...fields, graphs })), /graph forward takes , which is no parameter/);
+});
