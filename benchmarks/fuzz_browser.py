@@ -50,7 +50,8 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 """That stand in for a value of a sound input."""
 AGREED = {
-    "expected -9007199253": "whole numbers beyond 2**53 are none of JavaScript's",
+    "expected -9007199254740992 to": "whole numbers beyond 2**53 are none of JavaScript's",
+    "beyond 2**53 are not counted": "the same",
     "compressed, expected as it is": "bundles travel uncompressed, and are unpacked by Python alone",
     "The key __proto__ is not allowed": "the library's, which keeps settings of this name from being read",
     "files, at most 100 are read": "a list that counts itself wrongly, which Python reads to its end",

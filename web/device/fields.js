@@ -30,11 +30,8 @@ function plain(expected, is) {
   return { read: check, write: check };
 }
 
-/** Of a whole number: what is counted on from it is exact, too. */
-const MOST = 2 ** 53 - 2 ** 20;
-
-/** From `from` to `to`, both included; at most `MOST`. @returns {Type} */
-export function int(from = -MOST, to = MOST) {
+/** From `from` to `to`, both included; at most 2**53. @returns {Type} */
+export function int(from = -(2 ** 53), to = 2 ** 53) {
   const whole = big(BigInt(from), BigInt(to));
   return { read: (value, where) => Number(whole.read(value, where)), write: whole.write };
 }

@@ -115,6 +115,7 @@ function countOf(stretch) {
 
 async function stepsOf(stretch) {
   const steps = countOf(stretch);
+  if (!Number.isSafeInteger(stretch.round + steps)) throw wrong(stretch, "whole numbers beyond 2**53 are not counted");
   const { width } = stretch;
   const scalars = numbersOf(stretch.form, stretch.scalars);
   const shares = stretch.shares.length ? each(stretch.shares, steps, (from, at) => from.getFloat64(at, true)) : null;

@@ -86,3 +86,9 @@ test("numbers of 16 bits are numpy's", () => {
     else assert.ok(Number.isNaN(fromHalf(bits)));
   }
 });
+
+test("rounds that cannot be counted on exactly are refused", async () => {
+  const stretch = { round: 2 ** 53, generator: "g", tunable: "all", lr: 0.1, width: 1, form: "i1", scalars: Uint8Array.of(1), seeds: 7n };
+  await assert.rejects(steps.unpack([{ ...stretch, shares: new Uint8Array() }]), /whole numbers beyond 2\*\*53 are not counted/);
+  assert.equal((await steps.unpack([{ ...stretch, shares: new Uint8Array(), round: 2 ** 52 }])).length, 1);
+});
