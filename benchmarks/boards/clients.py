@@ -55,7 +55,7 @@ def peers(folder: Path) -> list[dict[str, str]]:
 def _row(name: str, folder: Path) -> dict[str, str]:
     print(name, file=sys.stderr, flush=True)
     install = {"device-runtime": wheel.built(folder / "wheel")}.get(name, name)
-    programs = wheel.environment(folder / name, "--no-compile", install)
+    programs = wheel.environment(folder / name, install)
     megabytes = wheel.size(programs) / 1e6
     with tempfile.TemporaryDirectory() as home, ExitStack() as stack:
         client = _client(name, programs, Path(home), stack)

@@ -47,7 +47,7 @@ EXTRAS = (
         "import device_runtime.commands.join",
         (
             ("uninstall", "-y", "onnxruntime"),
-            ("install", "--no-deps", "--no-compile", "--force-reinstall", "onnxruntime-training-cpu==1.19.2"),
+            ("install", "--no-deps", "--force-reinstall", "onnxruntime-training-cpu==1.19.2"),
         ),
     ),
 )
@@ -56,7 +56,7 @@ EXTRAS = (
 def table(folder: Path, names: Sequence[str]) -> list[dict[str, str]]:
     """A row for each extra of these names, or for all; environments are made below `folder`, and kept."""
     own = wheel.built(folder / "wheel")
-    plain = wheel.size(wheel.environment(folder / "device-runtime", "--no-compile", own))
+    plain = wheel.size(wheel.environment(folder / "device-runtime", own))
     rows: list[dict[str, str]] = []
     for extra in EXTRAS:
         if names and extra.name not in names:
@@ -81,14 +81,14 @@ def installed(names: Sequence[str]) -> list[dict[str, str]]:
 
 
 def _row(extra: Extra, own: Path, plain: int, folder: Path) -> dict[str, str]:
-    programs = wheel.environment(folder / extra.name, "--no-compile", f"{own}[{extra.name}]", then=extra.also)
+    programs = wheel.environment(folder / extra.name, f"{own}[{extra.name}]", then=extra.also)
     adds = f"{(wheel.size(programs) - plain) / 1e6:.0f}"
     return {"extra": extra.name, "adds MB": adds, **_costs(programs / "python", extra)}
 
 
 def _costs(python: Path, extra: Extra) -> dict[str, str]:
     program = _PROGRAM.format(before=extra.before, after=extra.imports)
-    seen = [_imported(python, program) for _ in range(REPEATS + 1)][1:]  # the first compiles
+    seen = [_imported(python, program) for _ in range(REPEATS + 1)][1:]  # the first reads the disk
     ms, megabytes = (median(values) for values in zip(*seen, strict=True))
     return {"import, ms of processor": f"{ms:.0f}", "resident MB": f"{megabytes:.0f}"}
 
