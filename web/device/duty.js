@@ -16,6 +16,9 @@ import { answer } from "./transfer.js";
 
 /** @typedef {import("./offers.js").Open} Open */
 
+/** Of what is left of an open round, for the model of the one before. */
+const JUDGING_SHARE = 0.05;
+
 /** The round in hand (`open`), where it is worked on (`place`), what was sent. */
 export class Duty {
   #log;
@@ -96,16 +99,22 @@ export class Duty {
     await this.sending.due(now);
     if (this.greeting.due(now)) this.hello();
     const { workedOn } = this.#round;
-    if (this.open) {
-      this.#afterwards.drop();
+    if (this.open) this.#afterwards.drop();
+    if (workedOn && this.#mayJudge(now)) {
+      this.#round.workedOn = null;
+      await this.#afterwards.judge(workedOn);
+    } else if (this.open) {
       await this.#round.onward(progress);
     } else if (this.finishing) {
       await this.#afterwards.fetchFinal(now);
       if (!this.finishing) this.#round.workedOn = null;
-    } else if (workedOn && !this.#isFetchedFrom) {
-      this.#round.workedOn = null;
-      await this.#afterwards.judge(workedOn);
     }
+  }
+
+  /** Whether there is time for the model of the round before: of an open round it may take a small part. */
+  #mayJudge(/** @type {number} */ now) {
+    if (this.finishing || this.#isFetchedFrom) return false;
+    return !this.open || this.place.judgingS < JUDGING_SHARE * (this.open.closes - now);
   }
 
   /** Whether the aggregator is to fetch content from here, which waits for nothing that can be done later. */

@@ -103,6 +103,11 @@ export class Here {
     return leftOut(async () => this.#known.judge(await this.#givenBy(offer), offer.round));
   }
 
+  /** About how long that takes, in seconds. */
+  get judgingS() {
+    return this.task?.judgingS ?? 0;
+  }
+
   /** Logits (n, classes) by the model at hand; null where there is none. @param {Float32Array} x */
   async predict(x) {
     return this.task ? this.task.model.logits(x) : null;

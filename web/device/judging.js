@@ -3,7 +3,7 @@
 import { logSoftmax } from "./softmax.js";
 
 /** Samples that are looked at, at most: it is done between rounds. */
-const MOST = 500;
+export const MOST = 500;
 
 /**
  * How many of the samples that were looked at get the right answer, and the mean cross-entropy in nats.

@@ -3,7 +3,7 @@
 import { choose } from "./choose.js";
 import { DataError } from "./errors.js";
 import { known } from "./kinds/registry.js";
-import { judged } from "./judging.js";
+import { MOST, judged } from "./judging.js";
 import { Measurements, grown } from "./learnt.js";
 import { measured } from "./measuring.js";
 import { profileOf } from "./profile.js";
@@ -120,6 +120,12 @@ export class DeviceTask {
     } finally {
       await this.model.unload();
     }
+  }
+
+  /** About how long `judge` takes, in seconds. */
+  get judgingS() {
+    const { flops } = this.manifest.graphs.forward;
+    return Math.min(MOST, this.#samples.held().y.length) * this.#learnt.speed.of("forward", flops);
   }
 
   /** Gives back what the engine holds. */

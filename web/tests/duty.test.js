@@ -7,7 +7,7 @@ import { MemoryDisk } from "../device/disk.js";
 import { DiskError } from "../device/errors.js";
 import { hexOf } from "../device/messages.js";
 import { write } from "../device/safetensors.js";
-import { World, ZIP } from "./scripted.js";
+import { SAMPLES_HERE, World, ZIP } from "./scripted.js";
 
 const FULL = { kinds: [{ name: "full", settings: { epochs: 1 } }] };
 const OVER = { done: true, kinds: [] };
@@ -131,4 +131,24 @@ test("a contribution that cannot be kept is not made again, and the next round i
   world.tellAll(world.round(2));
   await world.until(agent, () => told(world, "receipt").length > 0);
   assert.deepEqual(world.of("contribution").map((one) => one.round), [2]);
+});
+
+test("a model is judged before the next round where that takes little of it, and not where it takes much", async () => {
+  const held = { x: new Float32Array(500 * 64), y: new Int32Array(500), shape: [1, 8, 8] }; // 0.3 s of this clock
+  for (const [seconds, rounds] of [[50, [0, 1]], [4, []]]) {
+    const world = await World.made();
+    const agent = await world.device({ samples: { ...SAMPLES_HERE, held: () => held } });
+    const offer = (round) => {
+      world.offer = world.round(round, { deadline_s: seconds, remaining_s: seconds });
+      world.tellAll(world.offer);
+    };
+    const tell = world.told.push.bind(world.told);
+    world.told.push = (event) => {
+      if (event.type === "made" && event.round < 3) offer(event.round + 1); // at once, as with one device
+      return tell(event);
+    };
+    offer(1);
+    await world.until(agent, () => told(world, "made").length === 3);
+    assert.deepEqual(told(world, "evaluated").map((one) => one.round), rounds);
+  }
 });
