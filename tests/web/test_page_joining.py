@@ -111,3 +111,14 @@ def test_a_link_that_another_browser_has_used_is_refused_with_the_reason(visit):
     page.click("#join button")
     page.get_by_text("The server says no (410): this link was used already.").wait_for()
     assert page.locator("#join").is_visible()
+
+
+def test_a_link_of_another_aggregator_is_not_taken(visit):
+    """Else whoever sends somebody a link makes a device of theirs that believes another."""
+    token = Enrolment("wss://localhost:9/mqtt", "theirs", "secret", b"", bytes(32), 1).token
+    one = visit()
+    one.pages.config = {**one.pages.config, "enrolment": "link", "key": "ab" * 32}
+    page = one.open(f"#{token}")
+    page.click("#join button")
+    page.get_by_text("of another aggregator").wait_for()
+    assert page.locator("#board").is_hidden()

@@ -1,6 +1,6 @@
 /** How this browser becomes a device, what is remembered of it, and a name. */
 
-import { text, utf8 } from "../device/bytes.js";
+import { hex, text, utf8 } from "../device/bytes.js";
 import { enrolmentOf } from "../device/enrolment.js";
 import { drawn, dropLink } from "./link.js";
 
@@ -62,7 +62,11 @@ export async function join(config, { name, link }) {
   const settings = { name, token: "", broker: brokerOf(config), key: config.key, task: "" };
   if (config.enrolment === "open") return { tasks, settings };
   const token = link.token || (await exchanged(link));
-  return { tasks, settings: { ...settings, token, name: (await enrolmentOf(token)).name } };
+  const enrolment = await enrolmentOf(token);
+  if (config.key && hex(enrolment.key) !== config.key) {
+    throw new Error("This link is of another aggregator than this page: ask who gave it to you.");
+  }
+  return { tasks, settings: { ...settings, token, name: enrolment.name } };
 }
 
 /** The token that a one-time link is good for. @param {import("./link.js").Link} link @returns {Promise<string>} */
