@@ -44,7 +44,7 @@ def environment(
 
 
 def size(programs: Path) -> int:
-    """Bytes of an environment's packages without pip and setuptools, and without the bytecode that pip adds."""
+    """Bytes of an environment's packages without pip and setuptools, and without bytecode."""
     [site] = (programs.parent / "lib").glob("python*/site-packages")
     return sum(
         path.stat().st_size
