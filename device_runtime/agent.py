@@ -238,6 +238,7 @@ class Agent:
         self._duty.greeting.answered()
         if not self.done and self._voice.task not in ("", offer.task):
             self._elsewhere.add(self._voice.task)
+        self._elsewhere.discard(offer.task)
         self._voice.task = offer.task
         self.done = offer.done
         self._heard = (offer.run, offer.round)

@@ -54,6 +54,19 @@ def test_where_two_tasks_answer_it_is_in_the_later_one_and_goes_on_to_the_other(
     assert [c.task for c in stage.contributions] == ["digits", "speech"]
 
 
+def test_it_does_not_go_back_to_the_one_that_is_over_though_it_heard_of_that_in_the_other(stage):
+    stage.link.announce(stage.offer(task="speech", run="s"), retain=True, unasked=False)
+    stage.link.announce(stage.offer(task="digits", run="d"), retain=True, unasked=False)
+    stage.link.offer = None
+    stage.link.tell("task", encode(stage.offer(task="digits", run="d")))
+    stage.go()
+    stage.link.announce(stage.offer(task="digits", run="d", done=True), unasked=False)
+    stage.link.offer = None
+    stage.go()
+    assert [c.task for c in stage.contributions] == ["digits"]
+    assert hellos(stage)[-1] == "speech"
+
+
 def test_one_that_begins_later_finds_who_is_free(stage):
     stage.link.announce(stage.offer(task="digits", run="d", done=True), unasked=False)
     stage.link.offer = None

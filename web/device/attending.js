@@ -78,6 +78,7 @@ export class Attending {
     }
     this.#duty.greeting.answered();
     if (!this.done && this.#voice.task && this.#voice.task !== task) this.#elsewhere.add(this.#voice.task);
+    this.#elsewhere.delete(task);
     this.#voice.task = task;
     this.done = offer.done;
     this.#heard = { run, round };

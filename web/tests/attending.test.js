@@ -105,6 +105,18 @@ test("a device whose hello two tasks answer is in the later one, and goes on to 
   assert.deepEqual(contributed(world), [["t", 1], ["speech", 1]]);
 });
 
+test("a device does not go back to the task that is over, though it heard of that while it was in the other", async () => {
+  const world = await World.made();
+  const agent = await world.device();
+  world.tellAll(world.round(1), true);
+  world.tellAll(world.round(1, SPEECH), true);
+  world.say(topics.down("dev", "task"), encode(Offer, world.round(1, SPEECH)));
+  await world.until(agent, () => world.of("contribution").length === 1);
+  world.tellAll(world.round(1, { ...SPEECH, ...OVER }));
+  await settled(agent);
+  assert.deepEqual([contributed(world), hellos(world).at(-1)], [[["speech", 1]], "t"]);
+});
+
 test("a task that is over elsewhere is none to go to", async () => {
   const world = await World.made();
   const agent = await inOpenRound(world);
