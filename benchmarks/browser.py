@@ -125,8 +125,8 @@ class _Handler(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def _served(bundle: bytes) -> Iterator[str]:
-    made = {PAGE: ("text/html", b""), "/bundle.zip": ("application/zip", bundle)}
+def served(made: Mapping[str, tuple[str, bytes]]) -> Iterator[str]:
+    """Where the repository's files are, and these by path: of what type, and their content."""
     handler = type("Handler", (_Handler,), {"made": made})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(ROOT)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -141,7 +141,8 @@ def in_chromium(zipped: Path, threads: int, gpu: bool) -> dict[str, Any]:
     from playwright.sync_api import sync_playwright
 
     path = next(path for path in CHROMIUM if Path(path).exists())
-    with _served(zipped.read_bytes()) as url, sync_playwright() as playwright:
+    made = {PAGE: ("text/html", b""), "/bundle.zip": ("application/zip", zipped.read_bytes())}
+    with served(made) as url, sync_playwright() as playwright:
         before = {child.pid for child in psutil.Process().children(recursive=True)}
         browser = playwright.chromium.launch(
             executable_path=path, args=["--no-sandbox", *(GPU if gpu else ())]

@@ -12,16 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
-from http.server import ThreadingHTTPServer
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
-from browser import PAGE, ROOT, _Handler
+from browser import PAGE, served
 from tabulate import tabulate
 
 from models.bundle import pack
@@ -43,22 +39,6 @@ document.title = JSON.stringify(graphs);
 """
 
 
-@contextmanager
-def _served(bundle: bytes) -> Iterator[str]:
-    made = {
-        PAGE: ("text/html", HTML),
-        "/run.js": ("text/javascript", RUN),
-        "/bundle.zip": ("application/zip", bundle),
-    }
-    handler = type("Handler", (_Handler,), {"made": made})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(ROOT)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}{PAGE}"
-    finally:
-        server.shutdown()
-
-
 def _page_bytes(process: psutil.Process) -> int:
     """Of memory; 0 where it shows no page, or has just ended."""
     with suppress(psutil.NoSuchProcess):
@@ -78,10 +58,15 @@ def measured(which: str, bundle: bytes) -> dict[str, Any]:
         said = str(tab.run("return document.title"))
         return said if said.startswith("{") else ""
 
-    with tempfile.TemporaryDirectory() as folder, _served(bundle) as url:
+    made = {
+        PAGE: ("text/html", HTML),
+        "/run.js": ("text/javascript", RUN),
+        "/bundle.zip": ("application/zip", bundle),
+    }
+    with tempfile.TemporaryDirectory() as folder, served(made) as url:
         browser: driven.Browser = getattr(driven, which)
         with browser(Path(folder) / which) as tab:
-            tab.open(url)
+            tab.open(url + PAGE)
             graphs: dict[str, Any] = json.loads(tab.until(lambda: done(tab), PATIENCE_S))
     return {"graphs": graphs, "MB": peak / 1e6}
 

@@ -68,6 +68,13 @@ def test_weights_that_are_not_those_the_offer_names_in_the_end_are_refused(siege
     siege.honest_round()
 
 
+def learnt(siege: Siege, offer):
+    """What it takes is put together in spite of all, learnt, and sent."""
+    siege.attack(offer)
+    made = siege.until(lambda: siege.aggregator.of(Contribution, offer.run))[0]
+    siege.aggregator.receipt(made)
+
+
 def test_blocks_that_come_in_any_order_and_twice_are_put_together(siege: Siege):
     plain = siege.aggregator.blocks
 
@@ -78,9 +85,7 @@ def test_blocks_that_come_in_any_order_and_twice_are_put_together(siege: Siege):
     siege.aggregator.blocks = shuffled
     bundle = siege.aggregator.hold(repacked(producer="in any order"))
     offer = siege.offered(bundle=bundle)
-    siege.attack(offer)
-    made = siege.until(lambda: siege.aggregator.of(Contribution, offer.run))[0]
-    siege.aggregator.receipt(made)
+    learnt(siege, offer)
     siege.aggregator.blocks = plain
     siege.honest_round()
 
@@ -100,9 +105,7 @@ def test_blocks_that_are_too_long_too_many_or_of_nothing_are_dropped(siege: Sieg
     for index in range(200):
         siege.aggregator.say(topics.block(stranger.sha, index), b"x" * BLOCK)
     offer = siege.offered(bundle=bundle)
-    siege.attack(offer)
-    made = siege.until(lambda: siege.aggregator.of(Contribution, offer.run))[0]
-    siege.aggregator.receipt(made)
+    learnt(siege, offer)
     siege.aggregator.blocks = plain
     siege.honest_round()
 
