@@ -30,6 +30,16 @@ MediaStreamTrack.prototype.stop = function () {
 };
 """
 
+ALLOWED_LATER = """
+() => {
+  const get = navigator.mediaDevices.getUserMedia;
+  navigator.mediaDevices.getUserMedia = (wanted) =>
+    new Promise((resolve) => {
+      globalThis.allow = async () => resolve(await get(wanted));
+    });
+}
+"""
+
 
 @pytest.fixture
 def joined():
@@ -183,6 +193,24 @@ def test_the_camera_goes_off_by_its_button_when_the_page_is_hidden_or_left_and_f
     one.page.workers[0].evaluate("(told) => postMessage(told)", OTHER)
     one.page.get_by_role("button", name="Record").wait_for()
     assert states(one.page) == ["ended"]
+    assert one.wrong == []
+
+
+def test_a_camera_that_is_allowed_only_when_the_page_is_hidden_can_be_switched_on_later(studio, joined):
+    one = joined(studio, "colours")
+    one.page.evaluate(ALLOWED_LATER)
+    button = one.page.get_by_role("button", name="Use the camera")
+    button.click()
+    one.page.evaluate(HIDE, True)
+    one.page.get_by_text("The camera is off: the page was hidden.").wait_for()
+    one.page.evaluate("allow()")
+    one.page.evaluate(HIDE, False)
+    assert states(one.page) == ["ended"]
+    one.page.get_by_role("button", name="Use the camera").click()
+    one.page.evaluate("allow()")
+    one.page.get_by_role("button", name="Take a picture").wait_for()
+    one.page.get_by_role("button", name="Switch it off").click()
+    assert states(one.page) == ["ended", "ended"]
     assert one.wrong == []
 
 

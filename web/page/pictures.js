@@ -72,7 +72,7 @@ function viewfinder(switched, trouble) {
     button.disabled = true;
     try {
       see(await camera.open());
-      await video.play().catch(() => {}); // it was closed meanwhile
+      if (video.srcObject) await video.play().catch(() => {}); // closed meanwhile; with no stream it waits for one for ever
       switched(video.srcObject !== null); // now there is a picture to take
     } catch (error) {
       trouble(error.message);
