@@ -21,9 +21,12 @@ def is_here(asked: HTTPConnection) -> bool:
 
 
 def counted_as(asked: HTTPConnection) -> str:
-    """Of whom a count is kept: an IPv4 address, or an IPv6 network. Of a proxy, where it is not trusted."""
+    """Of whom a count is kept: an IPv4 address, `::1`, or an IPv6 network. Of a proxy, where it is not trusted."""
     try:
         address = ipaddress.ip_address(asked.client.host if asked.client else "")
     except ValueError:
         return ""
-    return str(ipaddress.ip_network((address, 64), strict=False) if address.version == 6 else address)
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    whole = address.version == 4 or address.is_loopback
+    return str(address if whole else ipaddress.ip_network((address, 64), strict=False))
