@@ -102,6 +102,26 @@ def test_another_link_stands_over_what_is_remembered_and_a_token_is_a_link_too(v
         assert page.url == one.pages.url
 
 
+def test_a_link_that_was_opened_and_not_joined_by_is_good_when_it_is_opened_again(visit):
+    first, second = (
+        Enrolment("wss://localhost:9/mqtt", name, "secret", b"", bytes(32), 1).token
+        for name in ("browser-1", "browser-2")
+    )
+    one = visit()
+    one.pages.config = {**one.pages.config, "enrolment": "link"}
+    one.pages.tokens |= {"one": first, "two": second}
+    one.open("#link=one").click("#join button")
+    one.page.get_by_text("Round 4: working").wait_for()
+    one.reopened("#link=two").wait_for_selector("#join:not([hidden])")
+    page = one.reopened()  # it is the device that it was
+    page.get_by_text("Round 4: working").wait_for()
+    assert one.said()[0]["settings"]["token"] == first
+    page = one.reopened("#link=two")
+    page.click("#join button")
+    page.get_by_text("Round 4: working").wait_for()
+    assert one.said()[0]["settings"]["token"] == second
+
+
 def test_a_link_that_another_browser_has_used_is_refused_with_the_reason(visit):
     one = visit()
     one.pages.config = {**one.pages.config, "enrolment": "link"}

@@ -178,7 +178,7 @@ async function start() {
   const before = anew ? null : await remembered(disk);
   const joined = before ? await refreshed(before) : await joinedBy(link, trouble);
   await remember(disk, joined);
-  await linkUsed(disk, link);
+  if (!before) await linkUsed(disk, link);
   new Page(disk, joined);
 }
 
