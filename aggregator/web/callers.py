@@ -21,7 +21,7 @@ def is_here(asked: HTTPConnection) -> bool:
 
 
 def counted_as(asked: HTTPConnection) -> str:
-    """Of whom a count is kept: an IPv4 address, `::1`, or an IPv6 network. Of a proxy, where it is not trusted."""
+    """Of whom is counted: an IPv4 address, `::1`, an IPv6 network. Of a proxy, where it is not trusted."""
     try:
         address = ipaddress.ip_address(asked.client.host if asked.client else "")
     except ValueError:

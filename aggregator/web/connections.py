@@ -13,7 +13,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 CONNECTIONS = 256
-"""At one time; more are closed at once, so that the files of the loop can always be opened."""
+"""At one time, so that the files of the loop can always be opened; for one more an answered one goes."""
+LEAVING = 64
+"""So many may be going at one time; with more, a new one is closed at once."""
 IDLE_S = 10
 """Seconds after which a connection that asks nothing is closed."""
 HANDSHAKE_S = 60
@@ -51,7 +53,11 @@ class Taking(asyncio.Protocol):
 
 
 class Bounded(Taking, H11Protocol):
-    """Connections that are too many, or ask nothing, are closed; those that only begin TLS count, too."""
+    """Connections that are too many, or ask nothing, are closed; those that only begin TLS count, too.
+
+    A browser holds six, and opens one again that was closed when all was answered; one whose request is lost
+    is a page without its program.
+    """
 
     beginning: ClassVar[WeakSet[Bounded]] = WeakSet()
 
@@ -68,7 +74,7 @@ class Bounded(Taking, H11Protocol):
         self.beginning.discard(self)
         super().connection_made(transport)
         self._answered: object = None
-        if len(self.connections) > CONNECTIONS:
+        if len(self.connections) > CONNECTIONS and not self._another_goes():
             transport.abort()
             return
         self._look = self.loop.call_later(IDLE_S, self._idle)
@@ -82,6 +88,20 @@ class Bounded(Taking, H11Protocol):
         """What speaks on is no idle asker; it is among `connections` still."""
         self._look.cancel()
         super().handle_websocket_upgrade(event)
+
+    def _another_goes(self) -> bool:
+        """One that has all that it asked for, if there is one."""
+        if len(self.connections) > CONNECTIONS + LEAVING:
+            return False
+        for one in self.connections:
+            if isinstance(one, Bounded) and one._rests():
+                one.transport.close()
+                return True
+        return False
+
+    def _rests(self) -> bool:
+        answered = self.cycle is not None and self.cycle.response_complete
+        return answered and not self.transport.is_closing()
 
     def _idle(self) -> None:
         """Close what has asked nothing new since the last look."""

@@ -1,9 +1,11 @@
 """What HTTP reads, as the loop tells it; without a loop."""
 
+import http.client
 import socket
 import ssl
 import threading
 import urllib.request
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime, timezone
 from math import nan
@@ -249,5 +251,27 @@ def test_connections_that_never_begin_tls_do_not_take_all_files(tmp_path, clock,
             silent[0].recv(1)
         for one in silent:
             one.close()
+    finally:
+        site.stop()
+
+
+def test_a_connection_that_was_answered_makes_room_for_a_new_one_and_others_do_not(
+    tmp_path, clock, monkeypatch
+):
+    """A browser holds six; where its request is lost, the page has no program."""
+    monkeypatch.setattr(connections, "CONNECTIONS", 4)
+    site = sites.Site(HttpSection(port=0, min_free_mb=0), [hosted(tmp_path, clock)])
+    site.start()
+    address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
+    try:
+        with ExitStack() as stack:
+            for _ in range(9):
+                one = stack.enter_context(closing(http.client.HTTPConnection(*address, timeout=30)))
+                one.request("GET", "/")
+                assert one.getresponse().read()
+            for _ in range(4):  # each takes the place of one of those
+                stack.enter_context(socket.create_connection(address, timeout=30)).send(b"GET ")
+            last = stack.enter_context(socket.create_connection(address, timeout=connections.IDLE_S / 2))
+            assert last.recv(1) == b""
     finally:
         site.stop()
