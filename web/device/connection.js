@@ -28,6 +28,7 @@ const refuses = (code) => (code >= 1 && code <= 5) || (code >= 128 && code < 160
 export function open(connect, url, said, on) {
   const client = connect(url.text, optionsOf(url, said));
   let over = false;
+  let isGone = false;
   let why = "";
   const last = (deed) => {
     if (!over) deed();
@@ -64,7 +65,11 @@ export function open(connect, url, said, on) {
     /** In order, without a last will, where nothing is left to be acknowledged; else at once. */
     end({ orderly }) {
       over = true;
-      client.end(!orderly);
+      client.end(!orderly, () => (isGone = true));
+    },
+    /** Whether `end` is through: who ends sooner has a last will. */
+    get gone() {
+      return isGone;
     },
   };
 }

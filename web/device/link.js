@@ -13,7 +13,7 @@ import { packetBytes, qosOf } from "./packets.js";
 import { Patience } from "./patience.js";
 import { matches } from "./topics.js";
 
-/** Seconds that `close` waits for its last messages to leave. */
+/** Seconds that `close` waits for its last messages to leave, and for the broker to see it go. */
 const FAREWELL_S = 2;
 
 const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
@@ -118,10 +118,13 @@ export class Link {
   /** Say goodbye and leave; a link that is closed has no last will. Waits FAREWELL_S at most. */
   async close(/** @type {Will | null} */ farewell = null) {
     if (farewell && this.#ready) this.publish(farewell.topic, farewell.payload, farewell.retain ?? true);
-    for (let waited = 0; this.#ready && this.#pending.size && waited < FAREWELL_S; waited += 0.02) await pause(0.02);
+    const connection = this.#connection;
+    let waited = 0;
+    for (; this.#ready && this.#pending.size && waited < FAREWELL_S; waited += 0.02) await pause(0.02);
     this.#stop();
     for (const message of this.#pending) message.resolve(false);
     this.#pending.clear();
+    for (; connection && !connection.gone && waited < FAREWELL_S; waited += 0.02) await pause(0.02);
   }
 
   /** Never rejects: what cannot be opened is lost, unless it is not wanted any more. */

@@ -1,7 +1,9 @@
 import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { createServer } from "node:net";
 import { test } from "node:test";
+import { fileURLToPath } from "node:url";
 
 import { text, utf8 } from "../device/bytes.js";
 import { BrokerRefused, BrokerUnreachable, MessageError } from "../device/errors.js";
@@ -13,6 +15,7 @@ import { freePort, skip, start, until } from "./mosquitto.js";
 
 const FAST = { reconnectS: [0.05, 0.2], keepaliveS: 5 };
 const OVER = ["mqtt", "ws"];
+const LEAVING = fileURLToPath(new URL("leaving.js", import.meta.url));
 
 /** A link that ends with the test, and what it told. */
 function linked(t, url, name, options = {}) {
@@ -66,6 +69,16 @@ for (const over of OVER) {
     const later = await connected(t, broker.url, "later", { subscriptions: ["s/+"] });
     await until(() => later.heard("s/lost").length === 1);
     assert.ok(later.told("received")[0].retain, "the will is kept");
+  });
+
+  test(`a program that ends once its link is closed has no last will, over ${over}`, { skip }, async (t) => {
+    const broker = await start(t);
+    const reader = await connected(t, broker.url, "reader", { subscriptions: ["s"] });
+    const ended = spawn(process.execPath, [LEAVING, over === "ws" ? broker.webUrl : broker.url], { stdio: "inherit" });
+    await once(ended, "exit");
+    await reader.link.publish("s", utf8("later"));
+    await until(() => reader.heard("s").includes("later"));
+    assert.deepEqual(reader.heard("s"), ["left", "later"]);
   });
 
   test(`a link comes back, and brings what waited, after its greeting, over ${over}`, { skip }, async (t) => {
