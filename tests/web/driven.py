@@ -196,7 +196,7 @@ def _screen() -> Iterator[str]:
         with os.fdopen(reading) as said:
             yield f":{said.readline().strip()}"
     finally:
-        process.kill()
+        process.terminate()  # it removes its socket and its lock, as one that is killed does not
         process.wait()
 
 
