@@ -3,6 +3,7 @@
 
 import { hex, sha256 } from "./bytes.js";
 import { DataError } from "./errors.js";
+import { numberOf } from "./labels.js";
 import { together } from "./local_data.js";
 import { sizeOf } from "./preparing.js";
 import { isHeld, read, written } from "./sample_files.js";
@@ -100,13 +101,7 @@ export class Samples {
 
   /** The class number of a label. @param {string | number} label @throws DataError */
   number(label) {
-    const exact = this.labels.indexOf(String(label));
-    if (exact >= 0) return exact;
-    const alike = this.labels.filter((one) => folded(one) === folded(String(label)));
-    if (alike.length === 1) return this.labels.indexOf(alike[0]);
-    const numbered = !this.labels.some((one) => /^\s*\d+\s*$/.test(one)) && /^\d+$/.test(String(label));
-    if (numbered && Number(label) < this.labels.length) return Number(label);
-    throw new DataError(`label '${String(label).slice(0, 40)}' is not one of this task: ${this.labels.slice(0, 12).join(", ")}`);
+    return numberOf(label, this.labels);
   }
 
   /** Delete one; those behind it in its group have other ids from then on. @param {string} id */
@@ -190,5 +185,4 @@ export class Samples {
   }
 }
 
-const folded = (label) => label.trim().toLowerCase().normalize("NFC");
 const split = (id) => [id.slice(0, id.lastIndexOf("#")), Number(id.slice(id.lastIndexOf("#") + 1))];

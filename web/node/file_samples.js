@@ -4,6 +4,7 @@ import { basename } from "node:path";
 
 import { readArrays } from "../device/arrays.js";
 import { DataError } from "../device/errors.js";
+import { numberOf } from "../device/labels.js";
 import { prepare, sizeOf } from "../device/preparing.js";
 
 /** Every so many-th sample is kept out of training, for a share of them. */
@@ -29,7 +30,7 @@ export class FileSamples {
     }
     const { raw, labels } = await readArrays(basename(path), bytes, manifest.input.shape);
     if (!labels) throw new DataError(`${path} has no labels`);
-    const y = Int32Array.from(labels, (one) => numberOf(one, manifest.labels));
+    const y = Int32Array.from(labels, (one) => classOf(one, manifest.labels));
     return new FileSamples(manifest, { raw, y }, heldOut);
   }
 
@@ -71,9 +72,9 @@ export class FileSamples {
   }
 }
 
-/** @param {string | number} label @param {string[]} labels of the task */
-function numberOf(label, labels) {
-  const number = typeof label === "number" ? label : labels.indexOf(label);
-  if (Number.isInteger(number) && number >= 0 && number < labels.length) return number;
+/** A number is a class number, a name is looked up. @param {string | number} label @param {string[]} labels of the task */
+function classOf(label, labels) {
+  if (typeof label === "string") return numberOf(label, labels);
+  if (Number.isInteger(label) && label >= 0 && label < labels.length) return label;
   throw new DataError(`label ${label} is not of the task, whose labels are 0 to ${labels.length - 1}`);
 }

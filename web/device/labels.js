@@ -1,0 +1,20 @@
+// From the names of classes on this device to the class numbers of the task, as device_runtime/data/labels.py.
+
+import { DataError } from "./errors.js";
+
+/**
+ * The class number of a label: upper and lower case are alike where that is unambiguous, and a whole number is a class
+ * number unless the task has labels that are numbers.
+ * @param {string | number} label @param {string[]} labels of the task, in order @throws DataError
+ */
+export function numberOf(label, labels) {
+  const exact = labels.indexOf(String(label));
+  if (exact >= 0) return exact;
+  const alike = labels.filter((one) => folded(one) === folded(String(label)));
+  if (alike.length === 1) return labels.indexOf(alike[0]);
+  const numbered = !labels.some((one) => /^\s*\d+\s*$/.test(one)) && /^\d+$/.test(String(label));
+  if (numbered && Number(label) < labels.length) return Number(label);
+  throw new DataError(`label '${String(label).slice(0, 40)}' is not one of this task: ${labels.slice(0, 12).join(", ")}`);
+}
+
+const folded = (label) => label.trim().toLowerCase().normalize("NFC");
