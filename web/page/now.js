@@ -11,7 +11,7 @@ export class Now {
     /** Whether the task is. */
     this.over = false;
     this._said = "Connecting …";
-    this._round = { task: "", number: 0 };
+    this._round = { task: "", run: "", number: 0 };
     /** @type {any} */
     this._plan = null;
     /** @type {any} */
@@ -59,10 +59,12 @@ export class Now {
     ];
   }
 
-  _begin({ task, round, done }) {
+  _begin({ task, run, round, done }) {
     this.over = done;
-    this._round = { task, number: round };
-    if (this._plan?.round !== round) this._plan = this._progress = null;
+    const isAnother = run !== this._round.run; // whose rounds have the same numbers
+    if (isAnother) this._made = null;
+    if (isAnother || this._plan?.round !== round) this._plan = this._progress = null;
+    this._round = { task, run, number: round };
   }
 
   _show() {

@@ -6,7 +6,7 @@ import { Now } from "../page/now.js";
 /** Nodes of a page that hold what they are told. @type {Map<string, any>} */
 const nodes = new Map();
 globalThis.document = {
-  getElementById: (id) => nodes.get(id) ?? nodes.set(id, { replaceChildren: () => {} }).get(id),
+  getElementById: (id) => nodes.get(id) ?? nodes.set(id, { dataset: {}, replaceChildren: () => {} }).get(id),
   createElement: () => ({ setAttribute: () => {}, append: () => {} }),
 };
 const state = () => nodes.get("state").textContent;
@@ -23,4 +23,19 @@ test("what is fetched after the last round does not hide that the task is over",
   now.hear({ type: "offer", task: "more", round: 0, done: false });
   now.hear({ type: "fetching", have: 0, size: 1000 });
   assert.match(state(), /^Fetching the model/);
+});
+
+test("a round of another run is worked on though the same number was done in the run before", () => {
+  const now = new Now();
+  const plan = { type: "plan", round: 1, label: "full", rows: [], reasons: [], cost: null };
+  const made = { type: "made", round: 1, kind: "full", form: "", bytesUp: 100, values: 10, seconds: 1 };
+  for (const run of ["one", "two"]) {
+    now.hear({ type: "offer", task: "digits", run, round: 1, done: false });
+    assert.equal(now.training, false);
+    now.hear(plan);
+    assert.equal(now.training, true);
+    now.hear(made);
+    now.hear({ type: "ended", round: 1 });
+    assert.equal(now.training, false);
+  }
 });
