@@ -112,6 +112,17 @@ DISK = """async () => {
 }"""
 
 
+def test_samples_that_the_browser_does_not_give_are_said_to_be_so(visit):
+    one = visit()
+    one.context.add_init_script(
+        "IDBObjectStore.prototype.getAllKeys = () => { throw new Error('its files are damaged'); }"
+    )
+    page = one.open()
+    page.click("#join button")
+    page.get_by_text("its files are damaged").wait_for()
+    assert page.locator("#board").is_visible()
+
+
 def test_what_is_put_on_the_browsers_disk_is_there_when_it_is_opened_again(visit):
     page = visit().open()
     whole, none, named, left, empty, refused, after = page.evaluate(DISK)

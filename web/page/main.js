@@ -37,7 +37,7 @@ class Page {
     this._persisted = false;
     /** @type {{input: any, labels: string[]} | null} */
     this._model = null;
-    this._device = new Device(settings, (told) => this._hear(told));
+    this._device = new Device(settings, (told) => this._hear(told).catch((error) => trouble(error.message)));
     this._manners = new Manners({
       pause: (why) => this._pause(why),
       resume: (why) => this._resume(why),
@@ -46,7 +46,7 @@ class Page {
     });
     this._wire();
     setInterval(() => this._showWaiting(), LOOK_MS);
-    if (tasks.length === 1) this._begin(tasks[0]);
+    if (tasks.length === 1) this._begin(tasks[0]).catch((error) => trouble(error.message));
   }
 
   async _wire() {
