@@ -22,7 +22,9 @@ from broker.events import Event
 from broker.messages import Base, Offer, Step, decode, encode
 from device_runtime.task import Given
 from models import tensors
+from models.errors import ModelError
 from strategies.device_half import NOTHING
+from strategies.directions import UnknownGenerator
 from strategies.merge import Merged
 from strategies.replaying import replay
 
@@ -86,9 +88,14 @@ class Site:
         )
 
     def _leads(self, given: Given, steps: Sequence[Step]) -> bool:
-        """Whether these, taken from the base of the round that was given last, make that of this one."""
+        """Whether these, taken from the base of the round that was given last, make that of this one. Those
+        that cannot be taken here do not: the base has come whole.
+        """
         rounds = self._service.rounds
-        made = replay(rounds.weights(self._number), steps, rounds.manifest)
+        try:
+            made = replay(rounds.weights(self._number), steps, rounds.manifest)
+        except (ModelError, UnknownGenerator):
+            return False
         return tensors.encode(made) == tensors.encode(given.base)
 
     def _base(self, given: Given, steps: tuple[Step, ...] | None) -> Base:

@@ -1,7 +1,9 @@
 """Rounds of scalars alone at a site: its devices are told steps, as those of the aggregator above are."""
 
 from functools import partial
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from broker.messages import Step as LogStep
 from edge import ground
 from edge.ground import SiteRules
 from edge.scalars import steps_between
+from strategies import directions
 
 KIND = "zeroth-order"
 
@@ -225,3 +228,16 @@ def test_seeds_of_earlier_rounds_outlive_the_process_and_are_bounded(tmp_path):
     for number in (2, 999):
         with pytest.raises(KeyError):
             again.seed(number)
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"generator": "of a later version"}, {"scalars": ()}, {"tunable": "?"}]
+)
+def test_steps_that_cannot_be_taken_lead_to_no_base(levels, change):
+    h = levels(KIND, rounds=3)
+    h.go().join("a")
+    here = h.edge.ground.site
+    given = SimpleNamespace(base=site(h).weights(1))
+    assert here._leads(given, ())
+    wrong = {"generator": directions.GENERATOR, "tunable": "all"} | change
+    assert not here._leads(given, (msgspec.structs.replace(TAIL[0], **wrong),))
