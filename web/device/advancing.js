@@ -111,6 +111,7 @@ export class Advancing {
     const { place, downloads, outbox, hours, telling } = this.#parts;
     const { offer } = current;
     await place.prepare(current);
+    if (this.workedOn && !isSame(this.workedOn.offer, offer)) this.workedOn = null; // its base is at hand no more
     if (this.#pruned !== offer) {
       await downloads.prune(offer, [...outbox].map((message) => message.blob));
       this.#pruned = offer;

@@ -100,7 +100,7 @@ export class Here {
    * @param {Open} current
    */
   judge({ offer }) {
-    return leftOut(async () => this.#known.judge(await this.#givenBy(offer), offer.round));
+    return leftOut(async () => this.#known.judge(await this.#givenBy(offer)));
   }
 
   /** About how long that takes, in seconds. */

@@ -152,3 +152,29 @@ test("a model is judged before the next round where that takes little of it, and
     assert.deepEqual(told(world, "evaluated").map((one) => one.round), rounds);
   }
 });
+
+test("a model that another round has taken the place of is not judged any more, nor fetched for that", async () => {
+  const world = await World.made();
+  world.receipting = false;
+  world.offer = world.round(1, FULL);
+  const agent = await world.device();
+  await world.until(agent, () => world.of("contribution").length > 0);
+  const [made] = world.of("contribution");
+  const base = await another(world);
+  world.tellAll(world.round(2, { ...FULL, base }));
+  const tell = world.told.push.bind(world.told);
+  world.told.push = (event) => {
+    if (event.type === "plan" && event.round === 2) {
+      agent.hours.pause("you paused it");
+      world.offer = world.round(3, { base });
+      world.tellAll(world.offer); // so that the second is given up
+    }
+    return tell(event);
+  };
+  await world.until(agent, () => world.lines("given up").length > 0);
+  world.receipt(made);
+  agent.hours.resume("you paused it");
+  await world.until(agent, () => told(world, "evaluated").length > 0);
+  assert.deepEqual(world.lines("is not judged"), []);
+  assert.deepEqual(told(world, "evaluated").map((one) => one.round), [2]);
+});
