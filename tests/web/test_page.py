@@ -5,6 +5,16 @@ import pytest
 
 from .seen import ONE, SEVEN, keep, stored
 
+FAILING = """() => {
+  const remove = IDBObjectStore.prototype.delete;
+  let times = 0;
+  IDBObjectStore.prototype.delete = function (key) {
+    times += 1;
+    if (times === 2) throw new Error("the disk is gone");
+    return remove.call(this, key);
+  };
+}"""
+
 
 def test_what_is_drawn_is_kept_here_guessed_and_deleted_and_goes_nowhere(visit):
     one = visit()
@@ -63,6 +73,23 @@ def test_who_deletes_by_keys_is_led_to_the_next_sample_and_at_last_to_the_headin
     page.keyboard.press("Enter")
     page.get_by_text("Nothing is stored yet").wait_for()
     assert page.evaluate(FOCUSED) == "Stored on this device"
+
+
+@pytest.mark.parametrize("pressed", ["Delete all of 7", "Delete all samples"])
+def test_a_deletion_that_fails_half_way_is_shown_as_it_is_and_the_device_is_told(pressed, visit):
+    one = visit()
+    page = one.joined()
+    keep(one, SEVEN, "7")
+    keep(one, ONE, "7")
+    page.evaluate(FAILING)
+    page.get_by_role("button", name=pressed, exact=True).click()
+    page.click("#sure button[value=yes]")
+    page.get_by_text("the disk is gone").wait_for()
+    assert stored(page) == "1"
+    told = [said["keys"] for said in one.said() if said["do"] == "samples"]
+    assert [len(keys) for keys in told] == [1, 1, 1]
+    page.get_by_label("Delete 7, 1 of 1").click()
+    page.get_by_text("Nothing is stored yet").wait_for()
 
 
 def test_a_label_that_is_pressed_twice_keeps_what_was_drawn_once(visit):

@@ -143,8 +143,11 @@ class Page {
 
   async _clear() {
     if (!(await sure("Delete all samples of this task that are stored in this browser?"))) return;
-    await this._samples.clear();
-    this._changed(this._samples);
+    try {
+      await this._samples.clear();
+    } finally {
+      this._changed(this._samples); // also what went before it failed
+    }
   }
 
   async _leave() {

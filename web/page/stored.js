@@ -55,14 +55,10 @@ function focusOn(selector, place) {
 /** One deletion at a time: after each, samples have other ids, and are shown anew. @returns {Promise<boolean>} whether it was done */
 async function deleting(deed, { removed, trouble }) {
   byId("folders").inert = true;
-  try {
-    await deed();
-    removed();
-    byId("folders").inert = false;
-    return true;
-  } catch (error) {
-    trouble(error.message);
-    byId("folders").inert = false;
-    return false;
-  }
+  let wrong = "";
+  await deed().catch((error) => (wrong = error.message));
+  removed(); // also what went before it failed
+  byId("folders").inert = false;
+  if (wrong) trouble(wrong);
+  return !wrong;
 }
