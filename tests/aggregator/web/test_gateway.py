@@ -188,10 +188,10 @@ def test_when_one_side_ends_so_does_the_other(running, echo, eventually):  # noq
 
 
 def test_a_page_that_says_nothing_for_long_stays(running, echo, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(connections, "IDLE_S", 0.1)
-    monkeypatch.setattr(gateway, "CONNECT_S", 0.3)
+    monkeypatch.setattr(connections, "IDLE_S", 1.0)
+    monkeypatch.setattr(gateway, "CONNECT_S", 1.0)
     with device(running(open_to(echo.port))) as one:
-        time.sleep(0.5)
+        time.sleep(2.5)
         one.send(b"still here")
         assert received(one, 10) == b"still here"
 
@@ -199,7 +199,7 @@ def test_a_page_that_says_nothing_for_long_stays(running, echo, monkeypatch):  #
 @pytest.mark.parametrize("said", [b"", CONNECT[:1], CONNECT[:-1]])
 def test_who_does_not_say_who_it_is_in_time_holds_no_place(running, echo, monkeypatch, said):  # noqa: F811
     """All of it: a byte now and then is not enough."""
-    monkeypatch.setattr(gateway, "CONNECT_S", 0.5)
+    monkeypatch.setattr(gateway, "CONNECT_S", 1.0)
     with page(running(open_to(echo.port))) as one:
         if said:
             one.send(said)
@@ -231,7 +231,7 @@ def test_who_it_is_may_come_in_pieces_with_what_follows(running, echo):  # noqa:
 
 def test_a_page_from_which_nothing_comes_for_very_long_is_closed(running, echo, monkeypatch):  # noqa: F811
     """It has vanished, and the broker did not see it."""
-    monkeypatch.setattr(gateway, "QUIET_S", 0.5)
+    monkeypatch.setattr(gateway, "QUIET_S", 1.0)
     with device(running(open_to(echo.port))) as one, pytest.raises(ConnectionClosed):
         one.recv(timeout=10)
 
