@@ -30,6 +30,7 @@ export class FileSamples {
     }
     const { raw, labels } = await readArrays(basename(path), bytes, manifest.input.shape);
     if (!labels) throw new DataError(`${path} has no labels`);
+    if (!raw.every(Number.isFinite)) throw new DataError(`${path} has a value that is not finite`);
     const y = Int32Array.from(labels, (one) => classOf(one, manifest.labels));
     return new FileSamples(manifest, { raw, y }, heldOut);
   }
