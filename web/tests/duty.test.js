@@ -43,13 +43,18 @@ class FailingDisk extends MemoryDisk {
   }
 }
 
-test("a model is judged when what the aggregator fetches from here has been fetched", async () => {
+/** A device that has told of its update, which has no receipt yet. */
+async function contributed() {
   const world = await World.made();
   world.receipting = false;
   world.offer = world.round(1, FULL);
   const agent = await world.device();
   await world.until(agent, () => world.of("contribution").length > 0);
-  const [made] = world.of("contribution");
+  return { world, agent, made: world.of("contribution")[0] };
+}
+
+test("a model is judged when what the aggregator fetches from here has been fetched", async () => {
+  const { world, agent, made } = await contributed();
   assert.ok(made.blob, "it is too large for a message");
   await settled(agent);
   assert.deepEqual(told(world, "evaluated"), []);
@@ -154,12 +159,7 @@ test("a model is judged before the next round where that takes little of it, and
 });
 
 test("a model that another round has taken the place of is not judged any more, nor fetched for that", async () => {
-  const world = await World.made();
-  world.receipting = false;
-  world.offer = world.round(1, FULL);
-  const agent = await world.device();
-  await world.until(agent, () => world.of("contribution").length > 0);
-  const [made] = world.of("contribution");
+  const { world, agent, made } = await contributed();
   const base = await another(world);
   world.tellAll(world.round(2, { ...FULL, base }));
   const tell = world.told.push.bind(world.told);
