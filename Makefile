@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests wait for processes and brokers more than they compute: twice as many at a time as CI has cores.
+WORKERS ?= 4
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -11,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 help:
 	@echo "make demo   eight device processes, a real MQTT broker, real handwritten digits: about two minutes"
-	@echo "make test   lint, types, layers and all tests but the slow ones"
+	@echo "make test   lint, types, layers and all tests but the slow ones, $(WORKERS) at a time (WORKERS=0: one by one)"
 	@echo "make web    the libraries of the page by which browsers join, from npm (Node.js 20 or newer)"
 	@echo "make slow   the slow tests: many repeats, real data of ../shared/data where it is there"
 	@echo "make clean  remove the environment and what was run"
@@ -50,7 +52,7 @@ demo: $(VENV)/.demo
 
 test: lint web
 	@echo "== running the tests"
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.dev
 	@echo "== lint (ruff), types (mypy strict), layers (import-linter)"
@@ -61,7 +63,7 @@ lint: $(VENV)/.dev
 
 slow: $(VENV)/.dev web
 	@echo "== running the slow tests"
-	@$(BIN)/python -m pytest -m slow
+	@$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
 
 clean:
 	rm -rf $(VENV) runs build dist *.egg-info web/node_modules web/vendor

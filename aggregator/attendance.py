@@ -100,10 +100,18 @@ def answered(state: State, update: Update) -> State:
     return _caught_up(state, device) if update.round >= state.asked.get(device, 0) else state
 
 
+def counted(state: State, device: str) -> State:
+    """One more contribution of a device counts in the open round."""
+    number = state.counted.get(device, 0) + 1
+    return state.but(contributions=state.contributions + 1, counted=state.counted.insert(device, number))
+
+
 def unkept(state: State, event: Unkept) -> State:
     """What was counted is not on the disk, and nobody was told that it is: its devices owe it again."""
-    answered, waiting = state.answered, state.waiting
+    answered, waiting, counted = state.answered, state.waiting, state.counted
     for update in event.updates:
+        left = counted[update.device] - 1
+        counted = counted.insert(update.device, left) if left else counted.discard(update.device)
         if update.round != state.round:
             continue
         state = _unnoted(state, update)
@@ -114,8 +122,8 @@ def unkept(state: State, event: Unkept) -> State:
             and update.device not in state.sat_out
         ):
             waiting = waiting.insert(update.device)
-    left = state.contributions - len(event.updates)
-    return state.but(contributions=left, answered=answered, waiting=waiting)
+    contributions = state.contributions - len(event.updates)
+    return state.but(contributions=contributions, counted=counted, answered=answered, waiting=waiting)
 
 
 def invited(state: State, event: Invited) -> State:
@@ -205,7 +213,8 @@ def begun(state: State, now: float) -> State:
     """A round begins: all who are ready are asked or, of a cohort, nobody yet."""
     closes_s = now + state.deadline_s(state.round + 1)
     state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
-    state = state.but(contributions=0, answered=HashTrieSet(), sat_out=HashTrieSet())
+    state = state.but(contributions=0, counted=HashTrieMap(), answered=HashTrieSet(), sat_out=HashTrieSet())
+    state = state.but(had=0, fruitless=0)
     state = state.but(asked_s=HashTrieMap(), durations=HashTrieMap(), noted=HashTrieMap(), measured=True)
     if state.rules.devices_per_round is None:
         return state.but(waiting=state.ready)

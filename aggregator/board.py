@@ -62,7 +62,8 @@ class Board:
                     self.devices[name] = replace(row, sent=False)
             case RoundExtended():
                 self.closes_s = now + happening.deadline_s
-                self.note = f"extended: {happening.contributions} of {happening.needed} contributions"
+                counted = f"{happening.contributions} of {happening.needed} contributions"
+                self.note = f"extended: {counted}{happening.outlook}"
             case DeviceSeen():
                 self._seen(happening)
             case PlanMade():

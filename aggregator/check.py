@@ -64,11 +64,20 @@ def check_address(message: Contribution, offered: Offered) -> None:
 
 def check_message(message: Contribution, offered: Offered) -> None:
     """All that can be said before the content is here. Raises UpdateRefused."""
-    task = offered.task
-    if not 1 <= message.num_examples <= task.max_num_examples:
-        raise UpdateRefused(f"num_examples is {message.num_examples}, expected 1 to {task.max_num_examples}")
+    check_samples(message, 0, offered)
     _check_metrics(message.metrics)
     _check_size(message, _expected(message, offered), codec_of(kind_of(message, offered)))
+
+
+def check_samples(message: Contribution, said: int, offered: Offered) -> None:
+    """A device counts as no more samples than the task allows, nor than it said in its hello that it has; 0
+    where it has said nothing, as to an aggregator that was restarted. Raises UpdateRefused.
+    """
+    most, count = offered.task.max_num_examples, message.num_examples
+    if not 1 <= count <= most:
+        raise UpdateRefused(f"num_examples is {count}, expected 1 to {most}")
+    if said and count > said:
+        raise UpdateRefused(f"num_examples is {count}, the hello of the device says that it has {said}")
 
 
 def _check_metrics(metrics: Metrics) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from broker.errors import BlobError, BrokerError
 from broker.events import Received
-from broker.messages import Contribution, decode
+from broker.messages import Contribution, decode, said_in
 from models import bundle as bundles
 from models.bundle import Bundle
 
@@ -82,7 +82,7 @@ def checked(event: Received, checkers: Mapping[str, Checker]) -> Checked:
     """The same message, looked at by the checker of its task. Raises DatabaseError."""
     refusal = None
     try:
-        message = decode(event.payload, Contribution)
+        message = decode(said_in(event.payload), Contribution)
         if message.task in checkers:
             refusal = checkers[message.task].refusal(message)
     except BrokerError:

@@ -11,19 +11,16 @@ import msgspec
 
 from strategies.robust.settings import RULES
 
-from . import config, logs, systems
+from . import config, logs, systems, training
 from . import task as tasks
 from .coding import coded
 from .config import Server
 from .errors import AggregatorError, ConfigError
 from .exits import Exit, exit_code
-from .serving import Process
 from .task import Task
 
 __all__ = [
     "ERRORS",
-    "EXAMPLE",
-    "HELP",
     "add_arguments",
     "exit_code",
     "run",
@@ -34,8 +31,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-HELP = "run the rounds of a task: offer, collect, merge, evaluate"
-EXAMPLE = "device-runtime serve --bundle digits-wrn-10-1 --rounds 15 --deadline 3 --run-dir runs/digits"
 
 ERRORS = (AggregatorError,)
 
@@ -54,6 +49,7 @@ _FLAGS = {
     "deadline_quantile": "deadline_quantile",
     "deadline_margin": "deadline_margin",
     "deadline_least": "deadline_least_s",
+    "max_extensions": "max_extensions",
     "stop_after": "stop_after",
     "stop_gain": "stop_gain",
     "stop_metric": "stop_metric",
@@ -77,78 +73,211 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="TASK.toml",
-        help="settings of a task, or of several; flags stand over them",
+        help="Read the settings of a task, or of several, from these files; flags stand over them.",
     )
-    add("--bundle", help="what is learnt: a bundle folder or zip, or the name of a shipped bundle")
-    add("--name", help="name of the task (default: that of the file, or 'task')")
-    add("--rounds", type=int, help="how many rounds (default: 10)")
-    add("--deadline", type=float, metavar="SECONDS", help="of a round (default: 60)")
-    add("--min-contributions", type=int, metavar="N", help="with fewer a round is extended (default: 1)")
-    add("--min-devices", type=int, metavar="N", help="round 1 waits for as many (default: 1)")
-    add("--late", choices=("discard", "count"), help="what comes after its round (default: discard)")
-    add("--devices-per-round", type=int, metavar="N", help="ask so many, drawn each round (default: all)")
-    add("--buffer-size", type=int, metavar="N", help="close a round after N contributions (default: wait)")
-    add("--max-staleness", type=int, metavar="N", help="rounds that a late one may be late (default: 5)")
-    add("--staleness-weight", type=float, metavar="A", help="t rounds late counts (1+t)^-A (default: 0.5)")
-    add("--kinds", metavar="A,B,..", help="kinds of update, the preferred first (default: the usual ones)")
-    add("--system", metavar="NAME", help="by name, as `device-runtime systems` lists them (default: --kinds)")
-    add("--family", metavar="A,B,..", help="bundles of smaller models, the largest first")
-    add("--generic", metavar="FILE.npz", help="samples that are nobody's own, for kinds that need them here")
-    add("--eval-data", metavar="FILE.npz", help="x (raw) and y to evaluate on (default: no evaluation)")
-    add("--deadline-quantile", type=float, metavar="Q", help="learn the deadline: this share is to be ready")
-    add("--deadline-margin", type=float, metavar="X", help="times what they needed (default: 1.5)")
-    add("--deadline-least", type=float, metavar="SECONDS", help="never less is learnt (default: 1)")
-    add("--stop-after", type=int, metavar="N", help="end after N rounds without a gain (default: never)")
-    add("--stop-gain", type=float, metavar="X", help="what is no gain yet (default: 0)")
-    add("--stop-metric", choices=("accuracy", "loss"), help="what is to gain (default: accuracy)")
-    add("--keep-versions", type=int, metavar="N", help="served models that are kept, 0: all (default: 10)")
+    add("--bundle", help="Learn this bundle: a folder, a zip, or the name of a shipped one.")
+    add("--name", help="Name the task (default: as its file, or 'task').")
+    add("--rounds", type=int, help="Run this many rounds (default: 10).")
+    add(
+        "--deadline", type=float, metavar="SECONDS", help="End a round after this many seconds (default: 60)."
+    )
+    add(
+        "--min-contributions",
+        type=int,
+        metavar="N",
+        help="Extend a round that has fewer contributions (default: 1).",
+    )
+    add("--min-devices", type=int, metavar="N", help="Wait with round 1 for this many devices (default: 1).")
+    add(
+        "--late",
+        choices=("discard", "count"),
+        help="Discard or count what comes after its round (default: discard).",
+    )
+    add(
+        "--devices-per-round",
+        type=int,
+        metavar="N",
+        help="Ask this many devices, drawn for each round (default: all).",
+    )
+    add(
+        "--buffer-size",
+        type=int,
+        metavar="N",
+        help="Close a round after N contributions (default: wait for all).",
+    )
+    add(
+        "--max-staleness",
+        type=int,
+        metavar="N",
+        help="Count a contribution that is at most this many rounds late (default: 5).",
+    )
+    add(
+        "--staleness-weight",
+        type=float,
+        metavar="A",
+        help="Weigh what is t rounds late by (1+t)^-A (default: 0.5).",
+    )
+    add(
+        "--kinds",
+        metavar="A,B,..",
+        help="Offer these kinds of update, the preferred first (default: the usual ones).",
+    )
+    add(
+        "--system",
+        metavar="NAME",
+        help="Run a system by its name, as `device-runtime systems` lists them (default: --kinds).",
+    )
+    training.add_arguments(parser)
+    add("--family", metavar="A,B,..", help="Offer these bundles of smaller models, too, the largest first.")
+    add(
+        "--generic",
+        metavar="PATH",
+        help="Use these samples that are nobody's own, for kinds that need them here.",
+    )
+    add(
+        "--eval-data",
+        metavar="PATH",
+        help="Evaluate on these samples, given as to join --data (default: no evaluation).",
+    )
+    add(
+        "--deadline-quantile",
+        type=float,
+        metavar="Q",
+        help="Learn the deadline by which this share of the devices is ready.",
+    )
+    add(
+        "--deadline-margin",
+        type=float,
+        metavar="X",
+        help="Multiply a learnt deadline by this (default: 1.5).",
+    )
+    add("--deadline-least", type=float, metavar="SECONDS", help="Learn no deadline below this (default: 1).")
+    add(
+        "--max-extensions",
+        type=int,
+        metavar="N",
+        help="End after this many extensions in a row without a contribution (default: 5).",
+    )
+    add("--stop-after", type=int, metavar="N", help="End after N rounds without a gain (default: never).")
+    add("--stop-gain", type=float, metavar="X", help="Count no more than this as no gain (default: 0).")
+    add("--stop-metric", choices=("accuracy", "loss"), help="Measure gains by this (default: accuracy).")
+    add(
+        "--keep-versions",
+        type=int,
+        metavar="N",
+        help="Keep this many served models, 0 for all (default: 10).",
+    )
     add(
         "--codec",
         metavar="WORD",
-        help="by which updates are sent, as delta+int8+deflate (default: as they are)",
+        help="Send updates by this codec, such as delta+int8+deflate (default: as they are).",
     )
-    add("--robust", choices=RULES, help="merge so that lying devices cannot steer it (default: none)")
-    add("--robust-trim", type=float, metavar="SHARE", help="of trimmed-mean, at either end (default: 0.2)")
-    add("--robust-clip", type=float, metavar="NORM", help="of norm-clip, value-clip (default: the usual)")
-    add("--robust-clip-factor", type=float, metavar="X", help="times what is usual, of these (default: 1)")
-    add("--robust-byzantine", type=int, metavar="F", help="liars that krum is to stand (default: all it can)")
-    add("--seed", type=int, help="of the task (default: 0)")
-    add("--run-dir", type=Path, help="where the run is kept; an existing one goes on (default: runs/NAME)")
-    add("--workers", type=int, metavar="N", help="processes that check small contributions (default: none)")
+    add("--robust", choices=RULES, help="Merge so that lying devices cannot steer the model (default: none).")
+    add(
+        "--robust-trim",
+        type=float,
+        metavar="SHARE",
+        help="Trim this share at either end, with trimmed-mean (default: 0.2).",
+    )
+    add(
+        "--robust-clip",
+        type=float,
+        metavar="NORM",
+        help="Clip at this norm, with norm-clip and value-clip (default: the usual).",
+    )
+    add(
+        "--robust-clip-factor",
+        type=float,
+        metavar="X",
+        help="Clip at this many times the usual norm, with norm-clip and value-clip (default: 1).",
+    )
+    add(
+        "--robust-byzantine",
+        type=int,
+        metavar="F",
+        help="Stand this many lying devices, with krum (default: all it can).",
+    )
+    add("--seed", type=int, help="Draw by this seed (default: 0).")
+    add(
+        "--run-dir",
+        type=Path,
+        help="Keep the run in this folder; a run that is there goes on (default: runs/NAME).",
+    )
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="Check small contributions in this many processes (default: none).",
+    )
     add(
         "--max-devices",
         type=int,
         metavar="N",
-        help="known at a time, and counted in a round (default: 100000)",
+        help="Know this many devices at a time, and count no more in a round (default: 100000).",
     )
-    add("--database", metavar="URL", help="postgresql://user@host/db (default: SQLite in the run folder)")
-    add("--config", type=Path, metavar="SERVER.toml", help="broker, database, http, log; flags stand over it")
-    add("--broker", metavar="URL", help="mqtt:// or mqtts://; auto starts one here (default)")
-    add("--port", type=int, help="of the broker that auto starts (default: as before, or a free one)")
     add(
-        "--ca", type=Path, metavar="PEM", help="authority of the broker's certificate (default: the system's)"
+        "--database",
+        metavar="URL",
+        help="Keep the run in postgresql://user@host/db (default: SQLite in the run folder).",
     )
-    add("--enrolment", type=Path, metavar="DIR", help="of `broker init`: broker, credential, key of offers")
+    add(
+        "--config",
+        type=Path,
+        metavar="SERVER.toml",
+        help="Read broker, database, http and log from this file; flags stand over it.",
+    )
+    add(
+        "--broker",
+        metavar="URL",
+        help="Connect to this broker, mqtt:// or mqtts://; auto starts one here (default: auto).",
+    )
+    add(
+        "--port",
+        type=int,
+        help="Set the port of the broker that auto starts (default: as before, or a free one).",
+    )
+    add(
+        "--ca",
+        type=Path,
+        metavar="PEM",
+        help="Trust this authority of the broker's certificate (default: the system's).",
+    )
+    add(
+        "--enrolment",
+        type=Path,
+        metavar="DIR",
+        help="Take broker, credential and key of offers from this folder of `broker init`.",
+    )
     add(
         "--insecure",
         action="store_true",
-        help="allow mqtt:// over a network, in the clear; with --web HTTP, too",
+        help="Allow mqtt:// over a network, in the clear; with --web HTTP, too.",
     )
-    add("--http", metavar="HOST:PORT", help="dashboard, REST, /metrics and /healthz (default: none)")
+    add(
+        "--http",
+        metavar="HOST:PORT",
+        help="Serve dashboard, REST, /metrics and /healthz at this address (default: none).",
+    )
     add(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="what HTTP asks for (default: made, in the run folder)",
+        help="Ask for the token of this file over HTTP (default: made, in the run folder).",
     )
-    add("--web", action="store_true", help="offer the page by which browsers join (docs/browser.md)")
-    add("--http-open", action="store_true", help="HTTP without a token, on this machine only")
-    add("--log-format", choices=("text", "json"), help="a log with times and fields (default: bare lines)")
-    add("--quiet", action="store_true", help="print nothing but the end")
+    add("--web", action="store_true", help="Offer the page by which browsers join (docs/browser.md).")
+    add("--http-open", action="store_true", help="Serve HTTP without a token, on this machine only.")
+    add(
+        "--log-format",
+        choices=("text", "json"),
+        help="Write the log with times and fields (default: bare lines).",
+    )
+    add("--quiet", action="store_true", help="Print nothing but the end.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until done or a signal. Raises what `exit_code` numbers."""
+    from .serving import Process  # needs the extra `aggregator`, which --help does not
+
     server = server_of(args)
     logs.configure(server.log)
     if args.database and urlsplit(args.database).password:
@@ -224,4 +353,5 @@ def task_of(args: argparse.Namespace, file: Path | None = None) -> Task:
         flags["family"] = [name.strip() for name in args.family.split(",") if name.strip()]
     task = tasks.load(file, flags)
     task = systems.under(args.system, task) if args.system else task
+    task = training.trained(task, args)
     return task if args.codec is None else coded(task, args.codec)

@@ -6,7 +6,9 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
+from broker.errors import BlobError
 from broker.messages import Offer
 from strategies.kind import formed
 
@@ -23,10 +25,12 @@ from .reception import Desk, Reception
 from .remembered import Remembered
 from .rounds import Rounds
 from .state import Rules, State
-from .text import printable
+from .text import in_vain, printable
 from .traffic import Traffic
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _OF_ONE = (moves.Keep, moves.Fetch, moves.Reply)
 """Commands about one contribution: what goes wrong with it does not stop the run."""
@@ -35,14 +39,16 @@ _OF_ONE = (moves.Keep, moves.Fetch, moves.Reply)
 class Conductor:
     """One run going on. `reception` takes contributions, `out` speaks to devices.
 
-    `plans` are the latest by device: the kind, and why.
+    `plans` are the latest by device: the kind, and why. `gave_up` says why the run was given up, if it was.
     """
 
     def __init__(self, rounds: Rounds, ports: Ports, tell: Callable[[Happening], None]) -> None:
         self.rounds = rounds
         self.traffic = Traffic(ports.mqtt5)
-        self.out = Outbound(ports.link, self.traffic, ports.seal, ports.agree)
+        self.out = Outbound(ports, self.traffic)
         self.plans: dict[str, tuple[str, str]] = {}
+        self.gave_up = ""
+        self._fruitless = 0
         self._most = ports.max_devices
         self.state = State(self._rules)
         self.reception = Reception(
@@ -70,6 +76,7 @@ class Conductor:
         if self.rounds.registry.pending():
             self.rounds.redeploy()
         state, commands = machine.resume(self._rules, saved, self._clock())
+        self._fruitless = state.fruitless
         self._do(state, commands)
         self._drain()
         self._offering.started(self.state, saved.round if saved else 0)
@@ -197,6 +204,8 @@ class Conductor:
                 self._announce(command)
             case moves.Extend():
                 self._extend(command)
+            case moves.GiveUp():
+                self._give_up(command)
             case moves.Invite():
                 self._invite(command)
             case moves.Fetch():
@@ -218,15 +227,35 @@ class Conductor:
         if not command.again:
             self.rounds.open(number)
             self.traffic.begin({})
+            self._fruitless = 0
         kinds = tuple(kind.name for kind in task.offered(number))
         deadline_s, count = self.rounds.deadline_s(number), self.state.contributions
         self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
         self._receipts.pay_all(said=self._offering.opened(self.state))
 
     def _extend(self, command: moves.Extend) -> None:
-        task, deadline_s = self.rounds.task, self.rounds.deadline_s(command.round)
-        self._tell(RoundExtended(command.round, deadline_s, command.contributions, task.min_contributions))
-        self._offering.extended(self.state)
+        """How many deadlines were in vain is known after a crash too: else crashes make a run endless."""
+        state, number = self.state, command.round
+        if state.fruitless != self._fruitless:
+            self.rounds.store.fruitless(number, state.fruitless)
+            self._fruitless = state.fruitless
+        self._tell(
+            RoundExtended(
+                round=number,
+                deadline_s=state.deadline_s(number),
+                contributions=command.contributions,
+                needed=self.rounds.task.min_contributions,
+                devices=len(state.ready),
+                fruitless=state.fruitless,
+                left=state.extensions_left if state.fruitless else None,
+            )
+        )
+        self._offering.extended(state)
+
+    def _give_up(self, command: moves.GiveUp) -> None:
+        """Who starts it again wants it to be tried as often again."""
+        self.rounds.store.fruitless(command.round, 0)
+        self.gave_up = in_vain(command, {device: why for device, (_, why) in self.plans.items()})
 
     def _invite(self, command: moves.Invite) -> None:
         """The answer goes before whatever else waits: the next draw must know of this one."""
@@ -265,14 +294,25 @@ class Conductor:
         worked = moves.Worked(self._clock(), command.phase)
         match command.phase:
             case "merge":
-                rounds.merge(number, command.durations)
+                self._with_room(lambda: rounds.merge(number, command.durations))
             case "evaluate":
-                rounds.evaluate(number)
+                self._with_room(lambda: rounds.evaluate(number))
             case "publish":
                 duration_s = self._clock() - self.state.opened_s
-                self._tell(rounds.publish(number, self.traffic.all(), duration_s))
+                self._tell(self._with_room(lambda: rounds.publish(number, self.traffic.all(), duration_s)))
                 worked = replace(worked, score=rounds.score(number), back=rounds.set_back(number))
         self._events.append(replace(worked, now=self._clock()))
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """Do a phase of a round, and do it again when the disk refused and uploads could make room for it."""
+        try:
+            return work()
+        except (BlobError, RunFolderError) as error:
+            freed = self.reception.make_room()
+            if not freed:
+                raise
+            log.warning("%s; %d bytes of unfinished uploads were removed, trying again", error, freed)
+            return work()
 
 
 def _stuck(command: moves.Command, error: Exception) -> AggregatorError:

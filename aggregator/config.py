@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from msgspec import Meta
 
 from broker.site import SERVER, SERVER_KEY
 from broker.url import TLS, is_loopback
+from profiles.keys import explained
 
 from .crowd import MOST_DEVICES
 from .errors import ConfigError
@@ -202,7 +202,8 @@ def load(path: Path | None, flags: Mapping[str, Mapping[str, object]]) -> Server
         return msgspec.convert(settings, Server, dec_hook=_path)
     except msgspec.ValidationError as error:
         cause = error.__cause__
-        raise ConfigError(where + (str(cause) if isinstance(cause, ConfigError) else _named(error))) from None
+        text = str(cause) if isinstance(cause, ConfigError) else explained(error, Server)
+        raise ConfigError(where + text) from None
 
 
 def _for_pages(http: dict[str, Any], broker: dict[str, Any]) -> dict[str, Any]:
@@ -245,15 +246,3 @@ def _path(kind: type, value: object) -> object:
     if kind is Path and isinstance(value, str | Path):
         return Path(value)
     raise TypeError("expected a path, as a string")
-
-
-def _named(error: msgspec.ValidationError) -> str:
-    """ "Object contains unknown field `prot` - at `$.http`" as "http.prot: no such key"."""
-    text, _, place = str(error).partition(" - at ")
-    key = place.strip("`").removeprefix("$").lstrip(".")
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", text)
-    if unknown:
-        known = _SECTIONS.get(key, Server)
-        name = f"{key}.{unknown[1]}" if key else unknown[1]
-        return f"{name}: there is no such key; there are {', '.join(known.__struct_fields__)}"
-    return f"{key}: {text[:1].lower()}{text[1:]}" if key else text

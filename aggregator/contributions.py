@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 
 import msgspec
 
 from broker.blobs import Blobs
 from broker.messages import Blob, Metrics
 
-from .database import Database
+from .database import Database, Row
 from .observer import MODELLED, ContributionRecord
 
 ROUNDS_KNOWN = 4
 """Rounds of whose contributions the keys are in memory: the disk need not be asked for each message."""
 
 _KEEP = "INSERT INTO contributions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-_ONE = "SELECT * FROM contributions WHERE round = ? AND device = ? AND kind = ?"
+AT_ONCE = 256
+"""Contributions that one query reads with their contents, each of at most INLINE_LIMIT bytes."""
+
+_SOME = """SELECT * FROM contributions WHERE into_round = ? AND (kind, device, round) > (?, ?, ?)
+ORDER BY kind, device, round LIMIT ?"""
+_RECORDS = """SELECT round, device, kind, into_round, num_examples, metrics, why, form,
+NULL AS blob, NULL AS body
+FROM contributions WHERE into_round = coalesce(?, into_round) ORDER BY into_round, kind, device, round"""
+_TRAFFIC = "SELECT round, device, up, down FROM traffic WHERE round = coalesce(?, round)"
 _WITH_BLOB = "SELECT round FROM contributions WHERE blob = ? LIMIT 1"
 _SAVE_TRAFFIC = """INSERT INTO traffic VALUES (?, ?, ?, ?) ON CONFLICT (round, device) DO UPDATE
 SET up = excluded.up, down = excluded.down"""
@@ -55,20 +63,22 @@ class Contributions:
         self._db = db
         self._updates = updates
         self._kept: list[tuple[Stored, Bytes]] = []
-        self._kept_keys: set[tuple[int, str, str]] = set()
-        self._known: dict[int, set[tuple[str, str]]] = {}
+        self._kept_kinds: dict[tuple[int, str], str] = {}
+        self._known: dict[int, dict[str, str]] = {}
 
-    def known(self, number: int, device: str, kind: str) -> bool:
-        """Whether this contribution counts already, whatever round it counts in."""
-        return (number, device, kind) in self._kept_keys or (device, kind) in self._of_round(number)
+    def sent(self, number: int, device: str) -> str:
+        """The kind of the device's contribution that was made for a round and counts already, whatever round
+        it counts in; empty where none does. A device has one for each round.
+        """
+        return self._kept_kinds.get((number, device)) or self._of_round(number).get(device, "")
 
-    def _of_round(self, number: int) -> set[tuple[str, str]]:
-        """(device, kind) of those on the disk that were made for a round; of the latest few it is known."""
+    def _of_round(self, number: int) -> dict[str, str]:
+        """Kinds by device of those on the disk that were made for a round; of the latest few it is known."""
         if number not in self._known:
             while len(self._known) >= ROUNDS_KNOWN:
                 del self._known[next(iter(self._known))]
             rows = self._db.rows("SELECT device, kind FROM contributions WHERE round = ?", number)
-            self._known[number] = {(row["device"], row["kind"]) for row in rows}
+            self._known[number] = {row["device"]: row["kind"] for row in rows}
         return self._known[number]
 
     def keep(self, stored: Stored, moved: Bytes) -> None:
@@ -78,7 +88,7 @@ class Contributions:
         bytes are new.
         """
         self._kept.append((stored, moved))
-        self._kept_keys.add((stored.round, stored.device, stored.kind))
+        self._kept_kinds[stored.round, stored.device] = stored.kind
 
     def let_go(self, blob: Blob) -> None:
         """Remove the content of one that does not count, unless one that does has the same.
@@ -96,55 +106,50 @@ class Contributions:
             db.executemany(_KEEP, [_row(stored) for stored, _ in self._kept])
             moved = [(stored.into, stored.device, moved.up, moved.down) for stored, moved in self._kept]
             db.executemany(_SAVE_TRAFFIC, moved)
-        for number, device, kind in self._kept_keys:
+        for (number, device), kind in self._kept_kinds.items():
             if number in self._known:
-                self._known[number].add((device, kind))
+                self._known[number][device] = kind
         self.drop()
 
     def drop(self) -> None:
         """Forget what was kept: it is written, or cannot be."""
-        self._kept, self._kept_keys = [], set()
+        self._kept, self._kept_kinds = [], {}
 
     def of_round(self, number: int) -> Iterator[Stored]:
-        """Those that count in a round, by kind, device, and the round they were made for; one at a time."""
-        keys = self._db.rows(
-            "SELECT round, device, kind FROM contributions WHERE into_round = ? ORDER BY kind, device, round",
-            number,
-        )
-        for key in keys:
-            row = self._db.rows(_ONE, *key)[0]
-            yield Stored(
-                device=row["device"],
-                round=row["round"],
-                into=row["into_round"],
-                kind=row["kind"],
-                num_examples=row["num_examples"],
-                metrics=msgspec.msgpack.decode(row["metrics"], type=Metrics),
-                why=row["why"],
-                blob=msgspec.msgpack.decode(row["blob"], type=Blob) if row["blob"] else None,
-                body=row["body"] or b"",
-                form=row["form"],
-            )
+        """Those that count in a round, by kind, device, and the round they were made for; a few in memory."""
+        last: tuple[str, str, int] = ("", "", 0)
+        while rows := self._db.rows(_SOME, number, *last, AT_ONCE):
+            yield from map(_stored, rows)
+            last = (rows[-1]["kind"], rows[-1]["device"], rows[-1]["round"])
 
     def content(self, stored: Stored) -> bytes:
         """The safetensors of a contribution whose round is not closed. Raises BlobError."""
         return self._updates.get(stored.blob) if stored.blob else stored.body
 
-    def prune(self, number: int) -> None:
-        """Let go of the blobs of a closed round's contributions, and of those before."""
+    def prune(self, number: int, before: float = inf) -> None:
+        """Let go of the blobs of a closed round's contributions, of those before, and of what does not count;
+        `before` as in Blobs.prune.
+        """
         waiting = self._db.rows(
             "SELECT blob FROM contributions WHERE into_round > ? AND blob IS NOT NULL", number
         )
-        self._updates.prune(msgspec.msgpack.decode(row["blob"], type=Blob) for row in waiting)
+        kept = [msgspec.msgpack.decode(row["blob"], type=Blob) for row in waiting]
+        kept += [stored.blob for stored, _ in self._kept if stored.blob]
+        self._updates.prune(kept, before)
 
     def records(self, number: int) -> tuple[ContributionRecord, ...]:
         """Those that count in a round, for people and files."""
-        traffic, told, records = self.traffic(number), set[str](), []
-        for stored in self.of_round(number):
-            moved = Bytes() if stored.device in told else traffic.get(stored.device, Bytes())
-            told.add(stored.device)
-            records.append(record_of(stored, moved))
-        return tuple(records)
+        return self.every_record(number).get(number, ())
+
+    def every_record(self, number: int | None = None) -> dict[int, tuple[ContributionRecord, ...]]:
+        """The same of every round, or of this one, by round."""
+        moved = {(row["round"], row["device"]): row for row in self._db.rows(_TRAFFIC, number)}
+        records: dict[int, list[ContributionRecord]] = {}
+        for row in self._db.rows(_RECORDS, number):
+            told = moved.pop((row["into_round"], row["device"]), None)  # a device's bytes are told once
+            bytes_moved = Bytes(told["up"], told["down"]) if told else Bytes()
+            records.setdefault(row["into_round"], []).append(record_of(_stored(row), bytes_moved))
+        return {into: tuple(made) for into, made in records.items()}
 
     def traffic(self, number: int) -> dict[str, Bytes]:
         """Bytes of each device in a round, as last saved."""
@@ -155,6 +160,21 @@ class Contributions:
         rows = [(number, device, moved.up, moved.down) for device, moved in traffic.items()]
         with self._db.commit() as db:
             db.executemany(_SAVE_TRAFFIC, rows)
+
+
+def _stored(row: Row) -> Stored:
+    return Stored(
+        device=row["device"],
+        round=row["round"],
+        into=row["into_round"],
+        kind=row["kind"],
+        num_examples=row["num_examples"],
+        metrics=msgspec.msgpack.decode(row["metrics"], type=Metrics),
+        why=row["why"],
+        blob=msgspec.msgpack.decode(row["blob"], type=Blob) if row["blob"] else None,
+        body=row["body"] or b"",
+        form=row["form"],
+    )
 
 
 def _row(stored: Stored) -> tuple[object, ...]:

@@ -31,6 +31,10 @@ class WorkerError(AggregatorError):
         self.code = code
 
 
+class NoContributions(AggregatorError):
+    """A run that was given up: deadline after deadline no device contributed; the text says why not."""
+
+
 class RollbackError(AggregatorError):
     """A version of the model that cannot be gone back to."""
 

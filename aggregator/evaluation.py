@@ -20,10 +20,10 @@ class Evaluator:
     """Runs a bundle on evaluation data; without data every figure is nan."""
 
     def __init__(self, bundle: Bundle, data: str | None) -> None:
-        """Reads an .npz with `x` raw and `y`. Raises TaskError, one line, for data that does not fit."""
+        """`data`: as a device's `--data` names it. Raises TaskError, one line, for data that does not fit."""
         self._model = open_model(bundle) if data else None
         if data:
-            self._data = samples(data, bundle.manifest, "evaluation data")
+            self._data = samples(data, bundle, "evaluation data")
 
     def evaluate(self, weights: Tensors) -> Evaluation:
         """Accuracy and loss of the bundle with these weights."""

@@ -1,6 +1,7 @@
 """With what number `device-runtime serve` ends, and which error has which: the one place where this stands.
 
-0 and 130 need nobody; after 3, 4, 5 and 7 the same command may be tried again; 2 and 6 need a person first.
+0 and 130 need nobody; after 3, 4, 5 and 7 the same command may be tried again; 2, 6 and 8 need a person
+first.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from enum import IntEnum
 
 from broker.errors import BlobError, BrokerRefused, BrokerStartError, BrokerUnreachable
 
-from .errors import AddressError, DatabaseError, MissingExtra, RunFolderError, WorkerError
+from .errors import AddressError, DatabaseError, MissingExtra, NoContributions, RunFolderError, WorkerError
 
 
 class Exit(IntEnum):
@@ -31,6 +32,8 @@ class Exit(IntEnum):
     """Something is not installed; the message says what to install."""
     DATABASE = 7
     """PostgreSQL does not answer, refuses us, or was away for too long."""
+    FRUITLESS = 8
+    """Deadline after deadline no device contributed to a round; the message says why not."""
     INTERRUPTED = 130
     """Ctrl-C before the service ran."""
 
@@ -44,6 +47,7 @@ _OF: tuple[tuple[type[Exception], Exit], ...] = (
     (DatabaseError, Exit.DATABASE),
     (AddressError, Exit.ADDRESS),
     (MissingExtra, Exit.MISSING),
+    (NoContributions, Exit.FRUITLESS),
 )
 
 

@@ -15,7 +15,7 @@ def _first(rounds: int) -> int:
 
 
 def _probing(rounds: int) -> int:
-    """Of LP+FT: 5 rounds (thesis 000, table A.3), or half of them where there are fewer than 10."""
+    """Of LP+FT: 5 rounds (Bernier 2024, table A.3), or half of them where there are fewer than 10."""
     return max(1, min(5, rounds // 2))
 
 
@@ -29,6 +29,8 @@ def _share(share: float) -> Rounds:
 
 
 FULL = Part("full")
+_AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1}
+"""Class means of FedNCM, which sends every class that a device has, also one of a single sample."""
 ONE_EPOCH = {"reduced_epochs": 1}
 FIFTH = _share(0.2)
 FULL_ONCE = Part("full", until=_first)
@@ -37,12 +39,12 @@ FULL_ONCE = Part("full", until=_first)
 def _fedft(says: str, **fixed: Any) -> System:
     """Pre-trained; one round of full updates without a deadline, then the upper part on a selection."""
     parts = (FULL_ONCE, Part("entropy-subset", fixed, after=_first))
-    return System(says, "thesis 002, section 6.4", parts, untimed=_first)
+    return System(says, "Shi 2025 (PhD thesis, Sheffield), section 6.4", parts, untimed=_first)
 
 
 def _fedpeft(tunable: str) -> System:
     says = f"the tunable set {tunable} and the head alone are trained and sent"
-    return System(says, "papers 003 and 004", (Part("peft", {"tunable": tunable, "tunables": ()}),))
+    return System(says, "Sun et al. 2022", (Part("peft", {"tunable": tunable, "tunables": ()}),))
 
 
 SYSTEMS: dict[str, System] = {
@@ -61,7 +63,12 @@ SYSTEMS: dict[str, System] = {
         "full updates, Adagrad on the aggregator", "Reddi et al. 2021", (FULL,), "fedadagrad"
     ),
     "fedavgm": System("full updates, momentum on the aggregator", "Hsu et al. 2019", (FULL,), "fedavgm"),
-    "random": System("FedAvg from fresh parameters", "thesis 000, chapter 3", (FULL,), start="random"),
+    "random": System(
+        "FedAvg from fresh parameters",
+        "Bernier 2024 (MSc thesis, Concordia), chapter 3",
+        (FULL,),
+        start="random",
+    ),
     "no-stragglers": System(
         "FedAvg without a deadline: the hypothetical fleet without stragglers",
         "ours",
@@ -70,28 +77,32 @@ SYSTEMS: dict[str, System] = {
     ),
     "lp": System(
         "the linear head alone (linear probing, head-tuning)",
-        "thesis 000, chapter 3",
+        "Bernier 2024 (MSc thesis, Concordia), chapter 3",
         (Part("peft", {"tunable": "head", "tunables": ()}),),
     ),
-    "ft": System("FedAvg from the bundle's pre-trained parameters", "thesis 000, chapter 3", (FULL,)),
+    "ft": System(
+        "FedAvg from the bundle's pre-trained parameters",
+        "Bernier 2024 (MSc thesis, Concordia), chapter 3",
+        (FULL,),
+    ),
     "lp+ft": System(
         "the linear head for five rounds, then everything",
-        "thesis 000, section 3.1.3",
+        "Bernier 2024 (MSc thesis, Concordia), section 3.1.3",
         (Part("peft", {"tunable": "head", "tunables": ()}, until=_probing), Part("full", after=_probing)),
     ),
     "fedfsc": System(
         "every device sends a full and a few-shot update",
-        "thesis 002, algorithm 1",
+        "Shi 2025 (PhD thesis, Sheffield), algorithm 1",
         (FULL_ONCE, Part("full+few-shot", {"reduced_epochs": 0}, after=_first)),
     ),
     "fedfsc+": System(
         "full updates; stragglers send few-shot updates",
-        "thesis 002, section 4.4",
+        "Shi 2025 (PhD thesis, Sheffield), section 4.4",
         (FULL, Part("few-shot", {"join_base": False}, after=_first)),
     ),
     "fedfsc+(fedavg+)": System(
         "a straggler trains what it can, falls back to few-shot, and sends both",
-        "thesis 002, section 4.4",
+        "Shi 2025 (PhD thesis, Sheffield), section 4.4",
         (
             Part("full", {**ONE_EPOCH}, until=_first),
             Part("full+few-shot", {**ONE_EPOCH}, after=_first),
@@ -100,32 +111,32 @@ SYSTEMS: dict[str, System] = {
     ),
     "fscprox": System(
         "FedFSC whose full updates stay near the few-shot classifier",
-        "thesis 002, equation 4.3",
+        "Shi 2025 (PhD thesis, Sheffield), equation 4.3",
         (FULL_ONCE, Part("full+few-shot", {"head_anchor": "few-shot"}, {"mu_head": 0.01}, after=_first)),
     ),
     "baseprox": System(
         "FedFSC whose full updates stay near the base's classifier",
-        "thesis 002, section 4.4",
+        "Shi 2025 (PhD thesis, Sheffield), section 4.4",
         (FULL_ONCE, Part("full+few-shot", {"head_anchor": "base"}, {"mu_head": 0.01}, after=_first)),
     ),
     "fedat": System(
         "custom-size models and metadata, joined by attention transfer",
-        "thesis 002, section 5.3",
+        "Shi 2025 (PhD thesis, Sheffield), section 5.3",
         (Part("attention-transfer"),),
     ),
     "fedmd": System(
         "custom-size models, joined by distillation",
-        "thesis 002, section 5.5",
+        "Shi 2025 (PhD thesis, Sheffield), section 5.5",
         (Part("prototypes", {"beta": 0.0}),),
     ),
     "fedkad": System(
         "custom-size models, joined by distillation and prototypes",
-        "thesis 002, section 5.5",
-        (Part("prototypes"),),
+        "Shi 2025 (PhD thesis, Sheffield), section 5.5",
+        (Part("prototypes", {"smallest_count": 1}),),
     ),
     "fedsplit": System(
         "representative feature maps train an upper part anew",
-        "thesis 002, section 6.2",
+        "Shi 2025 (PhD thesis, Sheffield), section 6.2",
         (Part("representatives"),),
     ),
     "fedft-all": _fedft("the upper part on all local samples", shares=(1.0,), select="entropy"),
@@ -133,35 +144,35 @@ SYSTEMS: dict[str, System] = {
     "fedft-eds": _fedft("the upper part on the samples of highest entropy", select="entropy"),
     "fedncm": System(
         "class means make the classifier, in one round",
-        "paper 001, thesis 000, algorithm 1",
-        (Part("class-means", {"head": "normalised-means"}),),
+        "Legate et al. 2023; Bernier 2024 (MSc thesis, Concordia), algorithm 1",
+        (Part("class-means", _AS_PUBLISHED),),
         rounds=1,
     ),
     "fedncm+ft": System(
         "that classifier first, then everything",
-        "paper 001, thesis 000, section 3.1.3",
-        (Part("class-means", {"head": "normalised-means"}, until=_first), Part("full", after=_first)),
+        "Legate et al. 2023; Bernier 2024 (MSc thesis, Concordia), section 3.1.3",
+        (Part("class-means", _AS_PUBLISHED, until=_first), Part("full", after=_first)),
     ),
     "fedmezo": System(
         "scalars along directions that all share",
-        "thesis 000, chapter 4",
+        "Bernier 2024 (MSc thesis, Concordia), chapter 4",
         (Part("zeroth-order", FEDMEZO),),
     ),
     "fedncm+mezo": System(
         "the classifier of class means first, then scalars, by relative steps",
-        "ours, on paper 001 and thesis 000",
+        "ours, on Legate et al. 2023 and Bernier 2024",
         (
-            Part("class-means", {"head": "normalised-means"}, until=_first),
+            Part("class-means", _AS_PUBLISHED, until=_first),
             Part("zeroth-order", usual={**MEASURED, "tunable": "head"}, after=_first),
         ),
         drawn=(
-            Part("class-means", {"head": "normalised-means", "gathered": True}, until=_gathering),
+            Part("class-means", {**_AS_PUBLISHED, "gathered": True}, until=_gathering),
             Part("zeroth-order", usual={**MEASURED, "lr": DRAWN, "tunable": "head"}, after=_gathering),
         ),
     ),
     "distmezo-naive": System(
         "zeroth-order steps by each device's own seeds, averaged weights",
-        "thesis 000, chapter 4",
+        "Bernier 2024 (MSc thesis, Concordia), chapter 4",
         (Part("local-zeroth-order"),),
     ),
     "slora": System(

@@ -10,6 +10,8 @@ from contextlib import closing, suppress
 from broker.events import Connected, Event, Will
 
 from .crowd import MOST_DEVICES
+from .errors import NoContributions
+from .flood import Inbox
 from .ports import Pulse
 from .router import Router
 from .service import Service
@@ -25,13 +27,17 @@ that comes just before the main thread begins to wait, or to another thread, doe
 
 
 class Lodger:
-    """One task, its inbox, and the clock that its service looks at. `stop` ends it."""
+    """One task, its inbox, and the clock that its service looks at. `stop` ends it.
+
+    `gave_up`: why its run was given up, if it was.
+    """
 
     def __init__(self, task: Task, stop: threading.Event) -> None:
         self.task = task
-        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.inbox = Inbox()
         self.pulse = Pulse()
         self.farewell: Will | None = None
+        self.gave_up: NoContributions | None = None
         self.round = 0
         self.done = False
         self._stop = stop
@@ -74,7 +80,10 @@ class Lodger:
                 self._begun.wait()
                 if self._stop.is_set():
                     return
-                service.run(self._stop)
+                try:
+                    service.run(self._stop)
+                except NoContributions as error:  # the other tasks go on
+                    self.gave_up = error
                 self.farewell = service.farewell()
                 self.round, self.done = service.state.round, service.state.phase == "done"
         except BaseException as error:  # whatever it is, it ends the process: `end` raises it there
@@ -86,7 +95,7 @@ class Lodger:
 
 def inbox_of(lodgers: Sequence[Lodger]) -> queue.SimpleQueue[Event]:
     """What the link is to fill: that of a task alone needs no routing."""
-    return lodgers[0].inbox if len(lodgers) == 1 else queue.SimpleQueue()
+    return lodgers[0].inbox if len(lodgers) == 1 else Inbox()
 
 
 def serve(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict
 from datetime import datetime, timezone
+from math import isfinite
 
 import msgspec
 
@@ -24,6 +25,11 @@ from .observer import (
 
 log = logging.getLogger(__name__)
 
+WARNINGS, WITHIN_S = 20, 60.0
+"""Warnings that one place in the code may log, in so many seconds: devices can cause any number of them."""
+
+SMALL = 1e-3
+"""Below this a number is written with three digits."""
 OURS = ("aggregator", "broker", "strategies", "models", "device_runtime", "profiles")
 
 
@@ -32,9 +38,40 @@ def configure(settings: LogSection) -> None:
     level = settings.level.upper()
     for package in OURS:
         logging.getLogger(package).setLevel(level)
+    limit()
     if settings.format:
         for handler in logging.root.handlers:
             handler.setFormatter(Lines(settings.format))
+
+
+def limit() -> None:
+    """Have every handler leave out warnings that come too often."""
+    for handler in logging.root.handlers:
+        if not any(isinstance(one, Limited) for one in handler.filters):
+            handler.addFilter(Limited())
+
+
+class Limited(logging.Filter):
+    """Lets WARNINGS warnings of one place in the code pass in WITHIN_S; the next one after that says how many
+    were left out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is logged."""
+        if record.levelno != logging.WARNING:
+            return True
+        place = (record.pathname, record.lineno)
+        since, count = self._seen.get(place, (record.created, 0))
+        over = record.created - since >= WITHIN_S
+        if over and count > WARNINGS:
+            record.msg = f"{record.getMessage()} ({count - WARNINGS} such lines before it were left out)"
+            record.args = ()
+        self._seen[place] = (record.created, 1) if over else (since, count + 1)
+        return over or count < WARNINGS
 
 
 class Lines(logging.Formatter):
@@ -62,8 +99,22 @@ class Lines(logging.Formatter):
 
 
 def _short(value: object) -> str:
-    text = str(value)
+    text = str(_rounded(value))
     return repr(text) if not text or any(c.isspace() or c in "='\"" for c in text) else text
+
+
+def _rounded(value: object) -> object:
+    """Numbers as people read them, wherever they stand: six decimals, three digits of small ones."""
+    match value:
+        case float() if not isfinite(value):
+            return value
+        case float():
+            return round(value, 6) if abs(value) >= SMALL else float(f"{value:.3g}")
+        case dict():
+            return {name: _rounded(each) for name, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(_rounded, value)) if type(value) in (list, tuple) else value
+    return value
 
 
 class Events:

@@ -1,6 +1,7 @@
 """The rounds as a pure function: `step(state, event) -> (state, commands)`, no I/O, time in the events.
 
     wait -> collect -> merge -> evaluate -> publish -> collect (the next round) | done
+            collect -> given up
 
 Where rounds are given from outside, it is `wait` again after `publish`, until the next one is.
 
@@ -33,6 +34,7 @@ from .moves import (
     Forgotten,
     Give,
     GivenUp,
+    GiveUp,
     Invite,
     Invited,
     Keep,
@@ -68,12 +70,16 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
         already = sum(number == saved.round for number in saved.asked.values())
         opened = attendance.begun(state.but(round=saved.round - 1), now)
         opened = opened.but(
-            contributions=saved.contributions,
+            contributions=sum(saved.counted.values()),
+            counted=HashTrieMap(saved.counted),
             answered=HashTrieSet(saved.answered),
             waiting=attendance.owing(opened, saved.answered),
             places=max(0, opened.places - already),
             measured=False,
+            had=sum(saved.counted.values()),
+            fruitless=saved.fruitless,
         )
+        opened = opened.but(closes_s=now + opened.deadline_s(opened.round))
         return opened, (Announce(saved.round, again=True),)
     return state.but(phase=saved.phase), (Work(saved.phase, saved.round),)
 
@@ -116,10 +122,12 @@ def step(state: State, event: Event) -> Result:
     return state, commands
 
 
-def _judge(state: State, update: Update, known: bool) -> tuple[Status, str]:
-    """What becomes of a contribution if its content is sound."""
-    if known:
+def _judge(state: State, update: Update, sent: str) -> tuple[Status, str]:
+    """What becomes of a contribution if its content is sound. A device has one voice in a round."""
+    if sent == update.kind:
         return "duplicate", ""
+    if sent:
+        return "refused", f"{update.device} has already sent {sent} for round {update.round}"
     if update.round < 1 or update.round > state.round:
         return "refused", f"round {update.round} has not begun, round {state.round} is the latest"
     if state.phase == "collect" and update.round == state.round:
@@ -154,7 +162,7 @@ def _unasked(update: Update) -> str:
 
 def _verdict(state: State, event: Announced | Believed) -> Reply:
     """What its device is told if its content is sound. Where there is no room for it, it may come again."""
-    status, reason = _judge(state, event.update, event.known)
+    status, reason = _judge(state, event.update, event.sent)
     if status != "accepted" or not state.full:
         return Reply(event.update, status, reason)
     reason = f"round {state.round} has {state.contributions} contributions, as many as it takes"
@@ -171,7 +179,7 @@ def _believed(state: State, event: Believed) -> Result:
     update, reply = event.update, _verdict(state, event)
     if reply.status != "accepted":
         return _replied(state, reply)
-    state = attendance.answered(state, update).but(contributions=state.contributions + 1)
+    state = attendance.counted(attendance.answered(state, update), update.device)
     if update.round == state.round:
         state = attendance.needed(state, update, event.now)
     return state, (Keep(update, state.round), reply)
@@ -202,7 +210,7 @@ def _given(state: State, event: Give) -> Result:
     if state.phase == "wait":
         return attendance.begun(state.but(round=event.round - 1), event.now), (Announce(event.round),)
     if state.phase == "collect":
-        return attendance.extended(state, event.now), (Extend(state.round, state.contributions),)
+        return attendance.extended(state, event.now), (Extend(state.round, len(state.counted)),)
     return state, ()
 
 
@@ -234,17 +242,32 @@ def _advance(state: State, now: float) -> Result:
         state = attendance.collected(state)
         durations = tuple(sorted(state.durations.items()))
         return state.but(phase="merge"), (Work("merge", state.round, durations),)
-    if overdue:
-        return attendance.extended(state, now), (Extend(state.round, state.contributions),)
-    return state, ()
+    return _extended(state, now) if overdue else (state, ())
+
+
+def _extended(state: State, now: float) -> Result:
+    """The deadline begins anew; or the run is given up, where too many have been fruitless.
+
+    A deadline is fruitless that brought no contribution though devices were there. Where none was, the round
+    waits for devices, however long. A learnt deadline is first made longer, as far as it may be.
+    """
+    before, brought = state, state.contributions > state.had
+    if state.rules.max_extensions and not state.rules.given:
+        fruitless = 0 if brought else state.fruitless + bool(state.ready)
+        state = state.but(had=state.contributions, fruitless=fruitless)
+    if before.extensions_left == 1 and state.fruitless > before.fruitless:
+        sat_out, missed = tuple(sorted(state.sat_out)), tuple(sorted(state.waiting))
+        number, deadline_s = state.round, before.deadline_s(state.round)
+        return state.but(phase="given up"), (GiveUp(number, state.fruitless, deadline_s, sat_out, missed),)
+    return attendance.extended(state, now), (Extend(state.round, len(state.counted)),)
 
 
 def _complete(state: State, now: float, overdue: bool) -> bool:
     """Whether the round closes: by its buffer, because all have answered, or because its time is over."""
-    rules = state.rules
-    if rules.buffer_size and state.contributions >= rules.buffer_size:
+    rules, devices = state.rules, len(state.counted)
+    if rules.buffer_size and devices >= rules.buffer_size:
         return True
-    if state.contributions < rules.min_contributions:
+    if devices < rules.min_contributions:
         return False
     if overdue or rules.buffer_size:
         return overdue

@@ -1,4 +1,4 @@
-"""`device-runtime models`: the models that a run has served, and going back to one of them."""
+"""`device-runtime models`: the models that a run has served, going back to one, one as an ONNX file."""
 
 from __future__ import annotations
 
@@ -7,45 +7,54 @@ from contextlib import closing
 from datetime import datetime, timezone
 from math import isnan
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from tabulate import tabulate
+
+from broker.partial import replace_file
 
 from . import task as tasks
 from . import wishes
 from .database import begun
 from .errors import AggregatorError, RunFolderError, RunInUse
 from .plain import number, percent, size
-from .registry import Version
-from .rounds import Rounds
-from .store import Store
-from .versions import check_rollback, versions_in
 
-HELP = "list the models that a run has served, or go back to one of them"
-EXAMPLE = "device-runtime models runs/digits --rollback 7"
+if TYPE_CHECKING:
+    from .registry import Version
 
 ERRORS = (AggregatorError,)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run folder of a task")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="Show the models of this run folder.")
     parser.add_argument(
         "--rollback",
         type=int,
         metavar="ROUND",
-        help="serve that round's model from now on, and go on from it; an open round is given up",
+        help="Serve that round's model from now on, and go on from it; an open round is given up.",
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
+    parser.add_argument(
+        "--export-onnx", type=Path, metavar="FILE", help="Write the served model as one ONNX file."
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Raises RunFolderError for a folder that is none, RollbackError for a model that is not kept."""
+    from .versions import versions_in  # needs the extra `aggregator`, which --help does not
+
     folder: Path = options.run_dir
     if not begun(folder):
         raise RunFolderError(f"{folder} is no run folder: nothing was begun there")
     if options.rollback is not None:
         print(_gone_back(folder, options.rollback))
+        return 0
+    if options.export_onnx is not None:
+        print(_exported(folder, options.export_onnx))
         return 0
     versions = versions_in(folder)
     print(_json(versions) if options.format == "json" else table(versions))
@@ -71,8 +80,22 @@ def table(versions: tuple[Version, ...]) -> str:
     return tabulate(rows, headers, disable_numparse=True)
 
 
+def _exported(folder: Path, file: Path) -> str:
+    from .versions import served_onnx
+
+    version, data = served_onnx(folder)
+    try:
+        replace_file(file, data)
+    except OSError as error:
+        raise RunFolderError(f"cannot write {file}: {error.strerror or error}") from None
+    accuracy = "" if isnan(version.eval_acc) else f", accuracy {percent(version.eval_acc)}"
+    return f"{file}: the model of round {version.round}{accuracy}, {size(len(data))}"
+
+
 def _gone_back(folder: Path, to: int) -> str:
     """Done at once where no aggregator has the folder, and else asked of it."""
+    from .versions import check_rollback
+
     check_rollback(folder, to)
     try:
         _go_back(folder, to)
@@ -84,6 +107,9 @@ def _gone_back(folder: Path, to: int) -> str:
 
 def _go_back(folder: Path, to: int) -> None:
     """Raises RunInUse where an aggregator has the folder."""
+    from .rounds import Rounds
+    from .store import Store
+
     with closing(Store(folder)) as store:
         identity = store.identity()
     if identity is None:

@@ -15,7 +15,7 @@ WorkPhase = Literal["merge", "evaluate", "publish"]
 
 @dataclass(frozen=True)
 class Update:
-    """A contribution by its key (round, device, kind), and the sending (boot, seq) that a receipt names."""
+    """A contribution by its key (round, device), its kind, and the sending (boot, seq) of its receipt."""
 
     device: str
     round: int
@@ -63,20 +63,22 @@ class Planned:
 
 @dataclass(frozen=True)
 class Announced:
-    """A contribution's message is here. `known`: its key is stored already."""
+    """A contribution's message is here. `sent`: the kind of the device's contribution to that round which
+    counts already, if any does.
+    """
 
     now: float
     update: Update
-    known: bool
+    sent: str = ""
 
 
 @dataclass(frozen=True)
 class Believed:
-    """A contribution's content is here and has passed the checks."""
+    """A contribution's content is here and has passed the checks. `sent` as in Announced."""
 
     now: float
     update: Update
-    known: bool
+    sent: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,10 +174,27 @@ class Announce:
 
 @dataclass(frozen=True)
 class Extend:
-    """The deadline passed with too few contributions and begins anew: offer the round again."""
+    """The deadline passed with contributions of too few devices and begins anew: offer the round again.
+    `contributions` counts one for each device.
+    """
 
     round: int
     contributions: int
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Too many deadlines in a row have brought no contribution, though devices were there: the run ends.
+
+    `deadlines` of `deadline_s` seconds (the last of them); `sat_out` and `missed` are devices, sorted: those
+    that did not begin, and those that were waited for in vain.
+    """
+
+    round: int
+    deadlines: int
+    deadline_s: float
+    sat_out: tuple[str, ...]
+    missed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -234,4 +253,4 @@ class Finish:
     best: int = 0
 
 
-Command = Announce | Extend | Invite | Fetch | Keep | Reply | Work | Finish
+Command = Announce | Extend | GiveUp | Invite | Fetch | Keep | Reply | Work | Finish

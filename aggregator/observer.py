@@ -100,12 +100,29 @@ class RoundOpened:
 
 @dataclass(frozen=True)
 class RoundExtended:
-    """The deadline passed with too few contributions; it begins anew, `deadline_s` seconds from now."""
+    """The deadline passed with too few contributions; it begins anew, `deadline_s` seconds from now.
+
+    `devices` are there. `fruitless` deadlines in a row have brought no contribution though some were; `left`
+    more of them end the run (None: no number does, or not yet, as a learnt deadline is made longer).
+    """
 
     round: int
     deadline_s: float
     contributions: int
     needed: int
+    devices: int = 1
+    fruitless: int = 0
+    left: int | None = None
+
+    @property
+    def outlook(self) -> str:
+        """How it goes on, to follow the figures in a text; empty where that was a deadline as any other."""
+        if not self.devices:
+            return "; no device is there, waiting for one"
+        if self.left is not None:
+            more = "1 more deadline" if self.left == 1 else f"{self.left} more deadlines"
+            return f"; the run ends after {more} without any"
+        return "; this deadline is a longer one" if self.fruitless else ""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Plain:
         self._closed: list[RoundClosed] = []
         self._rounds = 0
         self._idle: dict[str, str] = {}
+        self._somebody = True  # that nobody is there is said once
 
     def __call__(self, happening: Happening) -> None:
         match happening:
@@ -47,14 +48,15 @@ class Plain:
                 self._rounds = happening.task.rounds
                 self._line(started(happening))
             case RoundOpened():
-                self._idle = {}
+                self._idle, self._somebody = {}, True
             case PlanMade(device=device, kind="", reasons=reasons):
                 self._idle[device] = "; ".join(reasons) or "no reason given"
             case PlanMade(device=device):
                 self._idle.pop(device, None)
             case RoundExtended():
-                self._line(extended(happening) + idle(self._idle))
-                self._idle = {}
+                if happening.devices or self._somebody:
+                    self._line(extended(happening) + idle(self._idle))
+                self._idle, self._somebody = {}, happening.devices > 0
             case RoundClosed():
                 self._closed.append(happening)
                 self._line(f"round {happening.record.round} of {self._rounds}: {summary(happening)}")
@@ -73,7 +75,7 @@ class Plain:
 def started(happening: Started) -> str:
     """The first line: which task and run, and whether it goes on."""
     task = happening.task
-    text = f"task {task.name}, run {happening.run}: {task.rounds} rounds of {task.round_deadline_s:g} s"
+    text = f"task {task.name!r}, run {happening.run}: {task.rounds} rounds of {task.round_deadline_s:g} s"
     if happening.resumed:
         text += f"; resumed after {len(happening.closed)} closed"
     return text
@@ -83,7 +85,7 @@ def extended(happening: RoundExtended) -> str:
     """Why a round takes longer."""
     return (
         f"round {happening.round} extended by {happening.deadline_s:g} s: "
-        f"{happening.contributions} of {happening.needed} contributions"
+        f"{happening.contributions} of {happening.needed} contributions{happening.outlook}"
     )
 
 

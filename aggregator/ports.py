@@ -50,6 +50,19 @@ Agree = Callable[[bytes], Pact]
 """With a device, by what its hello says. Raises MessageError."""
 
 
+class Devices(Protocol):
+    """Which devices are enrolled, and their keys."""
+
+    def knows(self, device: str) -> bool:
+        """Whether it is enrolled."""
+
+    def signs(self, device: str) -> bool:
+        """Whether it has a key, so that nothing unsigned is taken from it."""
+
+    def said(self, device: str, topic: str, payload: bytes) -> bytes:
+        """The encoded message in a payload. Raises NotTrusted for one that this device has not signed."""
+
+
 def unsigned(_topic: str, offer: Offer) -> bytes:
     """For those who know each other anyway; a device that is enrolled with a key will not take it."""
     return encode(offer)
@@ -62,6 +75,7 @@ class Ports:
     `clock` gives seconds and never goes back; `mqtt5` only tells how large packets are; `will_grace_s`
     as in Wills. `max_devices` are known at a time, and one round takes as many contributions. `database` is
     the URL of the PostgreSQL where the run is kept; without one it is in its folder, or where it was begun.
+    `backlog`: the bytes that wait in `link` to be sent.
     """
 
     link: Wire
@@ -72,6 +86,9 @@ class Ports:
     seal: Seal = unsigned
     agree: Agree | None = None
     """None: nobody knows the key; what is said in few bytes goes to all, unsigned."""
+    devices: Devices | None = None
+    """None: nobody is enrolled, and what comes under a name is taken for that device's."""
     will_grace_s: float = GRACE_S
     max_devices: int = MOST_DEVICES
     database: str = ""
+    backlog: Callable[[], int] = lambda: 0

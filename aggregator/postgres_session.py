@@ -20,7 +20,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from .errors import ConfigError, DatabaseError, RunFolderError
-from .tables import POSTGRES, VERSION
+from .tables import POSTGRES, VERSION, wrong_version
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ LOCK_S = 10.0
 """Seconds that an owner which was just killed has to let go: the server may be at its last commit still."""
 LOOK_S = 0.1
 """Seconds between two attempts at the lock."""
+_STANDBYS = "SELECT count(*), current_setting('synchronous_standby_names') FROM pg_stat_replication"
 _ABOUT = (
     "CREATE TABLE about (id BIGINT PRIMARY KEY CHECK (id = 1), version BIGINT NOT NULL, life TEXT NOT NULL)"
 )
@@ -182,7 +183,7 @@ def check(connection: Connection, wanted: Claim) -> None:
     row = connection.execute("SELECT version FROM about").fetchone()
     version = row[0] if row else "none"
     if version != VERSION:
-        raise RunFolderError(f"schema {wanted.schema} has version {version}, this version reads {VERSION}")
+        raise RunFolderError(f"schema {wanted.schema} has {wrong_version(version)}")
 
 
 def _lock(connection: Connection, wanted: Claim, clear: bool) -> None:
@@ -207,3 +208,9 @@ def _warn(connection: Connection) -> None:
     row = connection.execute("SHOW fsync").fetchone()
     if row and row[0] == "off":
         log.warning("PostgreSQL runs with fsync = off: a power cut there may lose what was acknowledged")
+    row = connection.execute(_STANDBYS).fetchone()
+    if row and row[0] and not row[1]:
+        log.warning(
+            "PostgreSQL has standbys and an empty synchronous_standby_names: if one of them takes over, "
+            "contributions that were acknowledged may be lost"
+        )

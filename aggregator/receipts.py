@@ -74,9 +74,8 @@ class Receipts:
 
     def _send(self, reply: moves.Reply) -> None:
         update = reply.update
-        self._out.send(
+        self._out.receipt(
             update.device,
-            "receipt",
             Receipt(
                 boot=update.boot,
                 seq=update.seq,

@@ -37,7 +37,16 @@ class Reception:
         self._intake = Intake(rounds.store.updates, desk.ask)
         self._in_hand: dict[Update, Contribution] = {}
         self._refusals: dict[Update, str] = {}
+        self._samples: dict[str, int] = {}
         self._offered = Standard(rounds.task, rounds.run, rounds.manifests, rounds.weights).offered
+
+    def heard(self, device: str, samples: int) -> None:
+        """So many samples a device has by its hello; the most that it has said bounds its contributions."""
+        self._samples[device] = max(samples, self._samples.get(device, 0))
+
+    def forget(self, device: str) -> None:
+        """A device that is away need not be known any longer."""
+        self._samples.pop(device, None)
 
     def check_address(self, message: Contribution) -> None:
         """Raises UpdateRefused for a message to another task, or to another life of this one."""
@@ -49,7 +58,7 @@ class Reception:
         self._refusals.pop(update, None)
         if refusal is not None:
             self._refusals[update] = refusal
-        self._desk.feed(Announced(self._desk.clock(), update, self._known(update)))
+        self._desk.feed(Announced(self._desk.clock(), update, self._sent(update)))
 
     def message(self, update: Update) -> Contribution:
         return self._in_hand[update]
@@ -71,14 +80,16 @@ class Reception:
     def fetch(self, update: Update, number: int) -> None:
         """Get the content of a message in hand, for the open round `number`."""
         message = self._in_hand[update]
-        if update in self._refusals:
-            self._say(update, self._refusals[update])
-            return
+        refusal = self._refusals.get(update)
         try:
-            check.check_message(message, self._offered(0))
-            self._check_opened(update.round)
+            check.check_samples(message, self._samples.get(update.device, 0), self._offered(0))
+            if refusal is None:
+                check.check_message(message, self._offered(0))
+                self._check_opened(update.round)
         except UpdateRefused as error:
-            self._say(update, str(error))
+            refusal = str(error)
+        if refusal is not None:
+            self._say(update, refusal)
             return
         if message.blob and not self._rounds.store.updates.has(message.blob):
             self.release(update)
@@ -91,15 +102,25 @@ class Reception:
         if self._rounds.outside and not self._rounds.store.opened(number):
             raise UpdateRefused(f"round {number} was not offered here")
 
-    def block(self, device: str, sha: bytes, block: tuple[int, bytes]) -> None:
-        """One block (number, bytes) of an upload."""
-        self._intake.received(device, sha, block, self._desk.clock())
+    def block(self, device: str, sha: bytes, block: tuple[int, bytes]) -> bool:
+        """One block (number, bytes) of an upload. Returns whether it was waited for."""
+        return self._intake.received(device, sha, block, self._desk.clock())
 
     def tick(self, number: int) -> None:
         """Go on fetching; what is complete is judged, for the open round `number`."""
         for arrival in self._intake.tick(self._desk.clock()):
             self._in_hand[arrival.update] = arrival.message
             self._judge(arrival, number)
+
+    def make_room(self) -> int:
+        """The disk is full: let go of all contents that have come in part or do not count; devices send them
+        again. Returns the bytes freed. Raises BlobError.
+        """
+        updates = self._rounds.store.updates
+        before = updates.taken()
+        self._intake.make_room()
+        self._rounds.store.tidy()
+        return before - updates.taken()
 
     def restart(self) -> None:
         """The link was down."""
@@ -125,7 +146,7 @@ class Reception:
         if refusal:
             self._desk.feed(Disbelieved(now, update, refusal))
         else:
-            self._desk.feed(Believed(now, update, self._known(update)))
+            self._desk.feed(Believed(now, update, self._sent(update)))
 
     def _content(self, arrival: Arrival) -> bytes:
         blob, updates = arrival.message.blob, self._rounds.store.updates
@@ -133,10 +154,11 @@ class Reception:
             return arrival.message.body
         return updates.read(blob) if arrival.verified else updates.get(blob)
 
-    def _known(self, update: Update) -> bool:
+    def _sent(self, update: Update) -> str:
+        """As in Announced."""
         if not 1 <= update.round <= self._rounds.task.rounds:
-            return False
-        return self._rounds.store.contributions.known(update.round, update.device, update.kind)
+            return ""
+        return self._rounds.store.contributions.sent(update.round, update.device)
 
     def _may_count(self, made_for: int, number: int) -> bool:
         """Whether what was made for an earlier round may count in this one. Else it is too late, whatever its

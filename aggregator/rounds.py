@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import nan
 from pathlib import Path
 
+from broker.blobs import Room
 from broker.messages import Base, Blob, Member, Offer
 from broker.partial import replace_file
 from broker.steps import SEGMENT, TAIL
@@ -35,6 +36,8 @@ from .tools import Tools, open_family, samples
 
 SERVED = "served.safetensors"
 """In the run folder: the served model of the latest closed round."""
+MERGED, SPARE_BYTES = 4, 16 * 1024**2
+"""So many times the bundles, and so many bytes, are kept free of uploads on the disk for merging a round."""
 
 
 class Rounds:
@@ -54,13 +57,15 @@ class Rounds:
         self.manifests = {"": self.manifest, **{name: bundle.manifest for name, bundle in family.items()}}
         check_kinds(task, self.manifest, {name: bundle.manifest for name, bundle in family.items()})
         self._evaluator = Evaluator(self.bundle, task.eval_data)
-        generic = samples(task.generic, self.manifest, "generic set") if task.generic else None
+        generic = samples(task.generic, self.bundle, "generic set") if task.generic else None
         self._tools = Tools({"": self.bundle, **family}, generic)
         self.store = Store(folder, database=database)
         try:
             put = self.store.models.put
             self._packed = put(self.bundle.packed())
             self._family = {name: put(bundle.packed()) for name, bundle in family.items()}
+            models = sum(blob.size for blob in (self._packed, *self._family.values()))
+            self.store.updates.room = Room(spare=MERGED * models + SPARE_BYTES)
             weights, carried = first(task, {"": self.bundle, **family}, self._tools)
             self._first_base = bases.checkpoint(weights, self.store.models, self.manifest)
             self._first_carried = merging.keep(carried, self.store, self._tools)

@@ -10,7 +10,7 @@ from typing import Protocol
 from broker import topics
 from broker.errors import BrokerError
 from broker.events import Event, Received
-from broker.messages import Contribution, Hello, Plan, State, decode, encode
+from broker.messages import Contribution, Hello, Plan, State, decode, encode, said_in
 
 from .crowd import MOST_DEVICES, Crowd
 from .text import printable
@@ -82,7 +82,7 @@ class Router:
         elif len(self._inboxes) == 1:
             self._put(self._inboxes, event)
         elif address.leaf in OWN:
-            self._put([self._own(known, decode(event.payload, OWN[address.leaf]))], event)
+            self._put([self._own(known, decode(said_in(event.payload), OWN[address.leaf]))], event)
         elif address.leaf == "block" and address.sha in known.blobs:
             self._put([known.blobs[address.sha]], event)
         elif address.leaf == "state" and event.payload:  # else it is cleared
@@ -105,7 +105,8 @@ class Router:
         return message.task
 
     def _hello(self, device: str, event: Received) -> None:
-        wanted = decode(event.payload, Hello).task or self._first(device)
+        hello = decode(said_in(event.payload), Hello)
+        wanted = hello.task or self._first(device)
         if wanted not in self._inboxes:
             here = ", ".join(self._inboxes)
             log.warning("%s asks for task %s; there is %s", device, printable(wanted), here)
@@ -113,7 +114,7 @@ class Router:
         known = self._known[device]
         before, known.task, known.online = known.task, wanted, True
         if before not in ("", wanted):
-            gone = State(boot=decode(event.payload, Hello).boot, online=False, leaving=True)
+            gone = State(boot=hello.boot, online=False, leaving=True)
             self._put([before], Received(topics.up(device, "state"), encode(gone), False))
         if known.held:
             self._put([wanted], known.held)

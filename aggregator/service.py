@@ -14,13 +14,14 @@ from pathlib import Path
 from broker import link, small, topics
 from broker import messages as wire
 from broker.errors import BrokerError
+from broker.signing import NotTrusted
 
 from . import moves
 from .checker import Checked
 from .conductor import Conductor
 from .crowd import Crowd
-from .errors import DatabaseError, RunFolderError, UpdateRefused
-from .flood import RATE, Flood
+from .errors import DatabaseError, NoContributions, RunFolderError, UpdateRefused
+from .flood import RATE, Flood, cost
 from .observer import DeviceSeen, Happening, PlanMade, Started
 from .outside import GivenRound
 from .ports import Ports
@@ -42,8 +43,8 @@ FETCHED_S, MOST_LINGER_S = 10.0, 60.0
 
 MOST_REASONS = 64
 """Of a plan, that are kept and told; a device has one for each form of a kind that it does not take."""
-LIMITED = ("hello", "plan", "contribution", "c")
-"""Messages of which a device may send only so many; blocks come as they are asked for."""
+SIGNED = ("hello", "plan", "contribution")
+"""Messages that devices with a key sign."""
 
 
 class Service:
@@ -61,7 +62,7 @@ class Service:
         self._done_s: float | None = None
         self._until_s = 0.0
         self._wills = Wills(ports.will_grace_s)
-        self._flood = Flood()
+        self._flood, self._forged = Flood(), Flood()
         self._whole: dict[str, wire.Contribution] = {}
         self._crowd = Crowd(self._is_away, self._forget, ports.max_devices)
 
@@ -76,7 +77,12 @@ class Service:
 
     @property
     def finished(self) -> bool:
-        """Whether all is done, and the devices have left, or had time to hear of it and fetch the model."""
+        """Whether all is done, and the devices have left, or had time to hear of it and fetch the model.
+
+        Or the run was given up.
+        """
+        if self.state.phase == "given up":
+            return True
         if self.state.phase != "done":
             return False
         now = self._ports.clock()
@@ -106,7 +112,10 @@ class Service:
         self._run.feed(moves.Close(self._ports.clock()))
 
     def run(self, stop: threading.Event) -> None:
-        """Serve until the task is finished, or `stop`; either way all is on disk."""
+        """Serve until the task is finished, or `stop`; either way all is on disk.
+
+        Raises NoContributions where the run is given up: the same command tries again.
+        """
         self.start()
         while not (self.finished or stop.is_set()):
             with suppress(queue.Empty):
@@ -115,6 +124,8 @@ class Service:
                 while self._ports.clock() < end:
                     self.handle(self._ports.inbox.get_nowait())
             self.tick()
+        if self._run.gave_up:
+            raise NoContributions(self._run.gave_up)
 
     def farewell(self) -> link.Will | None:
         """For Link.close: the retained word that the task is done; None when it is to be resumed."""
@@ -143,6 +154,7 @@ class Service:
         self._run.reception.tick(self.state.round)
         self._run.feed(moves.Tick(self._ports.clock()))
         self._run.settle()
+        self._run.out.go_on()
 
     def handle(self, event: link.Event) -> None:
         """One event of the link. Nothing that a device sends is raised."""
@@ -170,21 +182,34 @@ class Service:
     def _hear(self, event: link.Received) -> None:
         address = topics.parse(event.topic)
         device, payload = address.device, event.payload
+        if self._is_stranger(address):
+            self._say_forged("", f"{address.leaf} of {device}, who is not enrolled")
+            if payload and event.retain:
+                self._run.out.clear(event.topic)
+            return
         if not self._crowd.lets_in(device):
             return
         if event.retain and address.leaf != "state":
             log.warning("message from %s dropped: only presence is kept, not %s", device, address.leaf)
+            self._run.out.clear(event.topic)
             return
         if payload and not event.retain:
             self._run.traffic.up(device, event.topic, payload)
-        if address.leaf in LIMITED and not self._taken(device):
+        if address.leaf != "block" and not self._taken(device, cost(address.leaf, len(payload))):
             return
+        is_signed = address.leaf in SIGNED and wire.is_from_device(payload)
+        if address.leaf in SIGNED:
+            try:
+                payload = self._said(device, event.topic, payload)
+            except NotTrusted as error:
+                self._say_forged(device, str(error))
+                return
         match address.leaf:
             case "state":
                 if payload:  # else it is cleared, by us
                     self._on_state(device, wire.decode(payload, wire.State), event.retain)
             case "hello":
-                self._on_hello(device, wire.decode(payload, wire.Hello))
+                self._on_hello(device, wire.decode(payload, wire.Hello), is_signed)
             case "plan":
                 self._on_plan(device, wire.decode(payload, wire.Plan))
             case "contribution":
@@ -198,11 +223,31 @@ class Service:
                 self._until_s = max(self._until_s, self._ports.clock() + FETCHED_S)
                 self._run.out.blocks(device, wire.decode(payload, wire.Get), self._rounds.store.models)
             case "block":
-                self._run.reception.block(device, address.sha, (address.index, payload))
+                if not self._run.reception.block(device, address.sha, (address.index, payload)):
+                    self._taken(device)  # blocks that are asked for are free
             case "trial":
                 pass  # `doctor` looks whether a device may write
             case leaf:
                 log.warning("message from %s dropped: no topic ends in %s", device, printable(leaf))
+
+    def _is_stranger(self, address: topics.Address) -> bool:
+        """Whether it is not enrolled, where devices are. That one goes which was revoked is heard of."""
+        devices, device = self._ports.devices, address.device
+        if devices is None or devices.knows(device):
+            return False
+        return address.leaf != "state" or device not in self.state.devices
+
+    def _said(self, device: str, topic: str, payload: bytes) -> bytes:
+        """What a device says, once it is known to be its own. Raises NotTrusted, MessageError."""
+        devices = self._ports.devices
+        return devices.said(device, topic, payload) if devices else wire.said_in(payload)
+
+    def _say_forged(self, device: str, what: str) -> None:
+        """That a message was dropped, as another than the device may have sent it. It is not answered: by a
+        refusal the device would drop its update. Said now and then; those of strangers together.
+        """
+        if self._forged.worth_saying(device, self._ports.clock()):
+            log.warning("dropped, perhaps forged: %s", printable(what))
 
     def _is_away(self, device: str) -> bool:
         known = self.state.devices.get(device)
@@ -211,12 +256,13 @@ class Service:
     def _forget(self, device: str) -> None:
         self._wills.heard(device)
         self._whole.pop(device, None)
+        self._run.reception.forget(device)
         self._run.forget(device)
 
-    def _taken(self, device: str) -> bool:
-        """Whether a device has not sent too much of late."""
+    def _taken(self, device: str, messages: float = 1.0) -> bool:
+        """Whether a device has not sent too much of late, with this that counts as so many messages."""
         now = self._ports.clock()
-        if self._flood.lets(device, now):
+        if self._flood.lets(device, now, messages):
             return True
         if self._flood.worth_saying(device, now):
             log.warning("messages from %s dropped: it sends more than %g a second", device, RATE)
@@ -249,7 +295,7 @@ class Service:
         for device, state in self._wills.due(self._ports.clock()):
             self._on_presence(device, state, retain=True)
 
-    def _on_hello(self, device: str, hello: wire.Hello) -> None:
+    def _on_hello(self, device: str, hello: wire.Hello, signed: bool) -> None:
         """Answered with the round that is open (clocks are not compared: what remains is said now).
 
         Before the first one, and where the device is not asked, that is round 0, the lobby: fetch the
@@ -260,7 +306,8 @@ class Service:
             name, here = printable(hello.task), self._rounds.task.name
             log.warning("%s asks for task %s; here is %s", device, name, here)
             return
-        self._run.out.agree(device, hello.key)
+        self._run.out.agree(device, hello.key, signed)
+        self._run.reception.heard(device, hello.num_examples)
         profile, engine = printable(hello.profile), printable(hello.engine)
         battery = hello.battery_percent if 0 <= hello.battery_percent <= 100 else None
         self._tell(DeviceSeen(device, True, profile, hello.num_examples, engine, hello.memory_bytes, battery))
@@ -294,8 +341,15 @@ class Service:
 
     def _on_short(self, device: str, payload: bytes) -> None:
         """Like the last whole one, which a device knows that we have; else it sends it whole, in a while."""
-        if like := self._whole.get(device):
-            self._on_contribution(device, small.long_of(payload, like), None)
+        like = self._whole.get(device)
+        if like is None:
+            return
+        said, word = small.parted(payload)
+        signs = self._ports.devices is not None and self._ports.devices.signs(device)
+        if signs and not self._run.out.has_said(device, like.run, said, word):
+            self._say_forged(device, f"a contribution in few bytes without the word of {device}")
+            return
+        self._on_contribution(device, small.long_of(said, like), None)
 
     def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
         update = moves.Update(device, message.round, message.kind, message.boot, message.seq)

@@ -25,7 +25,7 @@ from .backing import broker_for, database_for, keep_port
 from .config import Server
 from .database import begun
 from .doorway import Doorway
-from .errors import ConfigError, MissingExtra
+from .errors import ConfigError, MissingExtra, NoContributions
 from .lodger import Lodger
 from .logs import Events
 from .notify import Watchdog
@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 65_536
 """Messages to devices that may wait to be sent."""
+QUEUE_BYTES = 256 * 1024**2
+"""Bytes of them."""
 
 
 class Process:
@@ -78,7 +80,8 @@ class Process:
     def run(self) -> None:
         """Serve until all is done or a signal; a second signal ends it at once, and loses nothing either.
 
-        Raises AggregatorError, BrokerError, ModelError.
+        Raises AggregatorError, BrokerError, ModelError; NoContributions where a run was given up, when the
+        others are done.
         """
         _on_signals(self._stop)
         with ExitStack() as stack:
@@ -93,7 +96,7 @@ class Process:
     def _serve(self, url: BrokerUrl, broker: RunningBroker | None) -> None:
         inbox = lodger.inbox_of(self._lodgers)
         wanted = topics.BUT_CONTRIBUTIONS if self._server.workers else (topics.FROM_DEVICES,)
-        options = LinkOptions(subscriptions=wanted, queue_limit=QUEUE_LIMIT)
+        options = LinkOptions(subscriptions=wanted, queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES)
         link = Link(url, f"aggregator-{secrets.token_hex(4)}", inbox, options)
         with ExitStack() as stack:
             views = [stack.enter_context(closing(self._view(url, one.task.name))) for one in self._lodgers]
@@ -116,9 +119,11 @@ class Process:
                 at_work.close()
                 self._stay()
         for one in self._lodgers:
-            if not one.done:
+            if not one.done and not one.gave_up:
                 text = f"stopped in round {one.round}; the same command goes on with it"
                 log.info("%s", text) if self._structured else print(self._label(one.task.name) + text)
+        if vain := [f"{self._label(one.task.name)}{one.gave_up}" for one in self._lodgers if one.gave_up]:
+            raise NoContributions("; ".join(vain))
 
     def _welcome(self, site: Site, door: Doorway) -> None:
         """Say how browsers come in; a link is for the terminal alone, a log keeps it for too many."""
@@ -130,6 +135,7 @@ class Process:
         """Every run folder, or none. Raises what Service raises."""
         views, site = told
         database = database_for(self._server.database)
+        devices = enrolled.devices(self._server.broker.enrolment)
         for one, folder, view in zip(self._lodgers, self._folders, views, strict=True):
             watchers: tuple[Observer, ...] = site.observers(one.task.name) if site else ()
             observers = (Records(folder), view, *watchers)
@@ -142,8 +148,10 @@ class Process:
                 url.mqtt5,
                 seal,
                 enrolled.agreeing(self._server.broker.enrolment),
+                devices,
                 max_devices=self._server.max_devices,
                 database=database,
+                backlog=link.waiting_bytes,
             )
             one.open(partial(Service, one.task, folder, ports))
             keep_port(folder, url)
@@ -170,6 +178,8 @@ class Process:
 
     def _stay(self) -> None:
         """Where it is wished, HTTP goes on to answer when all is done, until a signal."""
+        if any(one.gave_up for one in self._lodgers):
+            return
         if self._server.http and self._server.http.stay and not self._stop.is_set():
             self._say("all is done; http answers until it is stopped")
             while not self._stop.is_set():
@@ -224,7 +234,7 @@ def _check_room(task: Task, most: int) -> None:
     for name in ("min_devices", "min_contributions", "buffer_size", "devices_per_round"):
         wanted = getattr(task, name)
         if wanted is not None and wanted > most:
-            raise ConfigError(f"max_devices is {most}, and task {task.name} wants {name} = {wanted}")
+            raise ConfigError(f"max_devices is {most}, and task {task.name!r} wants {name} = {wanted}")
 
 
 def _on_signals(stop: threading.Event) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import RunFolderError
-from .tables import SQLITE, VERSION, Statement
+from .tables import SQLITE, VERSION, Statement, wrong_version
 
 FILE = "run.sqlite"
 """In the run folder."""
@@ -73,4 +73,4 @@ def _prepare(db: sqlite3.Connection) -> None:
 def _check_version(db: sqlite3.Connection) -> None:
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, VERSION):
-        raise RunFolderError(f"{FILE} has version {version}, this version reads {VERSION}")
+        raise RunFolderError(f"{FILE} has {wrong_version(version)}")

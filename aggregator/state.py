@@ -20,7 +20,7 @@ from .pace import Durations, Pace
 from .progress import NO_PROGRESS, Progress
 from .task import Late, Task
 
-Phase = Literal["wait", "collect", "merge", "evaluate", "publish", "done"]
+Phase = Literal["wait", "collect", "merge", "evaluate", "publish", "done", "given up"]
 SETTLE_S = 1.0
 """Seconds after a restart in which a round does not close early: who is online must first be heard of."""
 RETRY_S = 1.0
@@ -56,6 +56,7 @@ class Rules:
     pace: Pace | None = None
     stop_after: int = 0
     stop_gain: float = 0.0
+    max_extensions: int = 5
     given: bool = False
 
     @classmethod
@@ -76,6 +77,7 @@ class Rules:
             pace=task.pace,
             stop_after=task.stop_after,
             stop_gain=task.stop_gain,
+            max_extensions=task.max_extensions,
         )
 
     def deadline_s(self, number: int) -> float:
@@ -122,6 +124,14 @@ class State:
     closes_s: float = 0.0
     settles_s: float = 0.0
     contributions: int = 0
+    counted: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
+    """How many contributions that count in this round each device has sent: more than one where some were
+    made for earlier rounds. A minimum and a buffer are of devices.
+    """
+    had: int = 0
+    """Contributions that the round had at its last deadline, 0 before the first."""
+    fruitless: int = 0
+    """Deadlines of this round in a row that brought no contribution, though devices were there."""
     devices: HashTrieMap[str, Presence] = field(default_factory=HashTrieMap)
     ready: HashTrieSet[str] = field(default_factory=HashTrieSet)
     """The devices that a round may wait for: Presence.awaited."""
@@ -167,11 +177,24 @@ class State:
         return self.contributions >= self.rules.max_contributions
 
     def deadline_s(self, number: int) -> float:
-        """Seconds that round `number` has, which is open or the next: learnt where deadlines are."""
+        """Seconds that round `number` has, which is open or the next: learnt where deadlines are, and then
+        doubled with each that was fruitless.
+        """
         fixed = self.rules.deadline_s(number)
         if self.rules.pace is None or number <= self.rules.untimed_rounds:
             return fixed
-        return pace.deadline_s(self.rules.pace, self.paces, fixed)
+        fruitless = self.fruitless if number == self.round else 0
+        return min(fixed, 2.0**fruitless * pace.deadline_s(self.rules.pace, self.paces, fixed))
+
+    @property
+    def extensions_left(self) -> int | None:
+        """How many more fruitless deadlines end the run; None where none do, or the next is a longer one."""
+        rules = self.rules
+        if not rules.max_extensions or rules.given:
+            return None
+        if self.deadline_s(self.round) < rules.deadline_s(self.round):
+            return None
+        return max(1, rules.max_extensions - self.fruitless)
 
     def is_asked(self, device: str) -> bool:
         """Whether a device may contribute to this round."""
@@ -208,11 +231,13 @@ class Saved:
 
     round: int
     phase: Literal["collect", "merge", "evaluate", "publish", "closed"]
-    contributions: int = 0
+    counted: Mapping[str, int] = field(default_factory=dict)
     answered: frozenset[str] = frozenset()
     asked: Mapping[str, int] = field(default_factory=dict)
     paces: tuple[Durations, ...] = ()
     progress: Progress = NO_PROGRESS
     present: Mapping[str, int] = field(default_factory=dict)
     """Devices that were ready, and the life that each spoke from."""
+    fruitless: int = 0
+    """As in State."""
     given_up: frozenset[int] = frozenset()

@@ -11,8 +11,11 @@ Every write may be repeated, and is done again where a server was lost. One proc
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,8 +35,13 @@ from .taken import Taken
 
 T = TypeVar("T")
 
+LEFT_S = 600.0
+"""Seconds after which content that no contribution names is not waited for any more when a run is opened."""
+
 _ATTEND = "INSERT INTO present VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET boot = excluded.boot"
 _ASK = "INSERT INTO asked VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET round = excluded.round"
+_FRUITLESS = """INSERT INTO fruitless VALUES (?, ?)
+ON CONFLICT (round) DO UPDATE SET deadlines = excluded.deadlines"""
 _OPEN = """INSERT INTO rounds (round, phase, base, carried) VALUES (?, 'collect', ?, ?)
 ON CONFLICT DO NOTHING"""
 _FORGET_TAKEN = """DELETE FROM steps
@@ -108,6 +116,14 @@ class Store:
         self.contributions = Contributions(self._db, self.updates)
         self.history, self.taken = History(self._db), Taken(self._db)
         self.latest: Latest | None = None
+        if not reading:
+            self.tidy(time.time() - LEFT_S)
+
+    def tidy(self, before: float = inf) -> None:
+        """Remove the contents of contributions that do not count, in part or whole, which were written last
+        `before` that moment (seconds since 1970).
+        """
+        self.contributions.prune(self.latest_closed(), before)
 
     def close(self) -> None:
         """Let go of the folder. May be called twice."""
@@ -134,9 +150,12 @@ class Store:
         number, phase = rows[0]
         counted = self._db.rows("SELECT device, round FROM contributions WHERE into_round = ?", number)
         answered = frozenset(row["device"] for row in counted if row["round"] == number)
+        voices = Counter(row["device"] for row in counted)
         asked = {row["device"]: row["round"] for row in self._db.rows("SELECT device, round FROM asked")}
         present = {row["device"]: row["boot"] for row in self._db.rows("SELECT device, boot FROM present")}
-        return Saved(number, phase, len(counted), answered, asked, present=present)
+        vain = self._db.rows("SELECT deadlines FROM fruitless WHERE round = ?", number)
+        fruitless = vain[0]["deadlines"] if vain else 0
+        return Saved(number, phase, voices, answered, asked, present=present, fruitless=fruitless)
 
     def attend(self, here: Mapping[str, int], gone: Iterable[str], forgotten: Iterable[str]) -> None:
         """Devices that a round may wait for, each with the life (boot) that it speaks from; and no longer.
@@ -159,6 +178,11 @@ class Store:
         """A new round, whose phase is collect."""
         with self._db.commit() as db:
             db.execute(_OPEN, (number, msgspec.msgpack.encode(base), msgspec.msgpack.encode(carried)))
+
+    def fruitless(self, number: int, deadlines: int) -> None:
+        """So many deadlines of an open round have been fruitless in a row; see State."""
+        with self._db.commit() as db:
+            db.execute(_FRUITLESS, (number, deadlines))
 
     def open_given(self, number: int, base: Base, carried: CarriedBlobs, steps: Sequence[Step]) -> None:
         """The same, where `steps` lead to its base from that of the latest round before it, in place of those
@@ -257,6 +281,7 @@ class Store:
 
     def closed(self, number: int | None = None) -> tuple[RoundClosed, ...]:
         """Every closed round in order, or the one of this number."""
+        records = self.contributions.every_record(number)
         rows = self._db.rows(
             "SELECT round, record, note FROM rounds "
             "WHERE record IS NOT NULL AND round = coalesce(?, round) ORDER BY round",
@@ -265,7 +290,7 @@ class Store:
         return tuple(
             RoundClosed(
                 msgspec.msgpack.decode(row["record"], type=RoundRecord),
-                self.contributions.records(row["round"]),
+                records.get(row["round"], ()),
                 row["note"],
             )
             for row in rows

@@ -93,7 +93,7 @@ def _unjoined(kind: str) -> Settings:
     """Without the settings that a kind has in rounds with others."""
     unjoined: Mapping[str, Settings] = {
         "few-shot": {"join_base": False},
-        "class-means": {"head": "normalised-means"},
+        "class-means": {"head": "normalised-means", "smallest_count": 1},
     }
     return unjoined.get(kind, {})
 

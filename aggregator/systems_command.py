@@ -15,9 +15,6 @@ from .errors import AggregatorError
 from .known_systems import SYSTEMS
 from .task import Task
 
-HELP = "list the systems of the papers, by the names that serve and simulate know them by"
-EXAMPLE = "device-runtime systems fedncm+ft+fedadam"
-
 ERRORS = (AggregatorError,)
 
 
@@ -32,11 +29,18 @@ class Offered:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="one system, with all that it sets")
     parser.add_argument(
-        "--rounds", type=int, default=50, help="of the task that it is shown for (default: 50)"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="Show this system, with all that it sets (default: list all systems).",
     )
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--rounds", type=int, default=50, help="Show it for a task of this many rounds (default: 50)."
+    )
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
 
 
 def run(options: argparse.Namespace) -> int:

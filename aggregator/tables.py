@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-VERSION = 4
+VERSION = 5
 """Of the tables and what is kept in them."""
 
 Statement = tuple[str, list[Sequence[object]]]
@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS contributions (
     round INTEGER NOT NULL, device TEXT NOT NULL, kind TEXT NOT NULL, into_round INTEGER NOT NULL,
     num_examples INTEGER NOT NULL, metrics BLOB NOT NULL, why TEXT NOT NULL, blob BLOB, body BLOB,
     form TEXT NOT NULL,
-    UNIQUE (round, device, kind)
+    UNIQUE (round, device)
 );
 CREATE INDEX IF NOT EXISTS by_round ON contributions (into_round, kind, device, round);
 CREATE TABLE IF NOT EXISTS asked (
@@ -39,6 +39,9 @@ CREATE TABLE IF NOT EXISTS traffic (
 );
 CREATE TABLE IF NOT EXISTS pace (
     round INTEGER PRIMARY KEY, durations BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS fruitless (
+    round INTEGER PRIMARY KEY, deadlines INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS versions (
     round INTEGER PRIMARY KEY, published_s REAL NOT NULL
@@ -58,3 +61,11 @@ _TYPES = {
     "TEXT": 'TEXT COLLATE "C"',  # in the order of SQLite: merging goes by it
 }
 POSTGRES = re.sub("|".join(_TYPES), lambda found: _TYPES[found[0]], SQLITE)
+
+
+def wrong_version(version: object) -> str:
+    """What to do about tables of another version."""
+    return (
+        f"version {version}, this version reads {VERSION}: finish the run with the release that began it, "
+        "or give another --run-dir"
+    )

@@ -5,19 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from broker import topics
 from broker.messages import Kind
 from broker.steps import round_seed
-from strategies import registry
+from profiles.keys import explained
+from strategies import ranges, registry
 from strategies.device_half import Contribution
 from strategies.kind import AnyStrategy, Settings
-from strategies.robust.settings import Robust, Rule
+from strategies.ranges import Setting
+from strategies.robust.settings import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
 from strategies.server_optimizer import ServerOptimizer
 
 from .errors import TaskError
@@ -44,24 +45,35 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     not have count whole.
     """
 
-    name: str
-    settings: Settings = {}
-    from_round: int = 1
-    until_round: int | None = None
-    weight: float = 1.0
-    max_norm: float | None = None
+    name: Annotated[str, Setting("Kind of update: `device-runtime kinds` lists them.", "full")]
+    settings: Annotated[
+        Settings, Setting("Settings of the kind: `device-runtime kinds NAME`.", {"epochs": 5, "lr": 0.05})
+    ] = {}
+    from_round: Annotated[int, Setting("The first round that offers it.", 3, "rounds", at_least=1)] = 1
+    until_round: Annotated[
+        int | None, Setting("The last round that offers it; none: to the end.", 5, "rounds", at_least=1)
+    ] = None
+    weight: Annotated[
+        float, Setting("Times the samples that its updates count as in a mean.", 0.5, more_than=0)
+    ] = 1.0
+    max_norm: Annotated[
+        float | None,
+        Setting(
+            "Largest distance of an update from the base; none: no limit.",
+            10.0,
+            "Euclidean norm",
+            more_than=0,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         try:
             registry.make(self.name, self.settings)
+            ranges.check(self, f" of {self.name}")
         except ValueError as error:
             raise TaskError(str(error)) from None
-        _positive(f"weight of {self.name}", self.weight)
-        _at_least(f"from_round of {self.name}", self.from_round, 1)
         if self.until_round is not None:
             _at_least(f"until_round of {self.name}", self.until_round, self.from_round)
-        if self.max_norm is not None:
-            _positive(f"max_norm of {self.name}", self.max_norm)
 
     @cached_property
     def strategy(self) -> AnyStrategy:
@@ -87,10 +99,12 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Settings of a task; raises TaskError for those that cannot be meant.
 
     A round closes when every device that is online has answered, or after `round_deadline_s` seconds if
-    there are `min_contributions`; with fewer it is extended by as much. Round 1 waits for `min_devices`.
-    The first `untimed_rounds` have no deadline.
+    `min_contributions` devices have contributed; with fewer it is extended by as much. Round 1 waits for
+    `min_devices`. The first `untimed_rounds` have no deadline. A device counts as at most `max_num_examples`
+    samples, and as no more than its hello says. After `max_extensions` deadlines in a row that brought no
+    contribution to the open round though devices were there, the run ends and says why (0: it goes on).
     With `devices_per_round` only so many are asked, drawn anew for each round from those that are ready.
-    With `buffer_size` B > 0 a round closes as soon as B contributions have come, whoever still works
+    With `buffer_size` B > 0 a round closes as soon as B devices have contributed, whoever still works
     (FedBuff, Nguyen et al. 2022); of a cohort so many are kept at work, whatever rounds they work on.
 
     What comes after its round is refused, or with late="count" or a buffer goes into the open one, if it is
@@ -103,65 +117,127 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     With `deadline_quantile` the deadline is learnt: so long that this share of the devices would have been
     ready in the last rounds, times `deadline_margin`, at least `deadline_least_s`; `round_deadline_s` is that
-    of the first round then, and the longest. After `stop_after` rounds (0: never) in which `stop_metric` was
-    not better than the best so far by more than `stop_gain`, the task is done; the best model is served then.
-    Of the served models the latest `keep_versions` are kept (0: all), and the best.
+    of the first round then, and the longest. A learnt deadline that brought no contribution is doubled, up to
+    the longest, before the run ends. After `stop_after` rounds (0: never) in which `stop_metric` was not
+    better than the best so far by more than `stop_gain`, the task is done; the best model is served then. Of
+    the served models the latest `keep_versions` are kept (0: all), and the best.
     `robust` is the rule by which updates are merged where some devices may lie, with the numbers of
     `strategies.robust.Robust` (robust_trim is its `trim`, and so on).
     """
 
-    bundle: str
-    name: str = "task"
-    rounds: int = 10
-    round_deadline_s: float = 60.0
-    min_contributions: int = 1
-    min_devices: int = 1
-    late: Late = "discard"
-    devices_per_round: int | None = None
-    buffer_size: int = 0
-    max_staleness: int = 5
-    staleness_weight: float = 0.5
-    untimed_rounds: int = 0
-    seed: int = 0
-    kinds: tuple[KindSettings, ...] = msgspec.field(default_factory=lambda: kinds_named(registry.USUAL))
-    max_num_examples: int = 1_000_000
-    eval_data: str | None = None
-    family: tuple[str, ...] = ()
-    generic: str | None = None
-    server: ServerOptimizer = msgspec.field(default_factory=ServerOptimizer)
-    start: Start = "bundle"
-    robust: Rule = "none"
-    robust_trim: float = 0.2
-    robust_clip: float | None = None
-    robust_clip_factor: float = 1.0
-    robust_byzantine: int | None = None
-    deadline_quantile: float | None = None
-    deadline_margin: float = 1.5
-    deadline_least_s: float = 1.0
-    stop_after: int = 0
-    stop_gain: float = 0.0
-    stop_metric: Metric = "accuracy"
-    keep_versions: int = 10
+    bundle: Annotated[
+        str, Setting("Model: a bundle folder or zip, or the name of a shipped bundle.", "digits-wrn-10-1")
+    ]
+    name: Annotated[
+        str, Setting("Name of the task, in topics and folders; in a file: as the file.", "digits")
+    ] = "task"
+    rounds: Annotated[int, Setting("Rounds of the task.", 100, "rounds", at_least=1)] = 10
+    round_deadline_s: Annotated[
+        float, Setting("How long a round waits for updates.", 120.0, "seconds", more_than=0)
+    ] = 60.0
+    min_contributions: Annotated[
+        int, Setting("Updates without which a round is extended at its deadline.", 2, "updates", at_least=1)
+    ] = 1
+    min_devices: Annotated[
+        int, Setting("Devices online that round 1 waits for.", 2, "devices", at_least=1)
+    ] = 1
+    late: Annotated[Late, Setting("What happens to an update that comes after its round.", "count")] = (
+        "discard"
+    )
+    devices_per_round: Annotated[
+        int | None,
+        Setting("Devices drawn for each round; none: all that are online.", 10, "devices", at_least=1),
+    ] = None
+    buffer_size: Annotated[
+        int,
+        Setting("Updates that close a round, from any round (FedBuff); 0: off.", 5, "updates", at_least=0),
+    ] = 0
+    max_staleness: Annotated[
+        int, Setting("Rounds that an update may be late and still count.", 2, "rounds", at_least=0)
+    ] = 5
+    staleness_weight: Annotated[
+        float, Setting("Exponent A: an update t rounds late counts (1 + t)^-A.", 1.0, at_least=0)
+    ] = 0.5
+    untimed_rounds: Annotated[
+        int, Setting("First rounds that have no deadline.", 1, "rounds", at_least=0)
+    ] = 0
+    seed: Annotated[int, Setting("Seed of everything drawn at random.", 7, at_least=0)] = 0
+    kinds: Annotated[
+        tuple[KindSettings, ...],
+        Setting("Kinds of update offered, the preferred first: [[kinds]] tables.", ({"name": "full"},)),
+    ] = msgspec.field(default_factory=lambda: kinds_named(registry.USUAL))
+    max_num_examples: Annotated[
+        int, Setting("The most samples that an update may say it was made of.", 5000, "samples", at_least=1)
+    ] = 1_000_000
+    eval_data: Annotated[
+        str | None,
+        Setting("Samples that the served model is measured on; none: it is not measured.", "test.npz"),
+    ] = None
+    family: Annotated[
+        tuple[str, ...],
+        Setting("Bundles of smaller models for some kinds, the largest first.", ("smaller.zip",)),
+    ] = ()
+    generic: Annotated[
+        str | None,
+        Setting("Samples that are nobody's own, for kinds that train on the aggregator.", "generic.npz"),
+    ] = None
+    server: Annotated[
+        ServerOptimizer, Setting("How the base follows the mean of the updates.", {"name": "fedadam"})
+    ] = msgspec.field(default_factory=ServerOptimizer)
+    start: Annotated[
+        Start, Setting("Parameters of round 1: the bundle's, or fresh ones by `seed`.", "random")
+    ] = "bundle"
+    robust: Annotated[
+        Rule, Setting("Rule of merging that lying devices cannot steer; none: the mean.", "median")
+    ] = "none"
+    robust_trim: Trim = 0.2
+    robust_clip: Clip = None
+    robust_clip_factor: ClipFactor = 1.0
+    robust_byzantine: Byzantine = None
+    max_extensions: Annotated[
+        int,
+        Setting(
+            "Deadlines in a row without a contribution, though devices are there, that end the run; 0: none.",
+            10,
+            "deadlines",
+            at_least=0,
+        ),
+    ] = 5
+    deadline_quantile: Annotated[
+        float | None,
+        Setting(
+            "Share of devices that a learnt deadline waits for; none: round_deadline_s is fixed.",
+            example=0.9,
+            more_than=0,
+            at_most=1,
+        ),
+    ] = None
+    deadline_margin: Annotated[
+        float, Setting("Factor on the time that this share needed.", 2.0, at_least=1)
+    ] = 1.5
+    deadline_least_s: Annotated[
+        float, Setting("The shortest deadline that is learnt.", 5.0, "seconds", more_than=0)
+    ] = 1.0
+    stop_after: Annotated[
+        int, Setting("Rounds without a gain that end the task; 0: it goes on.", 10, "rounds", at_least=0)
+    ] = 0
+    stop_gain: Annotated[
+        float, Setting("An improvement of stop_metric up to this is no gain.", 0.001, at_least=0)
+    ] = 0.0
+    stop_metric: Annotated[Metric, Setting("What is to gain.", "loss")] = "accuracy"
+    keep_versions: Annotated[
+        int, Setting("Latest served models kept beside the best; 0: all.", 3, "models", at_least=0)
+    ] = 10
 
     def __post_init__(self) -> None:
         try:
             topics.check_task(self.name)
-        except topics.TopicError as error:
+            ranges.check(self)
+        except (topics.TopicError, ValueError) as error:
             raise TaskError(str(error)) from None
-        for name in ("rounds", "min_contributions", "min_devices", "max_num_examples"):
-            _at_least(name, getattr(self, name), 1)
-        for name in ("buffer_size", "max_staleness", "untimed_rounds", "seed", "stop_after", "keep_versions"):
-            _at_least(name, getattr(self, name), 0)
-        if self.devices_per_round is not None:
-            _at_least("devices_per_round", self.devices_per_round, 1)
-            if not self.buffer_size:
-                self._check_enough_are_asked(self.devices_per_round)
-        _positive("round_deadline_s", self.round_deadline_s)
-        if not (isfinite(self.staleness_weight) and self.staleness_weight >= 0):
-            raise TaskError(f"staleness_weight is {self.staleness_weight}, expected 0 or more")
+        if self.devices_per_round is not None and not self.buffer_size:
+            self._check_enough_are_asked(self.devices_per_round)
         self._check_pace()
-        if not (isfinite(self.stop_gain) and self.stop_gain >= 0):
-            raise TaskError(f"stop_gain is {self.stop_gain}, expected 0 or more")
         try:
             _ = self.screening
         except ValueError as error:
@@ -179,19 +255,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 )
 
     def _check_pace(self) -> None:
-        quantile, margin, least_s = self.deadline_quantile, self.deadline_margin, self.deadline_least_s
-        if not (isfinite(margin) and margin >= 1):
-            raise TaskError(f"deadline_margin is {margin}, expected 1 or more")
-        _positive("deadline_least_s", least_s)
-        if quantile is None:
+        if self.deadline_quantile is None:
             return
-        if not 0 < quantile <= 1:
-            raise TaskError(f"deadline_quantile is {quantile}, expected more than 0 to 1")
         if self.buffer_size:
             raise TaskError(
                 "deadline_quantile and buffer_size: a buffered round does not end at its deadline"
             )
-        if least_s > self.round_deadline_s:
+        if (least_s := self.deadline_least_s) > self.round_deadline_s:
             most = f"round_deadline_s, the longest, is {self.round_deadline_s:g}"
             raise TaskError(f"deadline_least_s is {least_s:g}, {most}")
 
@@ -266,7 +336,7 @@ def load(path: Path | None, flags: Mapping[str, object]) -> Task:
     try:
         return msgspec.convert(settings, Task)
     except msgspec.ValidationError as error:
-        raise TaskError(f"task{f' {path}' if path else ''}: {error}") from None
+        raise TaskError(f"task{f' {path}' if path else ''}: {explained(error, Task)}") from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -291,8 +361,3 @@ def _near(folder: Path, value: object) -> object:
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise TaskError(f"{name} is {value}, expected {least} or more")
-
-
-def _positive(name: str, value: float) -> None:
-    if not (isfinite(value) and value > 0):
-        raise TaskError(f"{name} is {value}, expected a finite number above 0")

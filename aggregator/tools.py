@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-
-import numpy as np
 
 from models import bundle as bundles
 from models.bundle import Bundle
+from models.data import opened
 from models.engine import DeviceModel
 from models.engines import EngineWish, open_model
 from models.errors import ModelError
@@ -77,17 +75,9 @@ def _otherwise(member: Manifest, main: Manifest) -> str:
     return "; ".join(f"{name} is {its}, not {mine}" for name, its, mine in pairs if its != mine)
 
 
-def samples(path: str, manifest: Manifest, what: str) -> LocalData:
-    """Samples from an .npz with `x` raw and `y`. Raises TaskError, one line, for what does not fit."""
+def samples(path: str, bundle: Bundle, what: str) -> LocalData:
+    """All labelled samples of a place, as a device's `--data` names it. Raises TaskError, one line."""
     try:
-        with np.load(Path(path), allow_pickle=False) as arrays:
-            raw, y = arrays["x"], arrays["y"]
-        data = LocalData(manifest.input.prepare(raw), y.astype(np.int64))
-    except (OSError, KeyError, ValueError, EOFError, ModelError) as error:
-        raise TaskError(f"{what} {path}: {error}; expected an .npz with x and y") from None
-    labels = len(manifest.labels)
-    if data.y.shape != (len(data.x),) or not len(data.y):
-        raise TaskError(f"{what} {path}: y is {data.y.shape}, expected ({len(data.x)},)")
-    if data.y.min() < 0 or data.y.max() >= labels:
-        raise TaskError(f"{what} {path}: labels {data.y.min()} to {data.y.max()}, the bundle has {labels}")
-    return data
+        return opened(path, bundle.manifest, texts=bundle.texts).training
+    except ModelError as error:
+        raise TaskError(f"{what} {path}: {error}") from None

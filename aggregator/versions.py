@@ -5,8 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+from models import onnx_whole, tensors
+from models.bundle import Bundle
+
 from . import outside
-from .errors import RollbackError
+from . import task as tasks
+from .errors import RollbackError, RunFolderError
+from .identity import SHA_BYTES
 from .registry import Registry, Version
 from .store import Store
 
@@ -25,3 +30,21 @@ def check_rollback(folder: Path, to: int, database: str = "") -> None:
     if to not in kept:
         there = ", ".join(map(str, kept)) or "none"
         raise RollbackError(f"no model of round {to} is kept in {folder}; those that are: {there}")
+
+
+def served_onnx(folder: Path, database: str = "") -> tuple[Version, bytes]:
+    """The version that is served, and one ONNX file of it with the weights inside, from the run folder alone.
+
+    Raises RunFolderError where nothing is served yet, ModelError, BlobError, and as versions_in.
+    """
+    with closing(Store(folder, True, database)) as store:
+        identity = store.identity()
+        version = next((one for one in Registry(store, 0).versions() if one.served), None)
+        if identity is None or version is None:
+            raise RunFolderError(f"{folder} serves no model yet: its first round is not closed")
+        bundle = Bundle.open(store.models.path(identity.bundles[:SHA_BYTES]))
+        weights = tensors.decode(store.models.get(store.served(version.round)))
+        metadata = {"task": tasks.decode(identity.task).name, "round": str(version.round)}
+        return version, onnx_whole.whole(
+            bundle, weights, {**onnx_whole.described(bundle.manifest), **metadata}
+        )

@@ -10,9 +10,6 @@ from pathlib import Path
 
 from .errors import AggregatorError, MissingExtra
 
-HELP = "fetch the libraries of the page by which browsers join (serve --web)"
-EXAMPLE = "device-runtime web fetch"
-
 ERRORS = (AggregatorError,)
 
 NPM = ("npm", "ci", "--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund")
@@ -26,9 +23,12 @@ class FetchError(AggregatorError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="fetch", required=True)
-    fetch = actions.add_parser("fetch", help="by npm of Node.js 20 or newer: 50 MB, once")
+    fetch = actions.add_parser("fetch", help="Fetch them by npm of Node.js 20 or newer: 50 MB, once.")
     fetch.add_argument(
-        "--into", type=Path, metavar="DIR", help="(default: where `serve --web` looks for them)"
+        "--into",
+        type=Path,
+        metavar="DIR",
+        help="Keep them in this folder (default: where `serve --web` looks for them).",
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import secrets
 import signal
 import sys
@@ -20,7 +19,7 @@ from typing import IO
 
 from broker import topics
 from broker.errors import BrokerError
-from broker.events import Disconnected, Event, Received
+from broker.events import Disconnected, Received
 from broker.link import Link, LinkOptions
 from models.errors import ModelError
 
@@ -28,7 +27,7 @@ from . import logs
 from .checker import Checker, checked
 from .errors import AggregatorError
 from .exits import exit_code
-from .flood import RATE, Flood
+from .flood import RATE, Flood, Inbox, cost
 from .worker_frames import Failed, Looked, Order, Ready, read, write
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ def main() -> None:
 def _serve(order: Order, out: IO[bytes]) -> None:
     """Until the process ends."""
     checkers = {checker.task.name: checker for checker in (Checker(f, order.database) for f in order.folders)}
-    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    inbox = Inbox()
     name, options = f"aggregator-{secrets.token_hex(4)}", LinkOptions(subscriptions=(order.topic,))
     link = Link(replace(order.broker, mqtt5=True), name, inbox, options)
     threading.Thread(target=_leave_at_the_end, args=(link,), daemon=True).start()
@@ -67,7 +66,7 @@ def _serve(order: Order, out: IO[bytes]) -> None:
         event = inbox.get()
         if isinstance(event, Disconnected):
             log.warning("broker: %s; trying again", event.reason)
-        if isinstance(event, Received) and _taken(event.topic, flood):
+        if isinstance(event, Received) and _taken(event, flood):
             looked = checked(event, checkers)
             write(out, Looked(looked.topic, looked.payload, looked.refusal))
         if inbox.empty():
@@ -82,12 +81,12 @@ def _leave_at_the_end(link: Link) -> None:
     os._exit(0)
 
 
-def _taken(topic: str, flood: Flood) -> bool:
+def _taken(event: Received, flood: Flood) -> bool:
     """Whether the device has not sent too much of late: the aggregator would not take it either."""
     with suppress(BrokerError):
-        device = topics.parse(topic).device
-        now = time.monotonic()
-        if flood.lets(device, now):
+        address = topics.parse(event.topic)
+        device, now = address.device, time.monotonic()
+        if flood.lets(device, now, cost(address.leaf, len(event.payload))):
             return True
         if flood.worth_saying(device, now):
             log.warning("messages from %s dropped: it sends more than %g a second", device, RATE)

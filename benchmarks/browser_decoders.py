@@ -14,7 +14,19 @@ import numpy as np
 
 from benchmarks.fuzz import targets
 from broker import messages, small, steps, topics
-from broker.messages import Base, Blob, Contribution, Kind, Message, Metrics, Offer, Signed, Step
+from broker.messages import (
+    Base,
+    Blob,
+    Contribution,
+    FromDevice,
+    Kind,
+    Message,
+    Metrics,
+    Offer,
+    Signed,
+    Step,
+    Succession,
+)
 from models import archive, manifest, protobuf, tensors
 from models.bundle import Bundle, shipped
 from models.consistency import check_manifest
@@ -88,8 +100,9 @@ def _named(key: Any) -> str:
 def message_pairs() -> Iterator[Pair]:
     sound = {one.name: one.sound for one in targets()}
     sound |= {"Offer": (messages.encode(offer()),), "Signed": (messages.encode(_signed()),)}
+    sound["FromDevice"] = (messages.encode(FromDevice(signature=bytes(64), message=b"a hello")),)
     plain = (messages.State, messages.Hello, messages.Plan, messages.Receipt, messages.Get)
-    for kind in (*plain, Offer, Signed, Contribution):
+    for kind in (*plain, FromDevice, Offer, Signed, Contribution):
         name = kind.__name__
 
         def read(data: bytes, kind: type[Message] = kind) -> Any:
@@ -121,7 +134,9 @@ def _step(number: int, width: int = 2) -> Step:
 
 
 def _signed() -> Signed:
-    return Signed(issued=1_700_000_000, signature=bytes(64), offer=messages.encode(offer()))
+    change = Succession(bytes(32), bytes(range(32)), 1_700_000_000, bytes(64))
+    said = messages.encode(offer())
+    return Signed(issued=1_700_000_000, signature=bytes(64), offer=said, successions=(change,))
 
 
 def contribution() -> Contribution:

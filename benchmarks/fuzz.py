@@ -3,10 +3,13 @@
     .venv/bin/python benchmarks/fuzz.py                       # a million inputs, about a quarter of an hour
     .venv/bin/python benchmarks/fuzz.py --inputs 20000        # a look
     .venv/bin/python benchmarks/fuzz.py --only manifest --seed 7
+    .venv/bin/python benchmarks/fuzz.py --only graph          # a million graphs, changed field by field
 
 Each decoder may raise its own error and nothing else. An input is random bytes, or a sound one with bits
-flipped, bytes put in, taken out, doubled or cut. What fails is written into --keep as it was. Ends with 1 if
-anything did. `slowest` is one input; `memory` is how much the process grew while it decoded all of them.
+flipped, bytes put in, taken out, doubled or cut. Graphs are changed field by field, and what the examiner
+passes must name no file and hold no other graph (graph_mutations.py). What fails is written into --keep as it
+was. Ends with 1 if anything did. `slowest` is one input; `memory` is how much the process grew while it
+decoded all of them.
 """
 
 # ruff: noqa: E402
@@ -30,6 +33,7 @@ from tabulate import tabulate
 
 from aggregator import task as tasks
 from aggregator.errors import TaskError
+from benchmarks.graph_mutations import Graphs, examined
 from broker import messages, topics
 from broker.errors import BrokerError, UrlError
 from broker.messages import Blob, Contribution, Get, Hello, Message, Metrics, Plan, Receipt, State
@@ -57,6 +61,7 @@ class Target:
     errors: tuple[type[Exception], ...]
     sound: tuple[bytes, ...]
     share: float = 1.0
+    mutate: Callable[[random.Random, tuple[bytes, ...]], bytes] | None = None
 
 
 @dataclass
@@ -100,7 +105,9 @@ def targets() -> list[Target]:
     written = (shipped("digits-wrn-10-1") / "manifest.json").read_bytes()
     task = tasks.Task(bundle="b", name="t").json()
     shas = "0" * 64
+    graphs = Graphs()
     return [
+        Target("graph", examined, (ModelError,), graphs.sound, 1.0, graphs.mutated),
         *(
             Target(type(one).__name__, message_of(type(one)), (BrokerError,), (messages.encode(one),))
             for one in sound
@@ -176,7 +183,7 @@ def fuzz(target: Target, inputs: int, seed: int, keep: Path | None = None) -> Ou
         target.decode(one)  # they are sound
     before, started = process.memory_info().rss, time.perf_counter()
     for number in range(inputs):
-        data = mutated(draw, target.sound)
+        data = (target.mutate or mutated)(draw, target.sound)
         begun, problem = time.perf_counter(), ""
         try:
             target.decode(data)

@@ -23,7 +23,7 @@ import * as topics from "../web/device/topics.js";
 const HEAD = 21;
 const SHAPE = [1, 8, 8];
 const { Contribution, Offer, decode, encode } = messages;
-const KINDS = ["State", "Hello", "Offer", "Signed", "Plan", "Contribution", "Receipt", "Get"];
+const KINDS = ["State", "Hello", "Offer", "Signed", "Plan", "Contribution", "Receipt", "Get", "FromDevice"];
 /** The offer and the contribution before those in few bytes. @type {Map<string, any>} */
 const before = new Map();
 

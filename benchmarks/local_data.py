@@ -19,9 +19,9 @@ import psutil
 from msgspec.structs import replace
 from tabulate import tabulate
 
-from device_runtime.data import Keep, Place, Shelf, png, wav
-from device_runtime.data.picture import Picture
 from models.bundle import Bundle, find
+from models.data import Keep, Place, Shelf, png, wav
+from models.data.picture import Picture
 from models.inputs import InputSpec
 from models.manifest import Manifest
 

@@ -78,7 +78,7 @@ SAMPLES_OF = {NETWORK: "data", WIDE: "small", DIGITS: "digits-data"}
 PREDICT = """
 import argparse, json, sys
 from pathlib import Path
-from device_runtime import data
+from models import data
 from device_runtime.choose import MAIN, priced
 from device_runtime.commands import profile
 from models.bundle import Bundle, find

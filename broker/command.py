@@ -14,26 +14,28 @@ from .brokers import CHOICES, start
 from .errors import BrokerError
 from .running import WEB_USER, BrokerOptions, WebSockets
 
-HELP = "start an MQTT broker on this machine, until Ctrl-C; or set one up for production (init)"
-EXAMPLE = "device-runtime broker --port 1883"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, default=1883, help="TCP port; 0 takes a free one (default: 1883)")
+    parser.add_argument(
+        "--port", type=int, default=1883, help="Listen on this TCP port; 0 takes a free one (default: 1883)."
+    )
     parser.add_argument(
         "--kind",
         choices=CHOICES,
         default="auto",
-        help="which program; auto takes mosquitto where it is installed, else amqtt (default: auto)",
+        help="Run this program; auto takes mosquitto where it is installed, else amqtt (default: auto).",
     )
     parser.add_argument(
-        "--folder", type=Path, default=None, help="keep retained messages here over restarts (mosquitto only)"
+        "--folder",
+        type=Path,
+        default=None,
+        help="Keep retained messages in this folder over restarts (mosquitto only).",
     )
     parser.add_argument(
         "--websockets",
         type=int,
         metavar="PORT",
-        help="also over WebSockets, for pages and Node; 0 takes a free one (default: not)",
+        help="Listen for WebSockets, too, for pages and Node; 0 takes a free port (default: do not).",
     )
     setting_up.add_actions(parser)
 

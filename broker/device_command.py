@@ -13,33 +13,47 @@ from tabulate import tabulate
 from . import link_book, links, register
 from .site import Opened
 
-HELP = "Enrol a device at a broker of your own, revoke it, or list them."
-EXAMPLE = "device-runtime device add kitchen-pi --dir enrolment"
 DEFAULT = Path("enrolment")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="add | link | revoke | list", required=True)
-    add = actions.add_parser("add", help="enrol a device: prints one line to paste on it, and its QR code")
-    add.add_argument("name", metavar="NAME", help="1 to 64 letters, digits, '.', '_' or '-'")
-    add.add_argument("--websockets", action="store_true", help="the device connects over WebSockets")
-    add.add_argument("--again", action="store_true", help="a new token; the one of before is void")
+    add = actions.add_parser("add", help="Enrol a device: print one line to paste on it, and its QR code.")
+    add.add_argument(
+        "name", metavar="NAME", help="Enrol under this name: 1 to 64 letters, digits, '.', '_' or '-'."
+    )
+    add.add_argument("--websockets", action="store_true", help="Let the device connect over WebSockets.")
+    add.add_argument("--again", action="store_true", help="Make a new token; the one of before is void.")
     _qr(add)
-    link = actions.add_parser("link", help="a one-time link by which a browser joins (serve --web)")
-    link.add_argument("name", metavar="NAME", nargs="?", default="", help="(default: the browser chooses)")
-    link.add_argument("--minutes", type=float, default=15.0, help="that it is good for (default: 15)")
-    link.add_argument("--page", metavar="URL", help="of the join page (default: where it was offered last)")
+    link = actions.add_parser("link", help="Make a one-time link by which a browser joins (serve --web).")
+    link.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        default="",
+        help="Enrol the browser under this name (default: the browser chooses).",
+    )
+    link.add_argument(
+        "--minutes", type=float, default=15.0, help="Make the link good for this many minutes (default: 15)."
+    )
+    link.add_argument(
+        "--page",
+        metavar="URL",
+        help="Lead to the join page at this URL (default: where it was offered last).",
+    )
     _qr(link)
-    revoke = actions.add_parser("revoke", help="let a device in no more, or make a link void")
-    revoke.add_argument("name", metavar="NAME", help="of the device, or of the link")
-    listed = actions.add_parser("list", help="who is enrolled, since when, and who was revoked")
-    listed.add_argument("--format", choices=("text", "json"), default="text")
+    revoke = actions.add_parser("revoke", help="Let a device in no more, or make a link void.")
+    revoke.add_argument("name", metavar="NAME", help="Revoke the device, or the link, of this name.")
+    listed = actions.add_parser("list", help="List who is enrolled, since when, and who was revoked.")
+    listed.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
     for action in (add, link, revoke, listed):
         action.add_argument(
             "--dir",
             type=Path,
             default=DEFAULT,
-            help="of `broker init` (default: the folder 'enrolment' here)",
+            help="Use this folder of `broker init` (default: the folder 'enrolment' here).",
         )
 
 
@@ -51,19 +65,31 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "link":
         return _link(opened, now.timestamp(), options)
     if options.action == "revoke":
-        if options.name in {link.id for link in link_book.read(opened).links}:
-            links.revoke(opened, options.name, now.timestamp())
-        else:
-            register.revoke(opened, options.name, now)
-        print(f"{options.name} is revoked; {register.tell(opened)}", file=sys.stderr)
-        return 0
+        return _revoke(opened, options.name, now)
     enrolment = register.add(opened, options.name, now, options.websockets, options.again)
     line = f"device-runtime join --enrol {enrolment.token}"
     told = register.tell(opened)
-    print(f"{options.name} is enrolled at {enrolment.url}; {told}", file=sys.stderr)
+    print(f"{options.name} is enrolled at {enrolment.url}; {told.text}", file=sys.stderr)
     print("Paste this on the device, and nowhere else: it holds the password.", file=sys.stderr)
     print(line, flush=True)
     _draw(line, options.qr)
+    if options.again:
+        register.tell_of_revoked(opened, options.name)  # the token of before
+    return 0
+
+
+def _revoke(opened: Opened, name: str, now: datetime) -> int:
+    """A device, or a link and the device that used it. Raises RegisterError when Mosquitto was not told."""
+    device = name
+    if name in {link.id for link in link_book.read(opened).links}:
+        link = links.revoke(opened, name, now.timestamp())
+        if not link.used:
+            print(f"{name} is revoked; nobody used it", file=sys.stderr)
+            return 0
+        device = link.device
+    else:
+        register.revoke(opened, name, now)
+    print(f"{name} is revoked; {register.tell_of_revoked(opened, device).text}", file=sys.stderr)
     return 0
 
 
@@ -72,7 +98,7 @@ def _qr(action: argparse.ArgumentParser) -> None:
         "--qr",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="print the QR code (default: on a terminal)",
+        help="Print the QR code (default: on a terminal).",
     )
 
 
@@ -103,8 +129,11 @@ def _list(opened: Opened, now: float, form: str) -> int:
     if form == "json":
         print(msgspec.json.format(msgspec.json.encode(entries)).decode())
         return 0
-    rows = [(entry.name, entry.state, entry.enrolled, entry.revoked) for entry in entries]
-    print(tabulate(rows, headers=("device", "state", "enrolled", "revoked")))
+    rows = [
+        (entry.name, entry.state, entry.enrolled, entry.revoked, "yes" if entry.key else "no: enrol it again")
+        for entry in entries
+    ]
+    print(tabulate(rows, headers=("device", "state", "enrolled", "revoked", "signs")))
     if known:
         made = [
             (link.id, link.state(now), link.device, _moment(link.made), _moment(link.ends)) for link in known

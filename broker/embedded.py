@@ -23,7 +23,7 @@ from .errors import BrokerStartError
 from .running import BrokerOptions, find_ports, url_of, web_url_of
 from .url import is_loopback
 
-START_S = 10.0
+START_S = 60.0
 """Seconds in which it must accept connections."""
 STOP_S = 5.0
 """Seconds it gets to end by itself; then its connections are cut."""

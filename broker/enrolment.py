@@ -37,6 +37,9 @@ class EnrolmentError(BrokerError):
 class Enrolment(msgspec.Struct, frozen=True, array_like=True):
     """One device's. `authority` is the certificate of the broker's authority (DER), `key` the aggregator's
     public key (32 bytes), `issued` the moment of enrolment in seconds since 1970, by the operator's clock.
+
+    `secret` (32 bytes) is the device's own key, by which it signs what it says. Unlike the password, it never
+    goes to the broker. It is empty in enrolments of earlier versions.
     """
 
     url: str
@@ -45,11 +48,14 @@ class Enrolment(msgspec.Struct, frozen=True, array_like=True):
     authority: bytes
     key: bytes
     issued: int
+    secret: bytes = b""
 
     def __post_init__(self) -> None:
         check_device(self.name)
         if len(self.key) != 32:
             raise ValueError(f"the aggregator's key has {len(self.key)} bytes, expected 32")
+        if len(self.secret) not in (0, 32):
+            raise ValueError(f"the device's own key has {len(self.secret)} bytes, expected 32")
         if not BrokerUrl.parse(self.url).secure:
             raise ValueError(f"{self.url} is not encrypted: expected mqtts:// or wss://")
 

@@ -11,6 +11,10 @@ class BlobError(BrokerError):
     """A blob that is missing, damaged or too large, or a disk that cannot hold it."""
 
 
+class NoRoom(BlobError):
+    """A blob is not fetched, for the disk or what may be taken of it has no room."""
+
+
 class BlockError(BlobError):
     """One block that does not fit its blob: wrong length, or a number out of range. Asking again may help."""
 

@@ -55,7 +55,8 @@ FAREWELL_S = 2.0
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """`queue_limit` bounds the messages waiting to be sent; `seed` is of the jitter (None: the system's).
+    """`queue_limit` bounds the messages waiting to be sent, `queue_bytes` their bytes; `seed` is of the
+    jitter (None: the system's).
 
     `greeting` is sent at each connection, before anything else that is published: who is busy is here again.
     """
@@ -66,6 +67,7 @@ class LinkOptions:
     reconnect_s: tuple[float, float] = (0.5, 30.0)
     """Back-off before the first attempt, and at most, each shortened at random by up to a half."""
     queue_limit: int = 4096
+    queue_bytes: int = 64 * 1024**2
     seed: int | None = None
     greeting: Will | None = None
 
@@ -146,6 +148,8 @@ class Link:
                 f"{len(payload)} bytes on {topic}: at most {MESSAGE_LIMIT} go into one message, send a Blob"
             )
         qos = qos_of(topic, payload)
+        if self.waiting_bytes() + len(payload) > self._options.queue_bytes:
+            return False
         sent = self._client.publish(topic, payload, qos=qos, retain=retain)
         if sent.rc == paho.MQTT_ERR_QUEUE_SIZE:
             return False
@@ -154,8 +158,13 @@ class Link:
         with self._count:
             self.bytes_up += packet_bytes(topic, payload, qos, self.url.mqtt5)
             if qos:
-                self._under_way.add(topic, sent)
+                self._under_way.add(topic, len(payload), sent)
         return True
+
+    def waiting_bytes(self) -> int:
+        """Bytes of the messages that the broker has not acknowledged yet, most of which wait to be sent."""
+        with self._count:
+            return self._under_way.total()
 
     def under_way(self, topic: str = "") -> int:
         """Messages that the broker has not acknowledged yet: on this topic, or on any.

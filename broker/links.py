@@ -111,7 +111,7 @@ def use(opened: Opened, opening: Opening, now: float) -> Enrolment:
         keep(opened, book.with_link(link))
         site = opened.site
         url = book.broker or (site.web_url if site.websockets else site.url)
-        who = register.Agreed(link.device, _password(opening), url, link.after)
+        who = register.Agreed(link.device, _password(opening), _secret(opening), url, link.after)
         try:
             return register.settle(opened, who, datetime.fromtimestamp(link.used, timezone.utc))
         except RegisterError as error:
@@ -183,6 +183,13 @@ def _check_free(opened: Opened, book: Book, name: str, now: float) -> None:
 def _password(opening: Opening) -> str:
     key = hmac.digest(opening.secret.encode(), b"device-runtime/link/1" + opening.claim.encode(), "sha256")
     return base64.urlsafe_b64encode(key[: register.PASSWORD_BYTES]).decode()
+
+
+def _secret(opening: Opening) -> bytes:
+    """The device's own key: made of both secrets too, and not to be had from the password."""
+    return hmac.digest(
+        opening.secret.encode(), b"device-runtime/link-key/1" + opening.claim.encode(), "sha256"
+    )
 
 
 def _hash(secret: str) -> str:

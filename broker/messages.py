@@ -194,19 +194,45 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
     aside: Blob | None = None
 
 
+class Succession(msgspec.Struct, frozen=True, array_like=True):
+    """That an aggregator's key is followed by another: both public keys, when (seconds since 1970), and the
+    signature of the old one (see `signing`).
+    """
+
+    old: bytes
+    new: bytes
+    made: int
+    signature: bytes
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.made < 2**40:
+            raise ValueError(f"a key does not change at {self.made} s")
+
+
 class Signed(Message, frozen=True, array_like=True, kw_only=True):
     """`all/round` and `dn/task`: an encoded Offer with the aggregator's Ed25519 signature (see `signing`).
 
-    `issued` is in seconds since 1970, by the aggregator's clock.
+    `issued` is in seconds since 1970, by the aggregator's clock. `successions` lead from the keys of before
+    to the one that signed this, the oldest first.
     """
 
     issued: int
     signature: bytes
     offer: bytes
+    successions: Annotated[tuple[Succession, ...], Meta(max_length=16)] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.issued < 2**40:
             raise ValueError(f"an offer is not issued at {self.issued} s")
+
+
+class FromDevice(Message, frozen=True, array_like=True, kw_only=True):
+    """`up/hello`, `up/plan`, `up/contribution` of a device that has a key: an encoded message with the
+    device's Ed25519 signature (see `signing`).
+    """
+
+    signature: bytes
+    message: bytes
 
 
 class Plan(Message, frozen=True, array_like=True, kw_only=True):
@@ -309,6 +335,16 @@ def offer_in(payload: bytes) -> Offer:
     with suppress(MessageError):  # then it is a bare one, or rubbish: what is wrong with it is said below
         payload = decode(payload, Signed).offer
     return decode(payload, Offer)
+
+
+def is_from_device(payload: bytes) -> bool:
+    """Whether this can only be a FromDevice: an array of its length, which no message that it holds has."""
+    return payload[:1] == bytes([0x90 + len(FromDevice.__struct_fields__)])
+
+
+def said_in(payload: bytes) -> bytes:
+    """What a device says in a payload, whoever signed it, if anybody. Raises MessageError."""
+    return decode(payload, FromDevice).message if is_from_device(payload) else payload
 
 
 def pack(settings: object) -> msgspec.Raw:

@@ -14,13 +14,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
+from . import topics
+from .dependent import Dependent
 from .errors import BrokerStartError
 from .running import WEB_USER, BrokerOptions, accepts, find_ports, url_of, web_url_of
 
-START_S = 10.0
+START_S = 60.0
 """Seconds in which it must accept connections."""
 SETTLE_S = 2.0
 """Seconds for versions that do not say that they run: if they still live then, they do."""
@@ -28,20 +29,22 @@ STOP_S = 5.0
 """Seconds it gets to end by itself."""
 MESSAGE_BYTES = 512 * 1024
 """A larger payload is dropped by the broker: twice what the protocol ever sends."""
-LIMITS = ("max_queued_messages 100000", f"message_size_limit {MESSAGE_BYTES}", "set_tcp_nodelay true")
-"""Lines of a configuration. The default of 1000 messages drops most of a burst while acknowledging it all."""
-
-# A shell stands between us and the broker. It holds the end of a pipe whose other end is ours: when we die,
-# however we die, the pipe closes and it ends the broker. (Linux's own parent-death signal would come already
-# when the *thread* that started the broker ends.) Mosquitto would tell systemd in our name that we are ready.
-_KEEPER = """
-unset NOTIFY_SOCKET
-exec 3<&0
-"$@" </dev/null 3<&- & broker=$!
-{ cat <&3 >/dev/null; kill "$broker"; } 2>/dev/null & keeper=$!
-echo "$broker"
-wait "$broker"
-kill "$keeper"
+QUEUE_BYTES = 256 * 1024**2
+"""What waits for one client at most: a slow aggregator must not take all the memory."""
+MEMORY_BYTES = 2 * 1024**3 - 1
+"""What the broker takes at most, with all that is retained: a client that would need more is disconnected."""
+CONNECTIONS = 100_000
+"""At each listener, as many as an aggregator knows devices."""
+LIMITS = (
+    "max_queued_messages 100000",
+    f"max_queued_bytes {QUEUE_BYTES}",
+    f"message_size_limit {MESSAGE_BYTES}",
+    f"memory_limit {MEMORY_BYTES}",
+    "persistent_client_expiration 1h",
+    "set_tcp_nodelay true",
+)
+"""Lines of a configuration. The default of 1000 messages drops most of a burst while acknowledging it all. No
+client of ours has a session that outlives its connection.
 """
 
 
@@ -72,7 +75,7 @@ class Mosquitto:
         self._log = self._folder / "mosquitto.log"
         for attempts_left in reversed(range(1 if self.options.port else 3)):
             self.port, self._web_port = find_ports(self.options)
-            self.pid, self._shell = self._launch(program)
+            self._process = self._launch(program)
             if self._is_ready():
                 break
             complaint = self._complaint()
@@ -91,23 +94,24 @@ class Mosquitto:
 
     @property
     def alive(self) -> bool:
-        return self._shell.poll() is None
+        return self._process.alive
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def stop(self) -> None:
         """End it in order, within STOP_S."""
-        self._signal(signal.SIGTERM)
-        try:
-            self._shell.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._signal(signal.SIGKILL)
-        self._reap()
+        self._process.stop(STOP_S)
+        self._let_go()
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
-        self._signal(signal.SIGKILL)
-        self._reap()
+        self._process.signal(signal.SIGKILL)
+        self._process.close()
+        self._let_go()
 
-    def _launch(self, program: str) -> tuple[int, subprocess.Popen[bytes]]:
+    def _launch(self, program: str) -> Dependent:
         configuration = self._folder / "mosquitto.conf"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -115,29 +119,11 @@ class Mosquitto:
             _write_private(configuration, configure(self.options, ports, self._folder.resolve()))
             _write_private(self._folder / "passwords", hash_passwords(self.options))
             _write_private(self._folder / "access", access_list(self.options))
-            with self._log.open("wb") as log:
-                shell = subprocess.Popen(
-                    ["/bin/sh", "-c", _KEEPER, "keeper", program, "-c", str(configuration)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    start_new_session=True,
-                )
+            return Dependent([program, "-c", str(configuration)], self._log)
         except OSError as error:
             raise BrokerStartError(f"cannot start {self.name} in {self._folder}: {error}") from error
-        pid = shell.stdout.readline() if shell.stdout else b""
-        return int(pid or 0), shell
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self.pid and self.alive:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def _reap(self) -> None:
-        self._shell.wait()
-        for pipe in (self._shell.stdin, self._shell.stdout):
-            if pipe:
-                pipe.close()
+    def _let_go(self) -> None:
         atexit.unregister(self.stop)
         if self._temporary:
             self._temporary.cleanup()
@@ -176,6 +162,7 @@ def configure(options: BrokerOptions, ports: tuple[int, int], folder: Path) -> s
     lines = [
         f"per_listener_settings {'true' if closed_page else 'false'}",
         f"listener {ports[0]} {options.host}",
+        f"max_connections {CONNECTIONS}",
         *_tls(options),
         f"allow_anonymous {'false' if options.closed else 'true'}",
     ]
@@ -211,12 +198,12 @@ def _tls(options: BrokerOptions) -> Iterator[str]:
 
 
 def access_list(options: BrokerOptions) -> str:
-    """Each device writes `up` and reads `dn` on its own branch, and reads what is for all."""
+    """Each device writes the topics of `up` and reads `dn` on its own branch, and reads what is for all."""
+    written = "".join(f"pattern write {topics.up('%u', leaf)}\n" for leaf in topics.UP)
     return f"""user {options.aggregator}
 topic readwrite fl/v1/#
 
-pattern write fl/v1/d/%u/up/#
-pattern read fl/v1/d/%u/dn/#
+{written}pattern read fl/v1/d/%u/dn/#
 pattern read fl/v1/all/#
 """
 

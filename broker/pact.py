@@ -3,8 +3,8 @@
 Each life of a device that knows the aggregator's key (Ed25519) draws a key of its own, and says its public
 half in its hello. Both ends make the same secret of it (X25519; the aggregator's half is its Ed25519 key, by
 the usual map between the curves), which whoever only carries their messages cannot. A word is good for the
-one device, for one topic and one run. It says nothing about who the device is: its name is the broker's
-affair.
+one device, for one topic and one run. A device that signs its hello (see `signing`) says by that whose key it
+is, and then the words hold in both directions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pact:
         self._secret = secret
 
     def word(self, topic: str, run: str, payload: bytes) -> bytes:
-        """That the aggregator says this there, in this run."""
+        """That one of both says this there, in this run; "" for what belongs to none."""
         said = b"".join((topic.encode(), b"\0", run.encode(), b"\0", payload))
         return hmac.digest(self._secret, said, hashlib.sha256)[:WORD_BYTES]
 

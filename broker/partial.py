@@ -44,7 +44,7 @@ class Partial:
     def __init__(self, blob: Blob, folder: Path, target: Path) -> None:
         self.blob = blob
         self._target = target
-        self._path = folder / f"{blob.hex}-{blob.size}"
+        self._path = self.path_of(blob, folder)
         self._file: FileIO | None = None
         self._lock = threading.Lock()
         self._digest, self._hashed = hashlib.sha256(), 0
@@ -52,6 +52,11 @@ class Partial:
 
     def __del__(self) -> None:
         self._close()
+
+    @staticmethod
+    def path_of(blob: Blob, folder: Path) -> Path:
+        """Where in `folder` the blob lies while it is on its way."""
+        return folder / f"{blob.hex}-{blob.size}"
 
     def _is_here(self) -> bool:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from . import authority
-from .mosquitto import LIMITS, access_list, hash_passwords
+from .mosquitto import CONNECTIONS, LIMITS, access_list, hash_passwords
 from .partial import sync_folder
 from .running import BrokerOptions
 from .site import (
@@ -38,8 +38,6 @@ from .site import (
 CA_DAYS = 3650
 SERVER_DAYS = 825
 """The longest that some platforms accept."""
-QUEUE_BYTES = 256 * 1024**2
-"""What waits for one client at most: a slow aggregator must not take all the memory."""
 AUTOSAVE_S = 60
 """Seconds between writings of what is retained: aggregators say it anew, should it be lost."""
 KEEPALIVE_S = 300
@@ -102,6 +100,21 @@ def renew(opened: Opened, now: datetime, days: int = SERVER_DAYS) -> datetime:
     return pair.until
 
 
+def upgrade(opened: Opened) -> tuple[str, ...]:
+    """Write the configuration and the access list as `found` would write them now, for a folder that an older
+    version made; what was there is kept beside it, as NAME.old. Returns the names of those that changed.
+
+    Raises SiteError.
+    """
+    options = BrokerOptions(users={opened.site.aggregator: "x"}, aggregator=opened.site.aggregator)
+    texts = {CONFIGURATION: configure(opened.site, opened.folder), ACCESS: access_list(options)}
+    changed = tuple(name for name, text in texts.items() if opened.read(name) != text)
+    for name in changed:
+        write(opened.folder / f"{name}.old", opened.read(name), 0o644)
+        write(opened.folder / name, texts[name], 0o644)
+    return changed
+
+
 def configure(site: Site, folder: Path) -> str:
     """The text of mosquitto.conf."""
     lines = [
@@ -119,7 +132,6 @@ def configure(site: Site, folder: Path) -> str:
         f"acl_file {folder / ACCESS}",
         "",
         *LIMITS,
-        f"max_queued_bytes {QUEUE_BYTES}",
         f"max_keepalive {KEEPALIVE_S}",
         "",
         "persistence true",
@@ -137,6 +149,7 @@ def configure(site: Site, folder: Path) -> str:
 def _listener(port: int, site: Site, folder: Path) -> Iterator[str]:
     yield ""
     yield f"listener {port} {site.listen}".rstrip()
+    yield f"max_connections {CONNECTIONS}"
     yield f"certfile {folder / SERVER}"
     yield f"keyfile {folder / SERVER_KEY}"
     yield "tls_version tlsv1.2"

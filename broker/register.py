@@ -23,6 +23,7 @@ from .enrolment import Enrolment
 from .errors import BrokerError
 from .mosquitto import hash_passwords, is_of_password
 from .running import BrokerOptions
+from .signing import KEY_BYTES, DeviceSigner
 from .site import DATA, DEVICES, PASSWORDS, PID, SITE, Opened, SiteError
 from .topics import check_device
 
@@ -37,12 +38,14 @@ class RegisterError(BrokerError):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """A device in the list; times are in ISO 8601. `revoked` is empty while it may connect. `revocation`: the
     how manyeth of all revocations here its last one was, 0 for none; two of one second are in order so.
+    `key` is its public key in hex digits, empty where an earlier version enrolled it: it signs nothing.
     """
 
     name: str
     enrolled: str
     revoked: str = ""
     revocation: int = 0
+    key: str = ""
 
     @property
     def state(self) -> Literal["enrolled", "revoked"]:
@@ -72,7 +75,7 @@ def add(opened: Opened, name: str, now: datetime, web: bool = False, again: bool
     if name == opened.site.aggregator:
         raise RegisterError(f"{name!r} is the aggregator's own name at this broker: give another")
     url = opened.site.web_url if web else opened.site.url
-    who = Agreed(name, secrets.token_urlsafe(PASSWORD_BYTES), url)
+    who = Agreed(name, secrets.token_urlsafe(PASSWORD_BYTES), secrets.token_bytes(KEY_BYTES), url)
     enrolment = _enrolment(opened, who, now)
     with _alone(opened):
         known = {entry.name: entry for entry in entries(opened)}
@@ -87,12 +90,13 @@ def add(opened: Opened, name: str, now: datetime, web: bool = False, again: bool
 
 @dataclass(frozen=True)
 class Agreed:
-    """A device whose password both sides know already, and the broker's address for it. It was agreed on
-    `after` so many revocations: by a later one of this name it is void.
+    """A device whose password and own key both sides know already, and the broker's address for it. It was
+    agreed on `after` so many revocations: by a later one of this name it is void.
     """
 
     name: str
     password: str = field(repr=False)
+    secret: bytes = field(repr=False)
     url: str
     after: int = 0
 
@@ -117,6 +121,8 @@ def settle(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
                     f"device {who.name!r} was given another token meanwhile (`device add`), which alone is "
                     "good: use that, or ask for a link for another name"
                 )
+            if before.key != _public(who):  # an earlier version enrolled it, without
+                _enter(opened, known, who, now)
             return enrolment
         _enter(opened, known, who, now)
     return enrolment
@@ -136,32 +142,56 @@ def revoke(opened: Opened, name: str, now: datetime) -> None:
         _keep(opened, known)
 
 
-def tell(opened: Opened) -> str:
-    """Have a Mosquitto that runs on this machine read its files anew. Returns what was, or is to be, done."""
+@dataclass(frozen=True)
+class Told:
+    """Whether Mosquitto was told to read its files again. `text`: what was done, or what is to be done."""
+
+    reached: bool
+    text: str
+
+
+def tell(opened: Opened) -> Told:
+    """Have a Mosquitto that runs on this machine read its files again."""
     by_hand = "have Mosquitto read its files anew: kill -HUP its process, or `systemctl reload mosquitto`"
+    nobody = Told(False, f"no Mosquitto runs on this machine by {opened.folder}; where it does, {by_hand}")
     try:
         number = int((opened.folder / DATA / PID).read_text())
-        process = psutil.Process(number)
-        if process.name() != "mosquitto":
-            return f"no Mosquitto runs on this machine by {opened.folder}; where it does, {by_hand}"
+        if psutil.Process(number).name() != "mosquitto":
+            return nobody
         os.kill(number, signal.SIGHUP)
     except (PermissionError, psutil.AccessDenied):
-        return by_hand
+        return Told(False, f"the Mosquitto of {opened.folder} may not be told by this user; {by_hand}")
     except (OSError, ValueError, psutil.NoSuchProcess):
-        return f"no Mosquitto runs on this machine by {opened.folder}; where it does, {by_hand}"
-    return f"Mosquitto (process {number}) has been told"
+        return nobody
+    return Told(True, f"Mosquitto (process {number}) has been told")
+
+
+def tell_of_revoked(opened: Opened, name: str) -> Told:
+    """As `tell`. Raises RegisterError when Mosquitto was not told: it still lets the device in."""
+    told = tell(opened)
+    if not told.reached:
+        raise RegisterError(
+            f"Mosquitto was not told that the password of {name!r} is void: until it reads "
+            f"{opened.folder / PASSWORDS} again it lets the device in. {told.text}"
+        )
+    return told
 
 
 def _enrolment(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
     issued = int(now.timestamp())
-    return Enrolment(who.url, who.name, who.password, opened.authority, opened.signer.public, issued)
+    key, authority = opened.signer.public, opened.authority
+    return Enrolment(who.url, who.name, who.password, authority, key, issued, who.secret)
+
+
+def _public(who: Agreed) -> str:
+    return DeviceSigner(who.secret).public.hex()
 
 
 def _enter(opened: Opened, known: dict[str, Entry], who: Agreed, now: datetime) -> None:
     _set_password(opened, who.name, hash_passwords(BrokerOptions(users={who.name: who.password})))
     before = known[who.name].revocation if who.name in known else 0
     moment = now.isoformat(timespec="seconds")
-    known[who.name] = Entry(name=who.name, enrolled=moment, revocation=before)
+    known[who.name] = Entry(name=who.name, enrolled=moment, revocation=before, key=_public(who))
     _keep(opened, known)
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import msgspec
 
 from .errors import BrokerError
+from .messages import Succession
 from .partial import admit
-from .signing import Signer
+from .signing import KEY_BYTES, Signer
 from .url import TLS, BrokerUrl
 
 FORMAT = 1
@@ -29,6 +30,13 @@ DATA, PID = "data", "mosquitto.pid"
 DEVICES = "devices.json"
 LINKS = "links.json"
 AGGREGATOR_KEY, AGGREGATOR_PASSWORD = "aggregator.key", "aggregator.password"
+SUCCESSIONS = "successions.json"
+"""How the aggregator's key changed, see `rotate_key`."""
+MOST_SUCCESSIONS = 16
+SHOWN_S = 365 * 86400
+"""Seconds for which a change of key is told with every offer."""
+ISSUED = "issued"
+"""Up to when offers may have been issued, in seconds since 1970."""
 
 
 class SiteError(BrokerError):
@@ -90,6 +98,16 @@ class Opened:
         return Signer.kept(self.folder / AGGREGATOR_KEY)
 
     @property
+    def successions(self) -> tuple[Succession, ...]:
+        """From the aggregator's keys of before to its own, the oldest first. Raises SiteError."""
+        if not (self.folder / SUCCESSIONS).exists():
+            return ()
+        try:
+            return msgspec.json.decode(self.read(SUCCESSIONS), type=tuple[Succession, ...])
+        except (msgspec.DecodeError, ValueError) as error:
+            raise SiteError(f"{self.folder / SUCCESSIONS} cannot be read: {error}") from None
+
+    @property
     def authority(self) -> bytes:
         """Its certificate (DER). Raises SiteError."""
         try:
@@ -114,6 +132,20 @@ class Opened:
     def write(self, name: str, text: str) -> None:
         """Put this text in place of a file's, keeping its owner; 0600. Raises SiteError."""
         write(self.folder / name, text)
+
+
+def rotate_key(opened: Opened, now: int) -> Signer:
+    """Give the aggregator a new key, which its old one signs. Returns it. Raises SiteError, KeyFileError.
+
+    The statement is on the disk first: without its key it changes nothing, and is replaced by the next one.
+    """
+    old, secret = opened.signer, secrets.token_bytes(KEY_BYTES)
+    new = Signer(secret)
+    kept = [one for one in opened.successions if one.old != old.public and one.made + SHOWN_S > now]
+    told = msgspec.json.encode([*kept[-MOST_SUCCESSIONS + 1 :], old.succeeded(new.public, now)])
+    opened.write(SUCCESSIONS, msgspec.json.format(told).decode() + "\n")
+    opened.write(AGGREGATOR_KEY, secret.hex() + "\n")
+    return new
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:

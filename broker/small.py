@@ -64,7 +64,7 @@ def with_word(payload: bytes, word: bytes) -> bytes:
 
 def parted(payload: bytes) -> tuple[bytes, bytes]:
     """What the word is on, and the word; empty where there is none."""
-    if not payload[0] & WITH_WORD:
+    if not payload[:1] or not payload[0] & WITH_WORD:
         return payload, b""
     return bytes([payload[0] & ~WITH_WORD]) + payload[1:-WORD_BYTES], payload[-WORD_BYTES:]
 

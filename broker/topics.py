@@ -2,7 +2,7 @@
 
 fl/v1/all/round/{task}                  offer, retained
 fl/v1/d/{id}/up/state                   presence, retained, last will
-fl/v1/d/{id}/up/{hello|plan|contribution|c|get}
+fl/v1/d/{id}/up/{hello|plan|contribution|c|get|trial}
 fl/v1/d/{id}/up/block/{sha}/{N}         blocks of an upload
 fl/v1/d/{id}/dn/{task|n|receipt|get}
 fl/v1/d/{id}/dn/block/{sha}/{N}         blocks of a download
@@ -20,9 +20,9 @@ OFFERS = f"{ROOT}/all/round/+"
 """Of every task."""
 FROM_DEVICES = f"{ROOT}/d/+/up/#"
 CONTRIBUTIONS = f"{ROOT}/d/+/up/contribution"
-BUT_CONTRIBUTIONS = tuple(
-    f"{ROOT}/d/+/up/{leaf}" for leaf in ("state", "hello", "plan", "c", "get", "block/+/+", "trial")
-)
+UP = ("state", "hello", "plan", "contribution", "c", "get", "block/+/+", "trial")
+"""What a device may write on its own branch; `trial` is written by `doctor`, and nobody reads it."""
+BUT_CONTRIBUTIONS = tuple(f"{ROOT}/d/+/up/{leaf}" for leaf in UP if leaf != "contribution")
 """All else that comes from devices, for who has others take their contributions."""
 
 IN_FEW_BYTES = ("up/c", "dn/n")

@@ -5,14 +5,16 @@
 # From then on, with samples in ./samples:
 #   docker run -d --name device --restart unless-stopped --memory 512m \
 #     -v device:/var/lib/device-runtime -v ./samples:/samples:ro device-runtime-device
-FROM python:3.12-slim AS build
+FROM python:3.12.12-slim-bookworm AS build
 WORKDIR /src
 COPY . .
 RUN python -m venv /opt/device-runtime \
- && /opt/device-runtime/bin/pip install --no-cache-dir --only-binary=:all: --no-compile . \
+ && /opt/device-runtime/bin/pip install --no-cache-dir pip==25.3 \
+ && /opt/device-runtime/bin/pip install --no-cache-dir --only-binary=:all: --no-compile \
+      -c deploy/constraints.txt --build-constraint deploy/constraints.txt . \
  && /opt/device-runtime/bin/pip uninstall --yes pip
 
-FROM python:3.12-slim
+FROM python:3.12.12-slim-bookworm
 COPY --from=build /opt/device-runtime /opt/device-runtime
 RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/device-runtime device-runtime
 USER device-runtime

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from broker import topics
 from broker.errors import BlobError
 from broker.link import Connected, Disconnected, Event, Received, Will
-from broker.messages import Blob, Get, MessageError, Offer, Receipt, decode
+from broker.messages import Blob, Get, MessageError, Offer, decode
 from broker.small import LostTrack, is_next
 from broker.topics import TopicError
 
@@ -60,8 +60,12 @@ class Agent:
         self._duty = Duty(settings, self.hours, self._voice, make)
         self._going = Going(self.hours, self._duty, self._hear_next, settings.meter)
         self._duty.between = self._going.between
-        trust = Trust(settings.aggregator)
-        self._following, self._voice.key = Following(trust), trust.key
+        trust = Trust(settings.aggregator, folder=settings.folder, signs=bool(settings.secret))
+        self._trust, self._following, self._voice.key = trust, Following(trust), trust.key
+        if settings.secret:
+            from broker.signing import DeviceSigner  # a device that is not enrolled needs no cryptography
+
+            self._voice.sign(DeviceSigner(settings.secret).seal, trust.word)
         self._clock = clock
         self._over: tuple[Open, float] | None = None
         self._voice.task = settings.task
@@ -90,6 +94,11 @@ class Agent:
         """Whether the task is done, everything is receipted, and its model here where one is wanted."""
         duty = self._duty
         return self.done and self.inbox.empty() and not len(duty.outbox) and not duty.finishing
+
+    @property
+    def heard(self) -> bool:
+        """Whether an offer of its task has come."""
+        return bool(self._heard[0])
 
     @property
     def waiting(self) -> bool:
@@ -176,7 +185,7 @@ class Agent:
         elif address.leaf == "n":
             self._hear(self._opened(message, came), retained=False)
         elif address.leaf == "receipt":
-            self._duty.settle(decode(message.payload, Receipt))
+            self._duty.settle(self._trust.receipt(message.topic, message.payload))
         elif address.leaf == "get":
             self._duty.answer(decode(message.payload, Get))
         elif address.leaf == "block":
@@ -245,7 +254,7 @@ class Agent:
         self._base = offer.base.checkpoint
         self._duty.open = None if offer.done else taken
         if offer.done:
-            log.info("task %s is done after round %d", offer.task, offer.round)
+            log.info("task %r is done after round %d", offer.task, offer.round)
             self._duty.sending.drop(offer.run)
             self._duty.finish(taken)
             self._go_elsewhere()
@@ -277,7 +286,7 @@ class Agent:
         if task:
             self._voice.task = task
             self.done = False
-            log.info("on to task %s", task)
+            log.info("on to task %r", task)
             self._duty.hello()
 
     def _go_on(self, done: float) -> None:

@@ -8,8 +8,8 @@ from math import inf
 
 import msgspec
 
-from broker.errors import BlobError
-from broker.messages import Contribution, Hello, Offer
+from broker.errors import BlobError, NoRoom
+from broker.messages import Contribution, Hello, Offer, Plan
 from models import errors as model_errors
 from models.errors import ModelError
 
@@ -40,7 +40,7 @@ from .link_speed import LinkSpeed
 from .offers import Open
 from .reports import bare_hello
 from .settings import Settings
-from .workplace import LEFT, Bundles, Death, Ears, Look
+from .workplace import LEFT, Bundles, Death, Ears, Look, Made
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,15 @@ AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
 """Seconds until it is started again after it died, doubled each time until some work is done."""
 LOOK_S = 0.5
 """Seconds between looks at whether to stop, while it says nothing."""
+GRACE_S, STILL_S, SILENT_S = 20.0, 30.0, 3600.0
+"""Seconds of silence after which the process is ended: when its round has closed, when the rules say no, and
+at anything else, such as reading samples. It speaks after each run of a graph, and so never while it runs one
+that never ends.
+"""
 
 ERRORS: dict[str, Callable[[str], Exception]] = {
     one.__name__: one
-    for one in (*vars(errors).values(), *vars(model_errors).values(), meters.MeterError, BlobError)
+    for one in (*vars(errors).values(), *vars(model_errors).values(), meters.MeterError, BlobError, NoRoom)
     if isinstance(one, type) and issubclass(one, (DeviceError, ModelError, BlobError))
 }
 """What the process tells of, by name."""
@@ -110,13 +115,15 @@ class Apart:
 
     def work(self, current: Open, ears: Ears) -> bool:
         """Where the process dies, what it was at is given up until the round has a new deadline, and the next
-        cheaper form is tried.
+        cheaper form is tried, unless the round has closed.
         """
         offer = current.offer
         while True:
             before, deaths = self._deaths
             if before is None or not current.follows(before):
                 before, deaths = current, ()
+            if deaths and self._hours.clock() >= current.closes:
+                return _sat_out(offer, deaths, ears)
             waiting = tuple(ears.waiting(offer.run))
             request = Work(current, self._link.seen, waiting, ears.lost(), deaths)
             self._at, self._reported = "", False
@@ -130,6 +137,7 @@ class Apart:
                 log.warning("%s given up: %s", self._at, error)
                 self._deaths = (before, (*deaths, Death(self._at, str(error), self._killed)))
                 self._not_before_s = -inf  # each time there is a form less to try
+                _over(ears.progress, 0.0)  # where the rules say no, the next form waits, too
 
     def after(self, current: Open, between: Callable[[], None]) -> None:
         if self._settings.personal.keep:
@@ -149,7 +157,9 @@ class Apart:
             self._ask(request)
 
     def heed(self) -> None:
-        """Nothing: what works heeds by itself."""
+        """Raises WorkDied where work goes on though the rules say no; of memory it heeds by itself."""
+        if self._busy and self._child is not None and self._child.crossing.quiet_s >= STILL_S:
+            raise self._given_up(f"it did not stand still in the {STILL_S:.0f} s that it may take")
 
     def tidy(self) -> None:
         stays_s = max(self._stays_s, STAYS_TIMES * (self._cpu_s or 0.0))
@@ -188,6 +198,8 @@ class Apart:
         try:
             child.crossing.say(request)
             while not isinstance(said := child.crossing.hear(LOOK_S), Ended):
+                if said is None and (why := self._endless(request, child)):
+                    raise self._given_up(why)
                 if said is None or isinstance(said, Beat):
                     done = said.done if said else done
                     over = over or _over(progress, done)
@@ -207,6 +219,18 @@ class Apart:
         if isinstance(request, (Work, After, Keep)):
             self._wait_s = AGAIN_S
         return self._ended(said)
+
+    def _endless(self, request: Asked, child: Child) -> str:
+        """Why the process is not waited for any longer; empty where it is."""
+        quiet_s = child.crossing.quiet_s
+        if isinstance(request, Work) and self._hours.clock() >= request.current.closes and quiet_s >= GRACE_S:
+            return f"it said nothing for {GRACE_S:.0f} s when its round had closed"
+        return f"it said nothing for {SILENT_S:.0f} s" if quiet_s >= SILENT_S else ""
+
+    def _given_up(self, why: str) -> WorkDied:
+        """To be raised: that ends the process."""
+        self._killed = False
+        return self._put_off(f"the process that worked on it was ended: {why}")
 
     def _settle(self, request: Settle) -> None:
         """Nobody asks for it again. Raises WorkDied."""
@@ -258,6 +282,23 @@ class Apart:
         self._refused, self._not_before_s = why, self._hours.clock() + self._wait_s
         self._wait_s = min(2 * self._wait_s, AGAIN_MOST_S)
         return WorkDied(why)
+
+
+def _sat_out(offer: Offer, deaths: tuple[Death, ...], ears: Ears) -> bool:
+    """Tells why nothing comes of the round; it is over."""
+    reasons = tuple(f"{death.label} given up: {death.why}" for death in deaths)
+    plan = Plan(
+        task=offer.task,
+        round=offer.round,
+        kind="",
+        seconds=0.0,
+        memory_bytes=0,
+        energy_j=0.0,
+        reasons=reasons,
+    )
+    ears.decided(offer, plan, 0.0)
+    ears.made(Made(offer.run, offer.round, reasons=reasons))
+    return True
 
 
 def _held_bytes(settings: Settings) -> int:

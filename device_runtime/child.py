@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -36,7 +37,7 @@ class Child:
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
-            command = [sys.executable, "-c", PROGRAM, str(number), *sys.path]
+            command = [sys.executable, "-c", PROGRAM, str(number), *map(os.path.abspath, sys.path)]
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(number,))
         self.crossing: Crossing[Said] = Crossing(ours, Said)
         with suppress(Gone):  # then it is so too when it is asked for something

@@ -1,78 +1,39 @@
-"""The command `device-runtime`. Subcommands come by entry point, and only the one called for is imported."""
+"""The command `device-runtime`. It imports only the command that was called, and none to list them all."""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
-from importlib import metadata
-from types import ModuleType
+from difflib import get_close_matches
+from importlib import import_module
 
-from broker.errors import BrokerError
-from models.errors import ModelError
-from profiles import ProfileError
-from strategies.errors import KindError
+from .commands.table import COMMANDS, Command, extra_for, lacks, overview
 
-from .errors import DeviceError
-
-GROUP = "device_runtime.commands"
+PROGRAM = "device-runtime"
 OURS = ("device_runtime", "broker", "strategies", "models", "profiles", "aggregator", "simulation", "edge")
-EXPECTED = (BrokerError, ModelError, ProfileError, KindError, DeviceError)
-"""Errors with a text for people; a command's module may add its own as `ERRORS`."""
-EXTRAS = {
-    "amqtt": "aggregator",
-    "cryptography": "aggregator",
-    "segno": "aggregator",
-    "rich": "aggregator",
-    "rpds": "aggregator",
-    "torch": "torch",
-    "onnx": "torch",
-    "onnxscript": "torch",
-    "sklearn": "simulation",
-    "matplotlib": "simulation",
-    "fastapi": "service",
-    "uvicorn": "service",
-    "prometheus_client": "service",
-    "psycopg": "postgres",
-}
-"""Which extra brings a module that a command may miss."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one subcommand. Exit code 0: it did its work; 2: it said why it could not; 130: Ctrl-C.
+    """Run one command. Exit code 0: it did its work; 2: it said why it could not; 130: Ctrl-C.
 
     A command's module may say more exactly why, by `exit_code(error)`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    commands = {point.name: point for point in metadata.entry_points(group=GROUP)}
-    name = given[0] if given and given[0] in commands else ""
-    parser = argparse.ArgumentParser(
-        prog="device-runtime",
-        description="On-device training for federated learning that leaves no device behind.",
-        epilog="`device-runtime COMMAND --help` says more, with an example.",
-    )
-    parser.add_argument("--version", action="version", version=metadata.version("device-runtime"))
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    expected: tuple[type[Exception], ...] = EXPECTED
-    code: Callable[[Exception], int] = _refused
+    name = given[0] if given else "--help"
     try:
-        for point in [commands[name]] if name else sorted(commands.values(), key=lambda p: p.name):
-            module: ModuleType = point.load()
-            expected = (*expected, *getattr(module, "ERRORS", ()))
-            code = getattr(module, "exit_code", _refused)
-            _add(subparsers, point.name, module)
-        options = parser.parse_args(given)
-        log_to_stderr()
-        return int(options.run(options))
-    except expected as error:
-        return _fail(str(error), code(error))
-    except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").split(".")[0])
-        if extra is None:
-            raise
-        return _fail(f"{name} needs {error.name}: pip install 'device-runtime[{extra}]'", code(error))
+        if name in COMMANDS:
+            return _run(name, given[1:])
+        if name in ("-h", "--help"):
+            print(overview(shutil.get_terminal_size().columns))
+            return 0
+        if name == "--version":
+            print(_version())
+            return 0
+        return _fail(_unknown(name), 2)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read the output has seen enough
@@ -87,17 +48,73 @@ def log_to_stderr() -> None:
         logging.getLogger(package).setLevel(logging.INFO)
 
 
-def _add(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], name: str, module: ModuleType
-) -> None:
-    parser = subparsers.add_parser(
-        name,
-        help=module.HELP,
-        description=module.HELP,
-        epilog=f"Example: {module.EXAMPLE}",
+def _run(name: str, words: Sequence[str]) -> int:
+    command = COMMANDS[name]
+    expected = _expected()
+    code: Callable[[Exception], int] = _refused
+    try:
+        module = import_module(command.module)
+        expected = (*expected, *getattr(module, "ERRORS", ()))
+        code = getattr(module, "exit_code", _refused)
+        parser = _parser(name, command)
+        module.add_arguments(parser)
+        options = parser.parse_args(words)
+        log_to_stderr()
+        return int(module.run(options))
+    except expected as error:
+        return _fail(str(error), code(error))
+    except ModuleNotFoundError as error:
+        extra = extra_for(command, error.name or "")
+        if extra is None:
+            raise
+        if {"-h", "--help"} & set(words):
+            _parser(name, command).print_help()
+            return 0
+        return _fail(f"{name} needs {error.name}: pip install 'device-runtime[{extra}]'", code(error))
+
+
+def _expected() -> tuple[type[Exception], ...]:
+    """Errors with a text for people; a command's module may add its own as `ERRORS`."""
+    from broker.errors import BrokerError
+    from models.errors import ModelError
+    from profiles import ProfileError
+    from strategies.errors import KindError
+
+    from .errors import DeviceError
+
+    return (BrokerError, ModelError, ProfileError, KindError, DeviceError)
+
+
+def _parser(name: str, command: Command) -> argparse.ArgumentParser:
+    lacking = lacks(command)
+    needs = f"Needs: pip install 'device-runtime[{lacking}]'\n" if lacking else ""
+    return argparse.ArgumentParser(
+        prog=f"{PROGRAM} {name}",
+        description=command.help,
+        epilog=f"{needs}Example: {command.example}",
+        formatter_class=_WithExample,
     )
-    module.add_arguments(parser)
-    parser.set_defaults(run=module.run)
+
+
+class _WithExample(argparse.HelpFormatter):
+    """Leaves the example in one line, so that it can be copied."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "Example: " in text:
+            return text
+        return super()._fill_text(text, width, indent)
+
+
+def _unknown(name: str) -> str:
+    near = get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"there is no command {name!r}: {hint}`{PROGRAM} --help` lists them all"
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version(PROGRAM)
 
 
 def _refused(_error: Exception) -> int:
@@ -105,5 +122,5 @@ def _refused(_error: Exception) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"device-runtime: {' '.join(text.split())}", file=sys.stderr)
+    print(f"{PROGRAM}: {' '.join(text.split())}", file=sys.stderr)
     return code

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import logging
 import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
 
 import platformdirs
 
@@ -16,6 +19,7 @@ from broker.topics import check_device
 from broker.url import TLS, BrokerUrl
 
 from .errors import NoDevice
+from .trust import ISSUED
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +38,11 @@ class Connection:
     key: bytes = b""
     enrolment: Enrolment | None = None
 
+    @property
+    def secret(self) -> bytes:
+        """The device's own key; empty where it has none."""
+        return self.enrolment.secret if self.enrolment else b""
+
 
 def enrol(token: str, options: argparse.Namespace) -> Enrolment:
     """Keep what a token says, in place of an earlier enrolment of the same device. Raises EnrolmentError."""
@@ -50,6 +59,7 @@ def enrol(token: str, options: argparse.Namespace) -> Enrolment:
     claim(folder)
     if before is not None and before.key != enrolment.key:
         log.warning("the aggregator's key is another than before: offers of the one before are refused now")
+    (folder / ISSUED).unlink(missing_ok=True)
     enrolment.save(folder)
     return enrolment
 
@@ -102,6 +112,24 @@ def folder_of(options: argparse.Namespace) -> Path:
 def is_device(folder: Path) -> bool:
     """Whether the folder is a device's, and what has a name of ours in it therefore ours."""
     return any((folder / mark).exists() for mark in MARKS)
+
+
+@contextmanager
+def no_trace(folder: Path) -> Iterator[Callable[[], None]]:
+    """Remove the device's folder again on leaving, unless what this gives was called, or it was there before.
+
+    So a device that never joined is none of the devices here. Raises NoDevice as `claim` does.
+    """
+    was_there, was_device = folder.is_dir(), is_device(folder)
+    claim(folder)
+    joined: list[bool] = []
+    try:
+        yield lambda: joined.append(True)
+    finally:
+        if not (was_device or joined):
+            rmtree(folder, ignore_errors=True)
+            if was_there:
+                folder.mkdir(mode=0o700)
 
 
 def claim(folder: Path) -> None:

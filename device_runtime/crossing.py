@@ -8,6 +8,7 @@ from __future__ import annotations
 import selectors
 import socket
 import struct
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -33,10 +34,17 @@ class Crossing(Generic[M]):
         self._encoder = msgspec.msgpack.Encoder(enc_hook=str)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind, dec_hook=_path)
         self._came = bytearray()
+        self._spoke_s = time.monotonic()
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since anything was said, by either side; 0 where something waits to be heard."""
+        return 0.0 if self._came or self._readable(0.0) else time.monotonic() - self._spoke_s
 
     def say(self, message: Asked | Said) -> None:
         """Raises Gone."""
         data = self._encoder.encode(message)
+        self._spoke_s = time.monotonic()
         try:
             self._end.sendall(LENGTH.pack(len(data)) + data)
         except OSError:
@@ -54,6 +62,7 @@ class Crossing(Generic[M]):
             if not came:
                 raise Gone
             self._came += came
+        self._spoke_s = time.monotonic()
         return message
 
     def close(self) -> None:

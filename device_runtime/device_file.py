@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from profiles.keys import no_such_key
+
 from .errors import PolicyError
 
 if sys.version_info >= (3, 11):
@@ -36,7 +38,7 @@ def fill(options: argparse.Namespace, parser: argparse.ArgumentParser, rules: fr
         action = actions.get(option)
         if action is None or (option in rules) != (table == POLICY):
             known = sorted(one for one in actions if (one in rules) == (table == POLICY))
-            raise PolicyError(f"{path}: {name}: there is no such key; there are {', '.join(known)}")
+            raise PolicyError(f"{path}: {no_such_key(name, known)}")
         if getattr(options, action.dest, action.default) == action.default:
             setattr(options, action.dest, _meant(path, name, action, value))
 

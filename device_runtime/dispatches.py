@@ -10,11 +10,12 @@ from pathlib import Path
 import msgspec
 
 from broker.messages import Contribution, Hello, Plan
+from models.data import Place
 from models.names import EngineWish
 from profiles import DeviceProfile
 from strategies.accountant import Limit
 
-from .data import Place
+from .allow_list import ANYTHING, AllowList
 from .meters import Meter
 from .offers import Open
 from .personal.wish import Wish
@@ -36,15 +37,19 @@ class Terms(msgspec.Struct, frozen=True, tag=True):
     owner: Limit | None = None
     pretended: DeviceProfile | None = None
     slow: float = 1.0
+    disk_bytes: int | None = None
+    allowed: AllowList = ANYTHING
 
     @classmethod
     def of(cls, given: Settings, meter: str, held_bytes: int) -> Terms:
-        """`held_bytes` are held on this side, and not to be had on the other."""
+        """`held_bytes` are held on this side, and not to be had on the other. Paths are made
+        absolute: that side runs in another folder.
+        """
         pretence, most = given.pretence, given.memory_bytes
         return cls(
             given.name,
-            Place.of(given.data),
-            given.folder,
+            Place.of(given.data).absolute(),
+            given.folder.absolute(),
             given.engine,
             meter,
             given.personal,
@@ -52,12 +57,21 @@ class Terms(msgspec.Struct, frozen=True, tag=True):
             given.owner,
             pretence.profile if pretence else None,
             pretence.slow if pretence else 1.0,
+            given.disk_bytes,
+            given.allowed,
         )
 
     def settings(self, meter: Meter | None) -> Settings:
         pretence = None if self.pretended is None else Pretence(self.pretended, self.slow)
         known = Settings(self.name, self.place, self.folder, pretence, self.memory_bytes, self.engine)
-        return replace(known, owner=self.owner, meter=meter, personal=self.personal)
+        return replace(
+            known,
+            owner=self.owner,
+            meter=meter,
+            personal=self.personal,
+            disk_bytes=self.disk_bytes,
+            allowed=self.allowed,
+        )
 
 
 class LookAt(msgspec.Struct, frozen=True, tag=True):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from broker.blobs import Blobs
+from broker.blobs import Blobs, Room
 from broker.errors import BlobError
 from broker.messages import Blob, Get, Offer
 from broker.transfer import Pull
 
 log = logging.getLogger(__name__)
 
+BLOBS, BUNDLES = "blobs", "bundles"
+"""The folders, in the device's own, of what was fetched, and of bundles that are unpacked."""
 WRONG_HASHES = 2
 """Times that a content may arrive whole and have another hash."""
 
@@ -36,11 +39,13 @@ class Downloads:
         """Fetch these and nothing else. Returns False when the sender does not have one of them, or what it
         has is never what it is named: a later offer may ask again.
 
-        Raises BlobError when what came was not what was named; it is then fetched anew, once.
+        Raises BlobError when what came was not what was named; it is then fetched anew, once. Raises NoRoom.
         """
-        self._pulls = {
-            blob.sha: self._pulls.get(blob.sha) or Pull(blob, self._blobs.partial(blob)) for blob in wanted
-        }
+        wanted = tuple(wanted)
+        self._pulls = {blob.sha: self._pulls[blob.sha] for blob in wanted if blob.sha in self._pulls}
+        for blob in wanted:
+            if blob.sha not in self._pulls:
+                self._pulls[blob.sha] = Pull(blob, self._blobs.partial(blob))
         self._began = {sha: self._began.get(sha, now) for sha in self._pulls}
         for sha, pull in list(self._pulls.items()):
             if pull.refused or self._wrong[sha] >= WRONG_HASHES:
@@ -54,9 +59,13 @@ class Downloads:
         return True
 
     def expect(self, blob: Blob, now: float) -> None:
-        """The sender has begun with this blob unasked."""
+        """The sender has begun with this blob unasked; one for which there is no room is not taken."""
         if blob.sha not in self._pulls and not self._blobs.has(blob):
-            self._pulls[blob.sha] = Pull(blob, self._blobs.partial(blob))
+            try:
+                self._pulls[blob.sha] = Pull(blob, self._blobs.partial(blob))
+            except BlobError as error:
+                log.debug("%s", error)
+                return
             self._pulls[blob.sha].expect(now)
             self._began[blob.sha] = now
 
@@ -83,6 +92,11 @@ class Downloads:
         del self._wrong[pull.blob.sha]
         why = "the aggregator does not have it" if pull.refused else "what came as it had another hash twice"
         log.warning("blob %s: %s", pull.blob.hex[:12], why)
+
+
+def store(folder: Path, disk_bytes: int | None) -> Blobs:
+    """The blobs of the device in `folder`; with its unpacked bundles they take `disk_bytes` at most."""
+    return Blobs(folder / BLOBS, room=Room(most=disk_bytes, beside=(folder / BUNDLES,)))
 
 
 def prune(blobs: Blobs, offer: Offer, waiting: Iterable[Blob | None]) -> None:

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from broker.blobs import Blobs
-from broker.errors import BlobError
+import msgspec
+
+from broker.errors import BlobError, NoRoom
 from broker.messages import Blob, Get, Offer, Plan, Receipt
 
 from . import reports
-from .downloads import Downloads, prune
+from .downloads import Downloads, prune, store
 from .errors import LeftOut, StaleBase, WorkDied
 from .greeting import Greeting
 from .hours import Hours
@@ -41,7 +42,7 @@ class Duty:
         self.sending = Sending(self.outbox, voice)
         self.greeting = Greeting(lambda: voice.under_way("hello"))
         self.between: Callable[[], None] = lambda: None
-        self.blobs = Blobs(settings.folder / "blobs")
+        self.blobs = store(settings.folder, settings.disk_bytes)
         self._hours, self._voice = hours, voice
         self._clock, self._standing = hours.clock, Standing(hours, voice)
         self._downloads = Downloads(self.blobs, voice.ask, self._arrived)
@@ -55,6 +56,7 @@ class Duty:
         self._finished = ""
         self._keeps, self._pretence = settings.personal.keep, settings.pretence
         self._answered = ("", 0)
+        self._samples_said = 0
         self._warned = ""
 
     @property
@@ -83,6 +85,8 @@ class Duty:
             except (BlobError, StaleBase, WorkDied) as error:
                 self._seen = None
                 self.warn(f"round {self.open.offer.round}: {error}")
+                if isinstance(error, NoRoom):
+                    self._prune(self.open.offer)
                 if isinstance(error, StaleBase) and not self.open.base.whole:
                     self.open = None
                     self.hello()  # for the whole offer, which names all that leads there
@@ -132,10 +136,15 @@ class Duty:
         self.hello()
 
     def hello(self) -> None:
-        """Who is here, and with what."""
+        """Who is here, and with how many samples: an aggregator believes no update that says more."""
         boot = self._voice.boot
         self.greeting.said(self._clock())
-        self._voice.hello(self.place.hello(boot) if self.ready else reports.bare_hello(boot))
+        hello = self.place.hello(boot) if self.ready else reports.bare_hello(boot)
+        if self.ready:
+            waiting = [sent.num_examples for sent in self.outbox if sent.task == self._voice.task]
+            hello = msgspec.structs.replace(hello, num_examples=max([hello.num_examples, *waiting]))
+        self._samples_said = hello.num_examples
+        self._voice.hello(hello)
         self._standing.greeted()
 
     def restart(self) -> None:
@@ -195,7 +204,7 @@ class Duty:
         offer = current.offer
         self.place.prepare(current)
         if self._pruned is not offer:
-            prune(self.blobs, offer, [message.blob for message in self.outbox])
+            self._prune(offer)
             self._pruned = offer
         if offer.round > 0 and not self._has_answered(offer):
             ears = Ears(
@@ -211,6 +220,10 @@ class Duty:
                 return
             self._worked_on = current
         self.open = None
+
+    def _prune(self, offer: Offer) -> None:
+        """Drop what neither this offer nor the outbox needs."""
+        prune(self.blobs, offer, [message.blob for message in self.outbox])
 
     def _after(self, current: Open) -> None:
         """What there is to do after a round, once: where the process dies at it, it is left."""
@@ -243,6 +256,8 @@ class Duty:
             log.warning("round %d left out: its contribution cannot be kept: %s", made.round, error)
             return
         self._transferred(up=made.bytes_up)
+        if made.message.num_examples > self._samples_said:  # some have come since the hello
+            self.hello()
         self.sending.due(self._clock())
 
     def _fetch_final(self, over: Open, until: float, now: float) -> None:
@@ -254,9 +269,9 @@ class Duty:
             elif now < until and self._downloads.advance(look.missing, now):
                 return
             else:
-                log.warning("the model of task %s has not come in time", over.offer.task)
+                log.warning("the model of task %r has not come in time", over.offer.task)
         except (BlobError, StaleBase, LeftOut, WorkDied) as error:
-            self.warn(f"the model of task {over.offer.task} is not kept: {error}")
+            self.warn(f"the model of task {over.offer.task!r} is not kept: {error}")
             if now < until and not isinstance(error, LeftOut):
                 return
         self._final = self._worked_on = None

@@ -7,10 +7,6 @@ class DeviceError(Exception):
     """Anything that `device_runtime` raises on purpose."""
 
 
-class DataError(DeviceError):
-    """Local data that is missing, unreadable, or not of the task."""
-
-
 class OutOfMemory(DeviceError):
     """Work that would exceed, or has exceeded, the memory this device may use. Nothing was started."""
 

@@ -19,13 +19,12 @@ from broker import mosquitto
 from models.bundle import Bundle
 from models.engine import DeviceModel
 from models.engines import engine_choices, open_model
-from models.errors import EngineError, ModelError
+from models.errors import DataError, EngineError, ModelError
 from profiles.cost import session_bytes
 from strategies.accountant import PrivacyError
 from strategies.privacy import DpSgd
 
 from . import privacy_budget
-from .errors import DataError
 from .measuring import drawn
 from .privacy_budget import Budget
 from .watching import limit_bytes, run_bytes

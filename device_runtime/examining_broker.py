@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from broker import certificate, topics
@@ -39,6 +40,7 @@ _TLS_ADVICE = {
     OTHER_NAME: "use a host of the certificate, or make one with it: `broker init --name HOST`",
     OTHER_ADDRESS: "use an address of the certificate, or make one with it: `broker init --name ADDRESS`",
 }
+_FORGES = "whoever runs the broker can send updates in its name, and receipts to it"
 _NO_AUTHORITY = (
     "give the broker's authority with --ca, or enrol the device anew: the broker is not the one it was"
 )
@@ -81,14 +83,17 @@ def enrolled(connection: Connection) -> Finding:
     kept = connection.enrolment
     if kept is None:
         advice = "enrol it: `device-runtime device add NAME` where the broker is set up"
-        return Finding("enrolment", "missing", "none: offers of any aggregator are taken", advice)
+        found = f"none: offers of any aggregator are taken, {_FORGES}"
+        return Finding("enrolment", "missing", found, advice)
     path = connection.folder / FILE
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         return Finding("enrolment", "problem", f"{path} can be read by others", f"chmod 600 {path}")
     day = datetime.fromtimestamp(kept.issued, timezone.utc)
-    return Finding(
-        "enrolment", "ok", f"{kept.name}, since {day:%Y-%m-%d}; offers by key {kept.key[:8].hex()}"
-    )
+    found = f"{kept.name}, since {day:%Y-%m-%d}; offers by key {kept.key[:8].hex()}"
+    if not kept.secret:
+        advice = f"enrol it again: `device-runtime device add {kept.name} --again` where the broker is set up"
+        return Finding("enrolment", "missing", f"{found}; it has no key of its own: {_FORGES}", advice)
+    return Finding("enrolment", "ok", f"{found}; signs by its own")
 
 
 def _reached(connection: Connection) -> Finding:
@@ -147,15 +152,17 @@ def _inside(connection: Connection, now: float, seen: Certificate | None) -> Ite
     offers = [message for message in heard if message.topic.startswith(TO_ALL) and message.payload]
     if not offers:
         yield Finding("offer", "missing", "no aggregator has offered anything here yet", "start `serve`")
-    for message in offers:
-        yield _offered(connection, message)
+    yield from _all_offered(connection, offers)
     yield _clock(connection, now, seen, _issued(offers))
 
 
 def _writing(trial: Trial, name: str) -> Finding:
     answer = trial.publish(topics.up(name, "trial"), b"")
     if not answer.taken:
-        advice = f"give it `pattern write {topics.up('%u', '#')}`, and let the user name be the device's name"
+        advice = (
+            f"give it `pattern write {topics.up('%u', 'LEAF')}` for each of {', '.join(topics.UP)} (`broker "
+            "upgrade DIR` writes them), and let the user name be the device's name"
+        )
         found = f"may not write below {topics.up(name, '')} ({answer.reason})"
         return Finding("own branch", "problem", found, advice)
     if not answer.known:
@@ -196,6 +203,16 @@ def _limit(trial: Trial, name: str) -> Finding:
     if not answer.known:
         return Finding("packet limit", "missing", f"{size} are taken, or dropped without a word (MQTT 3.1.1)")
     return Finding("packet limit", "ok", f"{size} are taken")
+
+
+def _all_offered(connection: Connection, offers: list[Received]) -> list[Finding]:
+    """A refused offer is no problem beside one that is believed: it may be of a task that was over before the
+    aggregator's key changed.
+    """
+    found = [_offered(connection, message) for message in offers]
+    if any(one.state == "ok" for one in found):
+        return [replace(one, state="missing") if one.state == "problem" else one for one in found]
+    return found
 
 
 def _offered(connection: Connection, message: Received) -> Finding:

@@ -25,6 +25,7 @@ from .one_task import MakeTask, OneTask
 from .settings import Settings
 from .task import DeviceTask, Given
 from .watchdog import guarded
+from .watching import limit_bytes
 from .work import Decision, HeldUp, Listener, Outcome
 from .workplace import LEFT, Bundles, Death, Ears, Look, Made, bundles_of
 
@@ -43,7 +44,8 @@ class Here:
     ) -> None:
         """`make` makes what works on a task."""
         self.task: OneTask | None = None
-        self.holdings = Holdings(settings.folder)
+        memory = None if settings.pretence else lambda: limit_bytes(None, settings.memory_bytes)
+        self.holdings = Holdings(settings.folder, settings.disk_bytes, memory)
         self.bundles: Bundles = ()
         self.deaths: tuple[Death, ...] = ()
         self._settings, self._hours, self._link, self._make = settings, hours, link, make
@@ -60,6 +62,8 @@ class Here:
         """Of a family, only the base of the model that the device would train as things stand."""
         offer = current.offer
         with left_out():
+            if why := self._settings.allowed.refuses(blob for _, blob in bundles_of(offer)):
+                raise LeftOut(why)
             if missing := self.holdings.missing_bundles(offer):
                 return Look(current.member, missing)
             if current.member is None or self.bundles != bundles_of(offer):

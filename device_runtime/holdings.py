@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from broker.blobs import Blobs, name
+from broker.blobs import name
 from broker.errors import BlobError
 from broker.messages import CHECK_BYTES, LINE_BYTES, Base, Blob, Offer
 from models import bundle as bundles
@@ -22,35 +24,73 @@ from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies.replaying import replay
 
+from .downloads import BUNDLES, store
 from .errors import StaleBase, UnusableBase
 from .stands import Stands
 from .ways import Stand, Way, steps_of, way
 
 log = logging.getLogger(__name__)
 
+COPIES = 2
+"""A bundle is on the disk as it was fetched and unpacked, and so in memory while it is unpacked."""
+
 
 class Holdings:
-    """Blobs of one device, and the weights of its last base model with the steps already taken on it."""
+    """Blobs of one device, and the weights of its last base model with the steps already taken on it.
 
-    def __init__(self, folder: Path) -> None:
-        self.blobs = Blobs(folder / "blobs")
-        self._bundles = folder / "bundles"
+    `disk_bytes` bounds what it fetches and unpacks of models; `memory` tells the bytes that may be held, into
+    which models are read whole. None: no bound.
+    """
+
+    def __init__(
+        self, folder: Path, disk_bytes: int | None = None, memory: Callable[[], int] | None = None
+    ) -> None:
+        self.blobs = store(folder, disk_bytes)
+        self._memory = memory
+        self._bundles = folder / BUNDLES
         self._stand: Stand | None = None
         self._stands = Stands(folder / "stand")
 
     def missing_bundles(self, offer: Offer) -> tuple[Blob, ...]:
-        """What must be fetched before it can be decided how to work on this offer."""
+        """What must be fetched before it can be decided how to work on this offer. Raises BundleError for
+        bundles that memory cannot hold.
+        """
         bundles = (offer.bundle, *(member.bundle for member in offer.family))
         lacking = [bundle for bundle in bundles if not self._has_bundle(bundle)]
-        return tuple(blob for blob in lacking if not self.blobs.has(blob))
+        missing = tuple(blob for blob in lacking if not self.blobs.has(blob))
+        for blob in missing:
+            if why := self._too_large(COPIES * blob.size):
+                raise BundleError(f"bundle {blob.hex[:12]} {why}")
+        if missing:
+            self._drop_bundles({bundle.hex for bundle in bundles}, sum(blob.size for blob in missing))
+        return missing
+
+    def _too_large(self, size: int) -> str:
+        """Why memory cannot hold so many bytes; empty where it can."""
+        if self._memory is None or size <= (free := self._memory()):
+            return ""
+        return f"needs {size / 1e6:.1f} MB of memory to be read, and {free / 1e6:.1f} MB may be held"
+
+    def _drop_bundles(self, kept: AbstractSet[str], size: int) -> None:
+        """Remove bundles of earlier offers, where so many bytes more, fetched and unpacked, have no room."""
+        most = self.blobs.room.most
+        if most is None or self.blobs.taken() + COPIES * size <= most or not self._bundles.exists():
+            return
+        for folder in self._bundles.iterdir():
+            if folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def missing(self, base: Base, aside: Blob | None = None) -> tuple[Blob, ...]:
         """What must be fetched before this base can be worked on, and what comes beside it.
 
-        Raises UnusableBase, StaleBase for a base that nothing which is here or named leads to.
+        Raises UnusableBase, StaleBase for a base that nothing which is here or named leads to; UnusableBase
+        for one that memory cannot hold.
         """
         needed = (*(() if aside is None else (aside,)), *self._way(base).needed)
-        return tuple(blob for blob in dict.fromkeys(needed) if not self.blobs.has(blob))
+        missing = tuple(blob for blob in dict.fromkeys(needed) if not self.blobs.has(blob))
+        if missing and (why := self._too_large(sum(blob.size for blob in missing))):
+            raise UnusableBase(f"base model after {base.at} steps {why}")
+        return missing
 
     def take_parts(self, bundle: Bundle, base: Base) -> None:
         """What of a base is as it is in the bundle need not be fetched, and steps from there on can be
@@ -75,10 +115,11 @@ class Holdings:
     def bundle(self, blob: Blob) -> Bundle:
         """The bundle of this hash, unpacked once.
 
-        Raises BundleError for what is not a bundle, BlobError when it must be fetched (again).
+        Raises BundleError for what is not a bundle, BlobError when it must be fetched (again), NoRoom.
         """
         folder = self._bundles / blob.hex
         if not folder.exists():
+            self.blobs.check_room(blob)
             return bundles.unpack(self.blobs.get(blob), folder)
         try:
             return Bundle.open(folder)

@@ -4,28 +4,62 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from profiles import DeviceProfile, Speed
 
-from .work import FADE, Outcome
+from .work import FADE, Outcome, corrected
 
 log = logging.getLogger(__name__)
 
+PATIENCE = 3
+"""Rounds in a row that a device sits out for want of time; then it measures its speed anew."""
+LOAD_LEAST, LOAD_SHARE = 0.5, 0.5
+"""A load that differs by more than this, and than this share of the larger one, has changed much."""
 OUTGROWN, MOST = 1.25, 4.0
 """By how much more a kind is taken to hold after it was given up for want of memory; and at most."""
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """Its speed, and how far predictions were off; see DeviceProfile."""
+    """Its speed, and how far predictions were off; see DeviceProfile.
+
+    `load` of the machine when the speed was measured (`profiles.measure.load`), None where that is not known;
+    `sat_out` rounds in a row since then for want of time. A round that is extended counts once more.
+    """
 
     speed: Speed
     corrections: Mapping[str, float] = field(default_factory=dict)
     growth: Mapping[str, float] = field(default_factory=dict)
+    load: float | None = None
+    sat_out: int = 0
+
+    def after(self, profile: DeviceProfile, outcome: Outcome) -> Learnt:
+        """What is known after a round that began with this profile."""
+        return replace(
+            self,
+            corrections=corrected(profile, outcome),
+            growth=grown(profile, outcome),
+            sat_out=self.sat_out + 1 if short_of_time(profile, outcome) else 0,
+        )
+
+    def doubted(self, load: float) -> str:
+        """Why a device that sat out measures anew at this load of its machine; empty while it need not.
+
+        What was slow for a moment would else keep it out for good: what is not tried is not corrected.
+        """
+        if self.sat_out >= PATIENCE:
+            return f"{self.sat_out} rounds in a row were sat out"
+        if not self.sat_out:
+            return ""
+        if self.load is None:
+            return "the load of the machine then is not known"
+        if abs(load - self.load) > max(LOAD_LEAST, LOAD_SHARE * max(load, self.load)):
+            return f"{load:.1f} processes want a core of the machine, and {self.load:.1f} did then"
+        return ""
 
 
 class Measurements:
@@ -40,10 +74,10 @@ class Measurements:
             except msgspec.MsgspecError as error:
                 log.warning("%s is not readable (%s): measuring anew", path, error)
 
-    def get(self, key: str, measured: Callable[[], Speed]) -> Learnt:
-        """What is kept under this key, or the speed that `measured` returns, which is then kept."""
+    def get(self, key: str, measured: Callable[[], Learnt]) -> Learnt:
+        """What is kept under this key, or what `measured` returns, which is then kept."""
         if key not in self._known:
-            self.put(key, Learnt(measured()))
+            self.put(key, measured())
         return self._known[key]
 
     def put(self, key: str, learnt: Learnt) -> None:
@@ -55,6 +89,19 @@ class Measurements:
             temporary.replace(self._path)
         except OSError as error:
             log.warning("what was measured cannot be kept: %s", error)
+
+
+def short_of_time(profile: DeviceProfile, outcome: Outcome) -> bool:
+    """Whether a device that sat out lacked time to compute: a faster one of its memory would have taken part.
+
+    It may have tried and been too slow, or have known before.
+    """
+    if outcome.contribution is not None:
+        return False
+    costs = [candidate.cost for candidate in outcome.plan.candidates if candidate.cost is not None]
+    limit = profile.memory.limit_bytes
+    computes = (cost.compute_s >= cost.seconds / 2 for cost in costs if cost.peak_memory_bytes <= limit)
+    return bool(outcome.timings) or any(computes)
 
 
 def grown(profile: DeviceProfile, outcome: Outcome) -> Mapping[str, float]:

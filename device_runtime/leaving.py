@@ -22,18 +22,20 @@ from .errors import InstallError, NoDevice, PolicyError
 from .inbox import Inbox
 from .speaking import Voice
 
-STOP_S = 30.0
+STOP_S = 120.0
 """Seconds that a process may take to end what it does."""
 
 SETTINGS = "device.toml"
 """What a service joins with."""
 KEPT = {
     "enrolment.json": "its credentials",
+    "issued.json": "when the latest offers were issued",
     "outbox": "contributions, sent and not",
     "blobs": "models on their way, and the bodies of contributions",
     "bundles": "models as they were fetched",
     "stand": "where it stood on a line of steps",
     "left": "what codecs left out of updates",
+    "empty": "the empty folder in which it works",
     "memory": "what kinds of update remember",
     "personal": "the personal model",
     "speed.json": "measurements",

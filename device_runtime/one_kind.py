@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from broker.dependent import end_when_alone
+from models import data as local_data
 from models.bundle import Bundle, find
 from models.engine import DeviceModel
 from models.engines import EngineWish, engine_choice, open_model
@@ -21,7 +23,6 @@ from strategies.codecs import chain as codecs
 from strategies.device_half import NOTHING, LocalData
 from strategies.workload import ENVELOPE_BYTES, workload
 
-from . import data as local_data
 from . import meters
 from .choose import MAIN, Candidate
 from .equipment import Equipment
@@ -164,8 +165,9 @@ def peak_bytes(status: str) -> int:
 
 def main() -> None:
     """Reads an order from the standard input, writes figures to the file that the last argument names: both
-    in MessagePack, which has nan.
+    in MessagePack, which has nan. Ends when the process does that reads its standard output.
     """
+    end_when_alone(1)
     order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
     Path(sys.argv[-1]).write_bytes(msgspec.msgpack.encode(measured(order)))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, TypeVar
 
+from .allow_list import ANYTHING, AllowList
 from .errors import PolicyError
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Policy:
-    """An owner's rules; without any, a device may always work.
+    """An owner's rules; without any, a device may always work, and on whatever is asked for (`allowed`).
 
     `battery_above` in percent, of those that have one; `below_c` in degrees Celsius, of the hottest sensor;
     `others_below`: percent of this machine's processor time that others use; `daily_bytes` both ways, of a
@@ -68,6 +69,7 @@ class Policy:
     others_below: float | None = None
     daily_bytes: int | None = None
     unknown_allows: bool = False
+    allowed: AllowList = ANYTHING
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,8 @@ def _rules(policy: Policy, now: Conditions, held: frozenset[str]) -> Iterator[Ru
     if policy.daily_bytes is not None:
         spent = f"{now.bytes_today / 1e6:.2f} of {policy.daily_bytes / 1e6:g} MB sent and received today"
         yield Rule("traffic", now.bytes_today < policy.daily_bytes, spent, network=True)
+    for name, content in policy.allowed.rules():
+        yield Rule(name, True, content)
 
 
 def _window(windows: tuple[Window, ...], when: datetime) -> Rule:

@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 
 from broker.partial import admit
+from models import data as local_data
+from models.errors import DataError
 from strategies.accountant import Limit, PrivacyError, Spent
 from strategies.kind import AnyStrategy
 from strategies.privacy import DpSgd, Ledger, round_of, settings_of
 
-from . import data as local_data
-from .errors import DataError
+from .allow_list import ANYTHING, AllowList
 
 Sample = bytes
 DIGEST_BYTES = 16
@@ -114,11 +115,13 @@ class Budget:
 class Guard:
     """Whether a device may train a kind of update: by the owner's limit, if any, and by its budget.
 
-    With an owner's limit nothing unprotected is sent, and no task may ask for less privacy.
+    With an owner's limit nothing unprotected is sent, and no task may ask for less privacy; what is not
+    `allowed` is not trained.
     """
 
     opened: Callable[[], Budget]
     owner: Limit | None = None
+    allowed: AllowList = ANYTHING
 
     @classmethod
     def of(
@@ -127,6 +130,7 @@ class Guard:
         data: local_data.Place | Path,
         owner: Limit | None = None,
         loaded: local_data.Stamp = frozenset(),
+        allowed: AllowList = ANYTHING,
     ) -> Guard:
         """Of the device with this folder, and the samples below `data`. Reads neither until it must.
 
@@ -142,7 +146,7 @@ class Guard:
                 )
             return Budget(folder / FILE, here)
 
-        return cls(opened, owner)
+        return cls(opened, owner, allowed)
 
     @cached_property
     def budget(self) -> Budget:
@@ -151,6 +155,8 @@ class Guard:
 
     def unfit(self, strategy: AnyStrategy, count: int) -> str:
         """Why this form must not be trained on the `count` samples that are here; empty when it may be."""
+        if why := self.allowed.bars(strategy):
+            return why
         dp = settings_of(strategy)
         if dp is None:
             return f"is not private, and the owner asks for {self.owner}" if self.owner else ""

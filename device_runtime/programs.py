@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 
-def asked(words: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """What a program said, with nothing to read and nobody to ask back.
+def asked(
+    words: Sequence[str], timeout_s: float, folder: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a program said, with nothing to read and nobody to ask back. `folder`: where it runs.
 
     Raises OSError, ValueError for one that cannot be run, subprocess.TimeoutExpired for one that does not end
     in time: all that it started is ended with it.
@@ -20,6 +22,7 @@ def asked(words: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        cwd=folder,
         text=True,
         errors="replace",
         start_new_session=True,

@@ -6,17 +6,17 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+from models import data as local_data
 from models.bundle import Bundle
+from models.data import Keep, Place
 from profiles import Workload
-from strategies.accountant import Limit
 from strategies.device_half import LocalData
 from strategies.errors import KindError
 from strategies.workload import workload
 
-from . import data as local_data
 from .choose import MAIN
-from .data import Keep, Place
 from .privacy_budget import Guard
+from .settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,10 @@ class Samples:
         counts = self.training.class_counts(len(self._bundles[MAIN].manifest.labels))
         return {member: workload(one.manifest, counts) for member, one in self._bundles.items()}
 
-    def guard(self, folder: Path, owner: Limit | None) -> Guard:
-        """Of the device with this folder, for what has been read."""
-        return Guard.of(folder, self._shelf.place, owner, self._shelf.stamp)
+    def guard(self, settings: Settings) -> Guard:
+        """Of the device with these settings, for what has been read."""
+        place, stamp = self._shelf.place, self._shelf.stamp
+        return Guard.of(settings.folder, place, settings.owner, stamp, settings.allowed)
 
     def refresh(self) -> bool:
         """Reads what is new or changed; whether anything is. Raises KindError where nothing is left."""

@@ -131,6 +131,6 @@ class Sending:
             self._voice.contribution(message)
         else:
             self._short.add(message.seq)
-            self._voice.short(short)
+            self._voice.short(short, message.run)
         again = before and _Sent(before.first_s, now, min(2 * before.wait_s, MAX_RESEND_S))
         self._sent[message.seq] = again or _Sent(now, now)

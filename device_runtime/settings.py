@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from models.data import Place
 from models.names import EngineWish
 from strategies.accountant import Limit
 
-from .data import Place
+from .allow_list import ANYTHING, AllowList
 from .meters import Meter
 from .personal.wish import Wish
 from .pretence import Pretence
@@ -19,10 +20,12 @@ class Settings:
     """How a device takes part. `memory_bytes` limits the process; None leaves what the machine has free.
 
     `owner` limits what may be spent of the samples' privacy: None sets no limit but those of tasks.
-    `aggregator` is the public key of the only one whose offers count; empty: any is taken. `task` is which
-    it is here for, where the aggregator has several; empty: whichever there is, and then the next. `meter`
+    `aggregator` is the public key of the only one whose offers count; empty: any is taken. `secret` is the
+    device's own key, by which it signs what it says; empty: it signs nothing. `task` is which it is here for,
+    where the aggregator has several; empty: whichever there is, and then the next. `meter`
     tells the energy of training; without one, or on a pretended device, it is modelled. `personal` is what
-    is wanted of a model of its own.
+    is wanted of a model of its own. `disk_bytes` limits what is fetched and unpacked of models; None sets no
+    limit. `allowed` is what a task may ask for.
     """
 
     name: str
@@ -36,3 +39,6 @@ class Settings:
     task: str = ""
     meter: Meter | None = None
     personal: Wish = field(default_factory=Wish)
+    disk_bytes: int | None = None
+    secret: bytes = field(default=b"", repr=False)
+    allowed: AllowList = ANYTHING

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
-from broker import topics
+from broker import small, topics
 from broker.blobs import Blobs
 from broker.events import Will
 from broker.messages import Contribution, Get, Hello, Message, Plan, State, encode
@@ -15,6 +16,15 @@ from broker.transfer import answer
 
 AND_MORE = "..."
 """In place of reasons that are left out."""
+
+
+SIGNED = ("hello", "plan", "contribution")
+"""Ends of topics whose messages a device with a key signs."""
+
+Seal = Callable[[str, bytes], bytes]
+"""The payload of an encoded message for a topic, signed."""
+Word = Callable[[str, str, bytes], bytes]
+"""That this device says a payload on a topic, in a run (see `broker.pact`)."""
 
 
 class Wire(Protocol):
@@ -42,7 +52,13 @@ class Voice:
         """By which an aggregator may agree with it (see `broker.pact`)."""
         self.link: Wire
         self._name = name
+        self._seal: Seal | None = None
+        self._word: Word | None = None
         self._plan_said: tuple[str, tuple[str, ...]] | None = None
+
+    def sign(self, seal: Seal, word: Word) -> None:
+        """Sign hellos, plans and contributions from now on, and put a word on those in few bytes."""
+        self._seal, self._word = seal, word
 
     def presence(self, online: bool, leaving: bool = False) -> Will:
         """What the link says for us: when it has the broker, and when we leave; and the broker when it has
@@ -73,7 +89,7 @@ class Voice:
         if plan.kind and said == self._plan_said:
             return
         told: Plan | None = plan
-        while plan.kind and told and packet_bytes(self._topic("plan"), encode(told)) > room_bytes:
+        while plan.kind and told and self._bytes("plan", told) > room_bytes:
             told = _shorter(told)
         if told:
             self._publish("plan", told)
@@ -82,9 +98,12 @@ class Voice:
     def contribution(self, message: Contribution) -> None:
         self._publish("contribution", message)
 
-    def short(self, payload: bytes) -> None:
-        """A contribution in few bytes."""
-        self.link.publish(self._topic("c"), payload)
+    def short(self, payload: bytes, run: str) -> None:
+        """A contribution in few bytes, of this run."""
+        topic = self._topic("c")
+        if self._word:
+            payload = small.with_word(payload, self._word(topic, run, payload))
+        self.link.publish(topic, payload)
 
     def ask(self, get: Get) -> None:
         self._publish("get", get)
@@ -97,7 +116,16 @@ class Voice:
                 self.link.publish(topic, data)
 
     def _publish(self, leaf: str, message: Message, retain: bool = False) -> None:
-        self.link.publish(self._topic(leaf), encode(message), retain)
+        self.link.publish(self._topic(leaf), self._payload(leaf, message), retain)
+
+    def _payload(self, leaf: str, message: Message) -> bytes:
+        """Presence is not signed, as the broker says a part of it; nor are requests for what all may know."""
+        payload = encode(message)
+        return self._seal(self._topic(leaf), payload) if self._seal and leaf in SIGNED else payload
+
+    def _bytes(self, leaf: str, message: Message) -> int:
+        """Of the packet."""
+        return packet_bytes(self._topic(leaf), self._payload(leaf, message))
 
     def _topic(self, leaf: str) -> str:
         return topics.up(self._name, leaf)

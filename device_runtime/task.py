@@ -11,20 +11,23 @@ import msgspec
 
 from broker.messages import Hello, Offer
 from models.bundle import Bundle
+from models.data import Keep
 from models.engine import DeviceModel
 from models.engines import engine_choice, open_model
+from models.errors import ModelError
 from models.tensors import Tensors
 from profiles import DeviceProfile
+from profiles.measure import load
 from strategies import registry
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Encoded
-from strategies.device_half import Contribution
+from strategies.device_half import Contribution, OutOfTime
 
 from .choose import MAIN, choose
-from .data import Keep
 from .equipment import Equipment
+from .errors import OutOfMemory
 from .freeing import rest
-from .learnt import Learnt, Measurements, grown
+from .learnt import Learnt, Measurements
 from .link_speed import LinkSpeed
 from .measuring import cache_key, clocks, measured, profile, ready
 from .memories import Memories
@@ -36,7 +39,7 @@ from .personal.kept import Keeper
 from .samples import Samples
 from .settings import Settings
 from .watching import limit_bytes, own_memory, watcher
-from .work import Assignment, Listener, Outcome, corrected, perform
+from .work import Assignment, Listener, Outcome, perform
 from .workplace import Death
 
 log = logging.getLogger(__name__)
@@ -86,13 +89,13 @@ class DeviceTask(OneTask):
         self._virtual = settings.pretence if settings.pretence and settings.pretence.time else None
         self._measurements = Measurements(settings.folder / "speed.json")
         self._key = cache_key(bundle.sha256, f"{self._engine} {self._wish}", settings.pretence)
-        learnt = Learnt(self._virtual.profile.speed) if self._virtual else self._measured(clock)
-        self._speed = speed = learnt.speed
-        self._link = link
+        self._clock, self._link = clock, link
+        learnt = Learnt(self._virtual.profile.speed) if self._virtual else self._measured()
+        self._learnt, speed = learnt, learnt.speed
         self._rest()
         self.profile = replace(self._as_it_is_now(), corrections=learnt.corrections, growth=learnt.growth)
         samples = self._samples
-        guard = samples.guard(settings.folder, settings.owner)
+        guard = samples.guard(settings)
         account = Account(settings.meter, time.process_time) if settings.pretence is None else Account()
         self._equipment = Equipment(
             settings.name,
@@ -158,18 +161,27 @@ class DeviceTask(OneTask):
     def perform(self, given: Given, deadline: float, listener: Listener) -> Outcome:
         """The round's work from this base model; see `work.perform`. Learns from how long it took.
 
-        What the listener raises ends the work and goes to the caller.
+        Where it is sat out and there is reason to doubt the speed, that is measured anew, and the work tried
+        again in what is left of the round. What the listener raises ends the work and goes to the caller.
 
         Raises KindError when no kind of the offer can be done here, TensorError for a base that does not fit.
         """
-        offer, member = given.offer, given.member
         model = self._loaded(given)
         if self.settings.personal.keep:
-            after_round.keep(self._keeper, offer, self._bundles[member], given.base)
+            after_round.keep(self._keeper, given.offer, self._bundles[given.member], given.base)
         self._look_anew()
+        outcome = self._tried(model, given, deadline, listener)
+        if self._measures_anew():
+            outcome = self._tried(self._loaded(given), given, deadline, listener)
+        self._rest()
+        return outcome
+
+    def _tried(self, model: DeviceModel, given: Given, deadline: float, listener: Listener) -> Outcome:
+        """The round's work, with its base loaded, from which is learnt. Raises as `perform` does."""
+        offer, member = given.offer, given.member
         self.profile = self._profile_now()
         self.watcher.limit_bytes = self.profile.memory.limit_bytes
-        self.watcher.held_bytes = self._speed.held_bytes if member == MAIN else {}
+        self.watcher.held_bytes = self._learnt.speed.held_bytes if member == MAIN else {}
         loads = self._equipment.loads
         elsewhere = {other: load for other, load in loads.items() if other != member}
         equipment = replace(
@@ -190,7 +202,6 @@ class DeviceTask(OneTask):
         finally:  # also where a pause ends it
             model.unload()
         self._learn(outcome)
-        self._rest()
         return outcome
 
     def final(self, given: Given, between: Callable[[], None]) -> None:
@@ -234,36 +245,59 @@ class DeviceTask(OneTask):
         """Samples that have come since the last round take part in this one. Raises KindError."""
         samples, settings = self._samples, self.settings
         if samples.refresh():
-            guard = samples.guard(settings.folder, settings.owner)
+            guard = samples.guard(settings)
             self._equipment = replace(
                 self._equipment, data=samples.training, loads=samples.loads, guard=guard
             )
 
     def _profile_now(self) -> DeviceProfile:
         """With what was learnt in earlier rounds."""
-        learnt = self.profile
+        learnt = self._learnt
         return replace(self._as_it_is_now(), corrections=learnt.corrections, growth=learnt.growth)
 
     def _learn(self, outcome: Outcome) -> None:
         """From what a round took, for the next and for after a restart."""
-        corrections, growth = corrected(self.profile, outcome), grown(self.profile, outcome)
-        self.profile = replace(self.profile, corrections=corrections, growth=growth)
+        self._learnt = learnt = self._learnt.after(self.profile, outcome)
+        self.profile = replace(self.profile, corrections=learnt.corrections, growth=learnt.growth)
         if not self._virtual:
-            self._measurements.put(self._key, Learnt(self._speed, corrections, growth))
+            self._measurements.put(self._key, learnt)
 
-    def _measured(self, clock: Callable[[], float]) -> Learnt:
+    def _measured(self) -> Learnt:
         """Now, or when this device last had this bundle; the engine is loaded in any case."""
-        by, watcher = clocks(clock, self._wish, self.settings.pretence), self.watcher
-        learnt = self._measurements.get(self._key, lambda: measured(self.model, by, watcher))
-        watcher.held_bytes = learnt.speed.held_bytes
+        learnt = self._measurements.get(self._key, self._measured_now)
+        self.watcher.held_bytes = learnt.speed.held_bytes
         ready(self.model)
         return learnt
+
+    def _measured_now(self) -> Learnt:
+        by = clocks(self._clock, self._wish, self.settings.pretence)
+        return Learnt(measured(self.model, by, self.watcher), load=load())
+
+    def _measures_anew(self) -> bool:
+        """Whether the speed was doubted, and is now another. What was learnt of times was relative to the old
+        one; what is held in memory is as it was. Raises what the listener of the round does.
+        """
+        why = "" if self._virtual else self._learnt.doubted(load())
+        if not why:
+            return False
+        log.info("the speed is measured anew: %s", why)
+        try:
+            learnt = self._measured_now()
+        except (OutOfTime, OutOfMemory, ModelError) as error:
+            log.warning("the speed is not measured anew: %s", error)
+            return False
+        finally:
+            self.model.unload()
+        before = -1  # the round at hand is tried again, and is none of those after this
+        self._learnt = replace(learnt, growth=self._learnt.growth, sat_out=before)
+        self._measurements.put(self._key, self._learnt)
+        return True
 
     def _as_it_is_now(self) -> DeviceProfile:
         """Memory that is free, battery and temperature change from round to round; the speed was measured."""
         if self._virtual:
             return own_memory(replace(self._virtual.profile, engine=self._engine), self.settings.memory_bytes)
-        now = profile(self._speed, self._engine, self.settings.pretence)
+        now = profile(self._learnt.speed, self._engine, self.settings.pretence)
         if self.settings.pretence is None:  # else it is the link of the board
             now = replace(now, bandwidth=self._link.over(now.bandwidth))
         return own_memory(now, self.settings.memory_bytes)

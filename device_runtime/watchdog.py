@@ -6,14 +6,14 @@ and an engine says so, where the kernel would else end the process, or another.
 
 from __future__ import annotations
 
-import re
 import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from profiles.machine_memory import MIB, Room, room, text_of
+from models.data.bounded import SLACK, cap
+from profiles.machine_memory import Room, room
 
 from . import readouts
 from .watching import VirtualWatcher, Watcher
@@ -23,11 +23,6 @@ LOOK_S = 0.1
 STALLED = 20.0
 """Percent of the last ten seconds, in which all stood still for want of memory, that are too many."""
 PRESSURE = Path("/proc/pressure/memory")
-STATUS = Path("/proc/self/status")
-SLACK = 16 * MIB
-"""Bytes beyond what is free that the kernel lets it have at least, and half of that at least: not all that is
-asked for is used. An engine asks for powers of two, up to 1.6 times what it then holds.
-"""
 
 
 class Watchdog:
@@ -95,13 +90,3 @@ def guarded(watcher: Watcher, between: Callable[[], None]) -> Iterator[None]:
         watcher.hooked()
         dog.stop()
         resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def cap(more: int, status: Path = STATUS) -> None:
-    """Let this process ask for so many bytes more."""
-    found = re.search(r"^VmData:\s+(\d+) kB$", text_of(status), re.MULTILINE)
-    if found is None:
-        return  # not Linux
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = 1024 * int(found[1]) + more
-    resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import queue
 import secrets
 import signal
 import threading
@@ -17,10 +16,7 @@ from aggregator.backing import broker_for, keep_port
 from aggregator.config import AUTO, BrokerSection
 from aggregator.errors import AggregatorError
 from aggregator.exits import Exit, exit_code
-from aggregator.ports import Ports
-from aggregator.serving import QUEUE_LIMIT
 from broker import topics
-from broker.events import Event
 from broker.link import Link, LinkOptions
 from broker.url import BrokerUrl
 from device_runtime.commands.options import add_connection, count
@@ -28,14 +24,8 @@ from device_runtime.connecting import Connection, connect
 from device_runtime.reaching import reach
 from device_runtime.settings import Settings
 
-from .ground import SiteRules
-from .process import Edge
-from .told import tell
+__all__ = ["ERRORS", "add_arguments", "exit_code", "run"]
 
-__all__ = ["ERRORS", "EXAMPLE", "HELP", "add_arguments", "exit_code", "run"]
-
-HELP = "be the aggregator of a site, and a device of the aggregator above it"
-EXAMPLE = "device-runtime edge mqtt://127.0.0.1:1883 --name site-a --broker auto"
 
 ERRORS = (AggregatorError,)
 
@@ -44,35 +34,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Upwards the options of `join`; the others are of the site."""
     add_connection(parser, "broker")
     add = parser.add_argument
-    add("--until-done", action="store_true", help="leave when the task is done")
+    add("--until-done", action="store_true", help="Leave when the task is done.")
     add(
         "--broker",
         dest="site_broker",
         metavar="URL",
         default=AUTO,
-        help="of the site's devices: mqtt://, mqtts:// or wss://; auto starts one here (default)",
+        help="Serve the site's devices at this broker; auto starts one here (default: auto).",
     )
-    add("--port", type=int, default=0, help="of the broker that auto starts (default: as before, or free)")
-    add("--broker-ca", type=Path, metavar="PEM", help="authority of the site's broker")
+    add(
+        "--port",
+        type=int,
+        default=0,
+        help="Set the port of the broker that auto starts (default: as before, or free).",
+    )
+    add("--broker-ca", type=Path, metavar="PEM", help="Trust this authority of the site's broker.")
     add(
         "--enrolment",
         type=Path,
         metavar="DIR",
-        help="of `broker init`: the site's broker, credential and signing key",
+        help="Take the site's broker, credential and signing key from this folder of `broker init`.",
     )
-    add("--min-devices", type=count, default=1, metavar="N", help="be ready with as many (default: 1)")
+    add(
+        "--min-devices",
+        type=count,
+        default=1,
+        metavar="N",
+        help="Be ready with this many devices (default: 1).",
+    )
     add(
         "--min-contributions",
         type=count,
         default=1,
         metavar="N",
-        help="of fewer nothing is forwarded (default: 1)",
+        help="Forward nothing of fewer contributions (default: 1).",
     )
     add(
         "--late",
         choices=("discard", "count"),
         default="discard",
-        help="what comes after its round (default: discard)",
+        help="Discard or count what comes after its round (default: discard).",
     )
 
 
@@ -104,14 +105,37 @@ def run(options: argparse.Namespace) -> int:
 
 def _work(options: argparse.Namespace, above: Connection, url: BrokerUrl, stop: threading.Event) -> None:
     """Between its two links, until stopped or done."""
-    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    wishes = LinkOptions(subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT)
+    from aggregator import logs  # these need the extra `aggregator`, which --help does not
+    from aggregator.flood import Inbox
+    from aggregator.ports import Ports
+    from aggregator.serving import QUEUE_BYTES, QUEUE_LIMIT
+
+    from .ground import SiteRules
+    from .process import Edge
+    from .told import tell
+
+    logs.limit()
+    inbox = Inbox()
+    wishes = LinkOptions(
+        subscriptions=(topics.FROM_DEVICES,), queue_limit=QUEUE_LIMIT, queue_bytes=QUEUE_BYTES
+    )
     below = Link(url, f"edge-{secrets.token_hex(4)}", inbox, wishes)
     seal = enrolled.sealing(options.enrolment, above.folder)
     agree = enrolled.agreeing(options.enrolment)
-    ports = Ports(below, inbox, (tell,), time.monotonic, url.mqtt5, seal, agree)
+    devices = enrolled.devices(options.enrolment)
+    ports = Ports(
+        below,
+        inbox,
+        (tell,),
+        time.monotonic,
+        url.mqtt5,
+        seal,
+        agree,
+        devices,
+        backlog=below.waiting_bytes,
+    )
     rules = SiteRules(options.min_devices, options.min_contributions, options.late)
-    settings = Settings(above.name, above.folder, above.folder, aggregator=above.key)
+    settings = Settings(above.name, above.folder, above.folder, aggregator=above.key, secret=above.secret)
     with closing(Edge(settings, secrets.randbits(32), rules, ports)) as edge:
         agent = edge.agent
         presence = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import queue
 import shutil
 from collections.abc import Sequence
@@ -12,14 +13,17 @@ from pathlib import Path
 
 import msgspec
 
-from aggregator import outside
+from aggregator import outside, sqlite_file
 from aggregator import task as tasks
 from aggregator.crowd import MOST_DEVICES
+from aggregator.errors import AggregatorError
+from aggregator.outside import Outside
 from aggregator.ports import Ports
 from aggregator.records import Records
 from aggregator.store import Store
 from aggregator.task import KindSettings, Late, Task
 from broker import topics
+from broker.errors import BrokerError
 from broker.events import Event, Received
 from broker.messages import MessageError, Offer, State, decode
 from broker.topics import TopicError
@@ -28,6 +32,8 @@ from strategies.kind import AnyStrategy
 
 from .roll import Roll
 from .site import Site
+
+log = logging.getLogger(__name__)
 
 OPEN_END = 1_000_000
 """Rounds of a site's task: it has as many as there are above."""
@@ -65,17 +71,17 @@ class Ground:
     def enter(self, offer: Offer, kinds: Sequence[AnyStrategy], bundle: Bundle) -> Site:
         """The site of this run above and these kinds: the one at hand, or another, for which that is closed.
 
-        Other sites are removed from the disk: nobody above waits for them. Raises RunFolderError, and what
-        Rounds raises.
+        Other sites are removed from the disk, unless one has contributions that were not forwarded: their
+        devices have receipts. Raises RunFolderError, and what Rounds raises.
         """
         task = self._task(offer, kinds, bundle)
         of_run = self._of_run(offer)
         folder = of_run / hashlib.sha256(task.json()).hexdigest()[:16]
         if self.site is None or self._at != folder:
             self.leave()
-            for other in (*self.folder.glob("*"), *of_run.glob("*")):
+            for other in (*self.folder.glob("*/*"), *self.folder.glob("*")):
                 if other not in (of_run, folder):
-                    shutil.rmtree(other, ignore_errors=True)
+                    _remove(other)
             self.site = self._opened(task, folder)
         return self.site
 
@@ -156,3 +162,29 @@ class Ground:
             late=self.rules.late,
             kinds=tuple(KindSettings(name=kind.name, settings=msgspec.to_builtins(kind)) for kind in kinds),
         )
+
+
+def _remove(site: Path) -> None:
+    """A site's folder, or that of a run without sites; not one with contributions to forward."""
+    if any((inner / outside.FILE).exists() for inner in site.glob("*")):
+        return  # a run of which a site was kept
+    try:
+        waiting = _waiting(site)
+    except (AggregatorError, BrokerError) as error:
+        log.warning("%s is kept, as it cannot be read: %s", site, error)
+        return
+    if waiting:
+        log.warning("%s is kept: %d contributions of its open round were not forwarded", site, waiting)
+    else:
+        shutil.rmtree(site, ignore_errors=True)
+
+
+def _waiting(site: Path) -> int:
+    """Contributions of a round that was given and is not closed. Raises AggregatorError, BrokerError."""
+    given = Outside(site).latest
+    if given is None or not (site / sqlite_file.FILE).exists():
+        return 0
+    with closing(Store(site, reading=True)) as store:
+        if store.closed(given.number):
+            return 0
+        return sum(1 for _ in store.contributions.of_round(given.number))

@@ -111,8 +111,8 @@ class Site:
 
     @property
     def contributions(self) -> int:
-        """Of the open round."""
-        return self._service.state.contributions
+        """Devices whose contributions count in the open round."""
+        return len(self._service.state.counted)
 
     @property
     def exhausted(self) -> bool:
@@ -143,8 +143,9 @@ class Site:
         """What the round that was given last came to, or why that is nothing to forward."""
         rounds, number = self._service.rounds, self._number
         closed = rounds.store.closed(number)[0]
-        if len(closed.contributions) < self.task.min_contributions:
-            return f"{len(closed.contributions)} of {self.task.min_contributions} contributions"
+        devices = len({one.device for one in closed.contributions})
+        if devices < self.task.min_contributions:
+            return f"{devices} of {self.task.min_contributions} contributions"
         if closed.note and rounds.store.base(number + 1).sha == rounds.store.base(number).sha:
             return closed.note
         before, after = rounds.store.base(number), rounds.store.base(number + 1)

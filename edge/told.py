@@ -15,7 +15,7 @@ def tell(happening: Happening) -> None:
     match happening:
         case Started():
             log.info(
-                "site of task %s: run %s%s", happening.task.name, happening.run, _again(happening.resumed)
+                "site of task %r: run %s%s", happening.task.name, happening.run, _again(happening.resumed)
             )
         case DeviceSeen(device=device, online=False):
             log.info("site: %s has gone", device)

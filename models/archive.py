@@ -61,22 +61,24 @@ def pack_files(files: Mapping[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def read_zip(data: bytes, where: str = "archive", limit: int = MAX_BYTES) -> dict[str, bytes]:
-    """The files of a zip by name.
+def read_zip(
+    data: bytes, where: str = "archive", limit: int = MAX_BYTES, stored: bool = False
+) -> dict[str, bytes]:
+    """The files of a zip by name; `stored`: none may be compressed.
 
     Raises BundleError for what is no zip, for names that are not plain or occur twice, for more than
     MAX_FILES files, and as soon as more than `limit` bytes have come out, whatever the zip declares.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return _read_entries(archive, where, limit)
+            return _read_entries(archive, where, limit, stored)
     except BundleError:
         raise
     except Exception as error:  # zipfile raises zlib.error, EOFError, NotImplementedError and more
         raise BundleError(f"{where} is not a sound zip: {one_line(error)}") from error
 
 
-def _read_entries(archive: zipfile.ZipFile, where: str, limit: int) -> dict[str, bytes]:
+def _read_entries(archive: zipfile.ZipFile, where: str, limit: int, stored: bool) -> dict[str, bytes]:
     entries = archive.infolist()
     if len(entries) > MAX_FILES:
         raise BundleError(f"{where} has {len(entries)} files, at most {MAX_FILES} are read")
@@ -85,6 +87,8 @@ def _read_entries(archive: zipfile.ZipFile, where: str, limit: int) -> dict[str,
     for entry in entries:
         if not is_plain(entry.filename) or entry.filename in files:
             raise BundleError(f"{where} has an entry {entry.filename[:80]!r}, expected plain names once")
+        if stored and entry.compress_type != zipfile.ZIP_STORED:
+            raise BundleError(f"{where} has {entry.filename!r} compressed, expected as it is")
         with archive.open(entry) as stream:
             content = stream.read(left + 1)
         left -= len(content)
@@ -98,11 +102,12 @@ def unpack_files(data: bytes, folder: Path, verify: Callable[[Path], T]) -> T:
     """Writes the files of a zip into `folder` and returns `verify(folder)`.
 
     They are written and verified beside it first, then moved in one step. Raises BundleError if `folder`
-    holds anything already, or whatever `verify` raises; then nothing is left behind.
+    holds anything already, for a zip with compressed files, which could unpack to far more than was fetched,
+    or whatever `verify` raises; then nothing is left behind.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BundleError(f"{folder} exists already and is not empty")
-    files = read_zip(data)
+    files = read_zip(data, stored=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

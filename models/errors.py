@@ -21,6 +21,10 @@ class ExportError(ModelError):
     """Raised when a module cannot be turned into a bundle."""
 
 
+class DataError(ModelError):
+    """Raised when local data is missing, unreadable, or not of the task."""
+
+
 class ParityError(ModelError):
     """Raised when an exported graph does not compute what torch computes."""
 

@@ -76,6 +76,38 @@ class InputSpec(Record, frozen=True):
                 f"input {self.shape} has no room for a text beside {len(fixed) - 1} fixed tokens"
             )
 
+    @property
+    def usual_range(self) -> tuple[float, float] | None:
+        """Raw values that a sample usually has, the least and the largest; None where that is not known.
+
+        Where `scale` brings a whole number to 1, from 0 to that number; else ten standard deviations to each
+        side of the mean.
+        """
+        if self.vocabulary is not None or (self.scale, self.mean, self.std) == (1.0, (0.0,), (1.0,)):
+            return None
+        if white := self.white:
+            return 0.0, white
+        ends = [(m + side * abs(s)) / self.scale for m, s in self._channels for side in (-10, 10)]
+        return min(ends), max(ends)
+
+    @property
+    def white(self) -> float | None:
+        """The whole number that `scale` brings to 1, as 255 for 1/255; None where it brings none there.
+
+        A mean of 1 or more is of values beyond 1: from -1 to 1, or ones that `scale` divides by std too.
+        """
+        if not 0 < self.scale < 1 or max(self.mean) >= 1:
+            return None
+        steps = 1 / self.scale
+        return float(round(steps)) if abs(steps - round(steps)) < 1e-3 * steps else None
+
+    @property
+    def _channels(self) -> list[tuple[float, float]]:
+        """Mean and std of each channel."""
+        count = max(len(self.mean), len(self.std))
+        means, stds = (values * (count // len(values)) for values in (self.mean, self.std))
+        return list(zip(means, stds, strict=True))
+
     def prepare(self, raw: NDArray[Any]) -> NDArray[Any]:
         """(raw * scale - mean) / std as float32, or the ids as int64, of shape (n, *shape), a new array.
 

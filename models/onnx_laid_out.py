@@ -48,7 +48,7 @@ def laid_out(manifest: Manifest, rows: int, source: Source, settings: SessionSet
     """Of a graph with constants; None where they are too many, or went where it is not known.
 
     The graph is optimised with random values, twice: what differs must be made of them in a known way.
-    Raises EngineError, and what the watch raises.
+    Raises EngineError, BundleError for a graph that is not allowed, and what the watch raises.
     """
     if sum(value.nbytes for value in source.frozen.values()) > MOST_BYTES:
         return None

@@ -10,7 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from .engine import Watch
-from .errors import EngineError, one_line
+from .errors import BundleError, EngineError, one_line
+from .graph_check import check_graph
 from .manifest import TRAINING, Graph
 from .onnx_optimisers import left_out
 from .quantised import has_exact_int8, holds_float16
@@ -65,8 +66,10 @@ class SessionSettings:
 def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings: SessionSettings) -> Loaded:
     """A session whose initialisers are the arrays of `frozen`, shared, which must not change any more.
 
-    Raises EngineError if ONNX Runtime is missing or refuses the graph, or what the watch raises.
+    No other function makes sessions, so graphs are examined here. Raises BundleError for a graph that holds
+    what is not allowed, EngineError if ONNX Runtime is missing or refuses it, or what the watch raises.
     """
+    _check(name, onnx, frozen, settings)
     if settings.watch is not None:
         settings.watch.will_load(name, graph)
     ort = onnxruntime()
@@ -76,6 +79,7 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
     options.enable_mem_pattern = False  # a third less peak memory at the same speed
     options.enable_mem_reuse = False  # planning it takes half of the start, and saves no memory here
     options.log_severity_level = 3
+    options.add_session_config_entry("session.load_model_format", "ONNX")  # it would look at the bytes itself
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # doubles times when busy
     options.add_session_config_entry("session.x64quantprecision", "0" if has_exact_int8() else "1")
     unwanted: list[str] = []
@@ -96,6 +100,16 @@ def load_session(name: str, graph: Graph, onnx: bytes, frozen: Tensors, settings
             onnx, options, providers=["CPUExecutionProvider"], disabled_optimizers=unwanted
         )
     return Loaded(name, graph, session, frozen, settings.watch)
+
+
+def _check(name: str, onnx: bytes, frozen: Tensors, settings: SessionSettings) -> None:
+    """Raises BundleError unless the graph is allowed, and takes nothing from outside but `frozen`."""
+    try:
+        outside = check_graph(onnx, optimised=settings.optimised)
+    except BundleError as error:
+        raise BundleError(f"graph {name}: {error}") from None
+    if stray := sorted(outside - frozen.keys()):
+        raise BundleError(f"graph {name} asks for {stray[0]}, which the manifest does not give it")
 
 
 def onnxruntime() -> Any:

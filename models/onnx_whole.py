@@ -3,14 +3,18 @@
 Field numbers are those of onnx.proto: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from .bundle import Bundle
+from .data.report import taken_as
 from .errors import BundleError
+from .manifest import Manifest
 from .protobuf import delimited_field, fields, number_field
 from .quantised import initialisers
 from .tensors import Tensors
@@ -32,6 +36,18 @@ def whole(bundle: Bundle, weights: Tensors, metadata: Mapping[str, str], graph: 
     if entry.trainable:
         raise BundleError(f"graph {graph} takes its parameters as inputs: it cannot hold them")
     return joined(bundle.graph(graph), initialisers(entry, weights), metadata)
+
+
+def described(manifest: Manifest) -> dict[str, str]:
+    """Metadata by which another program can use the file: labels, and how x is made of an input."""
+    given = manifest.input
+    return {
+        "name": manifest.name,
+        "labels": json.dumps(manifest.labels),
+        "input": msgspec.json.encode(given).decode(),
+        "preprocessing": f"{taken_as(given)}; then x = (raw * scale - mean) / std for each channel",
+        "output": "logits, one for each label; softmax gives probabilities",
+    }
 
 
 def joined(model: bytes, values: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:

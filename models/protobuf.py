@@ -76,6 +76,8 @@ def varint(value: int) -> bytes:
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
     """The number at `place`, and where the next begins."""
+    if place < len(message) and message[place] < 0x80:
+        return message[place], place + 1
     value = shift = 0
     while place < len(message) and shift < MOST_BITS:
         byte = message[place]

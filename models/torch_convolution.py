@@ -1,7 +1,7 @@
-"""The gradients of a two-dimensional convolution in operators that ONNX Runtime runs fast.
+"""The gradients of a convolution along one or two dimensions, in operators that ONNX Runtime runs fast.
 
-Shapes: x (n, in, height, width), go the gradient of the result (n, out, height, width), w the weight
-(out, in / groups, kernel height, kernel width).
+One along one dimension is computed as of maps with a single row. Shapes: x (n, in, height, width), go the
+gradient of the result (n, out, height, width), w the weight (out, in / groups, kernel height, kernel width).
 """
 # mypy: allow-untyped-calls, allow-any-unimported
 
@@ -42,9 +42,20 @@ def convolution_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias of a 2-d convolution, each None where `mask` says so."""
-    if transposed or x.dim() != 4:
-        raise NotImplementedError("only two-dimensional convolutions that are not transposed can be trained")
+    """Gradients of input, weight and bias of a 1-d or 2-d convolution, each None where `mask` says so."""
+    if transposed or x.dim() not in (3, 4):
+        raise NotImplementedError(
+            "only convolutions along one or two dimensions that are not transposed can be trained"
+        )
+    if x.dim() == 3:
+        go, x, w = (tensor.unsqueeze(2) for tensor in (go, x, w))
+        flat = ([1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups, mask)
+        of_x, of_w, of_bias = convolution_backward(go, x, w, bias_sizes, *flat)
+        return (
+            None if of_x is None else of_x.squeeze(2),
+            None if of_w is None else of_w.squeeze(2),
+            of_bias,
+        )
     kernel, stride, padding, dilation = (_pair(sizes) for sizes in (w.shape[2:], stride, padding, dilation))
     shape = Shape(kernel, stride, padding, dilation, groups)
     grad_input = _convolution_input(go, x, w, shape) if mask[0] else None

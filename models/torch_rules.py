@@ -26,6 +26,25 @@ def max_pool_backward(go: Tensor, x: Tensor, *settings: Any) -> Tensor:
     return zeros.scatter_add(2, indices.flatten(2), go.flatten(2)).reshape(x.shape)
 
 
+def avg_pool_backward(
+    go: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Tensor:
+    """Spreads each gradient evenly over its window: a transposed convolution with equal weights."""
+    if ceil_mode or divisor is not None or (max(padding) > 0 and not count_include_pad):
+        raise NotImplementedError("average pooling can be trained with torch's defaults for how it counts")
+    stride, channels = stride or kernel, x.shape[1]
+    weight = torch.full((channels, 1, *kernel), 1 / (kernel[0] * kernel[1]))
+    rest = [x.shape[2 + i] - (go.shape[2 + i] - 1) * stride[i] + 2 * padding[i] - kernel[i] for i in (0, 1)]
+    return aten.convolution(go, weight, None, stride, padding, [1, 1], True, rest, channels)
+
+
 def nll_loss(x: Tensor, y: Tensor, weight: Any, reduction: int, ignore: int) -> tuple[Tensor, Tensor]:
     """Mean of -x[i, y[i]]; x: (n, classes) log-probabilities, y: (n,). The second result is unused."""
     _only_plain_mean(weight, reduction)
@@ -92,6 +111,7 @@ GRADIENTS_ONLY = (aten.native_group_norm.default,)
 RULES: dict[Any, Callable[..., Any]] = {
     aten.convolution_backward.default: convolution_backward,
     aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+    aten.avg_pool2d_backward.default: avg_pool_backward,
     aten.nll_loss_forward.default: nll_loss,
     aten.nll_loss_backward.default: nll_loss_backward,
     aten.native_group_norm.default: group_norm,

@@ -14,6 +14,7 @@ from .chances import Chances
 from .drawing import draw
 from .fleet import BatterySpec, Fleet
 from .groups import Group
+from .keys import explained
 from .shipped import ProfileError
 
 if sys.version_info >= (3, 11):
@@ -97,11 +98,11 @@ def read(table: Mapping[str, Any]) -> FleetSpec:
             try:
                 msgspec.convert(group, Group)
             except msgspec.ValidationError as error:
-                raise ProfileError(f"groups.{name}: {error}") from None
+                raise ProfileError(explained(error, Group, f"groups.{name}")) from None
     try:
         return msgspec.convert(table, FleetSpec)
     except msgspec.ValidationError as error:
-        raise ProfileError(str(error)) from None
+        raise ProfileError(explained(error, FleetSpec)) from None
 
 
 def _presets() -> Path:

@@ -123,6 +123,11 @@ def _once(trial: Trial, clocks: Clocks) -> tuple[float, float]:
     return clocks.passed() - passed, clocks.busy() - busy
 
 
+def load() -> float:
+    """How many processes compute or wait for a core, for each core, over the last minute."""
+    return float(psutil.getloadavg()[0]) / (psutil.cpu_count() or 1)
+
+
 def host_profile(speed: Speed, engine: str = "") -> DeviceProfile:
     """This machine as it is now. Power is assumed, and said to be, until there is a meter or a profile."""
     memory = room()

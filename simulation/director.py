@@ -44,6 +44,7 @@ class Director:
         self._task = task
         asked = min(task.devices_per_round or len(names), len(names))  # always: all, where no cohort is drawn
         rules = replace(Rules.of(task), devices_per_round=asked, min_devices=1)
+        rules = replace(rules, max_extensions=0)  # Patience ends a run
         self._parts = parts
         self._agenda = Agenda()
         self._state = _everybody_there(rules, names)
@@ -77,7 +78,7 @@ class Director:
         for command in commands:
             match command:
                 case moves.Fetch():
-                    self._events.append(moves.Believed(self._agenda.now, command.update, known=False))
+                    self._events.append(moves.Believed(self._agenda.now, command.update))
                 case moves.Keep():
                     self._patience.kept()
                     self._parts.learning.keep(self._flights.pop(command.update))
@@ -145,7 +146,7 @@ class Director:
                 self._agenda.at(line.back_s, partial(self._restart, flight))
 
     def _arrive(self, update: moves.Update) -> None:
-        self._feed(moves.Announced(self._agenda.now, update, known=False))
+        self._feed(moves.Announced(self._agenda.now, update))
 
     def _lose(self, update: moves.Update) -> None:
         """It sits out and says so, or it is gone."""

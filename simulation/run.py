@@ -17,7 +17,6 @@ from device_runtime.choose import MAIN
 from models import bundle as bundles
 from models.bundle import Bundle
 from models.engines import EngineWish
-from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies.device_half import LocalData
 
@@ -75,17 +74,17 @@ def prepare(scenario: Scenario, seed: int) -> Prepared:
     parts = data_sets.divide(data, scenario.data, scenario.devices, seed)
     clients = Clients.of(data.train_x, data.train_y, parts)
     world = World(bundle, clients, EngineWish(engine=scenario.engine, device=scenario.place), family)
-    return Prepared(scenario, seed, world, data, _generic(scenario, data, bundle.manifest))
+    return Prepared(scenario, seed, world, data, _generic(scenario, data, bundle))
 
 
-def _generic(scenario: Scenario, data: DataSet, manifest: Manifest) -> LocalData | None:
+def _generic(scenario: Scenario, data: DataSet, bundle: Bundle) -> LocalData | None:
     """The generic set: of a file, or held out of the data. Raises ScenarioError."""
     path = scenario.task.generic
     if path is None:
         held = data.generic
-        return None if held is None else LocalData(manifest.input.prepare(held.x), held.y)
+        return None if held is None else LocalData(bundle.manifest.input.prepare(held.x), held.y)
     try:
-        return samples(path, manifest, "generic set")
+        return samples(path, bundle, "generic set")
     except TaskError as error:
         raise ScenarioError(str(error)) from None
 

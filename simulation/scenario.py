@@ -15,6 +15,7 @@ from aggregator.task import Task
 from models.engines import AUTO, ENGINES
 from profiles import ProfileError, fleets
 from profiles.fleets import FleetSpec
+from profiles.keys import explained
 
 from .data import DataSpec
 from .errors import ScenarioError
@@ -159,7 +160,9 @@ def _near(beside: Path, path: Any) -> Any:
 def _checked(make: Any, where: str) -> Scenario:
     try:
         made: Scenario = make()
-    except (ProfileError, TaskError, ScenarioError, msgspec.ValidationError, ValueError) as error:
+    except msgspec.ValidationError as error:
+        raise ScenarioError(f"{where}: {explained(error, Scenario)}") from None
+    except (ProfileError, TaskError, ScenarioError, ValueError) as error:
         raise ScenarioError(f"{where}: {error}") from None
     return made
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -20,11 +20,21 @@ from models.optimizer import Sgd
 from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
-from . import local_training, members, ranges, teaching
+from . import local_training, members, teaching
 from .aggregator_half import Effect, RoundModel
 from .device_half import Contribution, LocalData, Run
-from .kind import formed
+from .kind import About, formed
 from .members import OfFamily
+from .ranges import (
+    MOST,
+    LearningRate,
+    Level,
+    LocalEpochs,
+    ServerBatchSize,
+    ServerEpochs,
+    ServerLearningRate,
+    Setting,
+)
 from .teaching import Attention, Lesson, Rows
 from .tensor_mean import TensorMean
 
@@ -60,28 +70,40 @@ class AttentionTransfer(OfFamily):
 
     name: ClassVar[str] = "attention-transfer"
     own_round: ClassVar[bool] = True
+    of_single_samples: ClassVar[bool] = True
     generic: ClassVar[bool] = True
-    epochs: int = 5
-    lr: float = 0.01
-    level: Literal["low", "mid", "up"] = "low"
-    metadata_share: float = 0.1
-    max_metadata: int = 256
-    beta: float = 1000.0
-    server_epochs: int = 2
-    server_lr: float = 0.1
-    metadata_epochs: int = 2
-    metadata_lr: float = 0.1
-    server_batch: int = 64
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ranges.counts(max_metadata=self.max_metadata, server_batch=self.server_batch)
-        ranges.counts(server_epochs=self.server_epochs, metadata_epochs=self.metadata_epochs)
-        ranges.positive(server_lr=self.server_lr, metadata_lr=self.metadata_lr, share=self.share)
-        ranges.not_negative(beta=self.beta)
-        if not 0 < self.metadata_share <= 1:
-            raise ValueError(f"metadata_share is {self.metadata_share}, expected more than 0 to 1")
+    about: ClassVar[About] = About(
+        "a smaller network of its own",
+        "its parameters, and feature maps of some samples",
+        "FedAT (attention transfer): Shi 2025 (PhD thesis, Sheffield), section 5.3",
+    )
+    epochs: LocalEpochs = 5
+    lr: LearningRate = 0.01
+    level: Level = "low"
+    metadata_share: Annotated[
+        float,
+        Setting("Share of the samples whose feature maps are sent.", 0.2, more_than=0, at_most=1),
+    ] = 0.1
+    max_metadata: Annotated[
+        int, Setting("The most feature maps sent.", 128, unit="samples", at_least=1, at_most=MOST)
+    ] = 256
+    beta: Annotated[
+        float, Setting("Weight of the attention term on the aggregator; 0: none.", 500.0, at_least=0)
+    ] = 1000.0
+    server_epochs: ServerEpochs = 2
+    server_lr: ServerLearningRate = 0.1
+    metadata_epochs: Annotated[
+        int,
+        Setting("Epochs on the feature maps, on the aggregator.", 5, "epochs", at_least=1, at_most=MOST),
+    ] = 2
+    metadata_lr: Annotated[
+        float, Setting("Learning rate on the feature maps, on the aggregator.", 0.05, more_than=0)
+    ] = 0.1
+    server_batch: ServerBatchSize = 64
+    share: Annotated[
+        float,
+        Setting("How many times its samples a taught copy counts beside full updates.", 0.5, more_than=0),
+    ] = 1.0
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         rows = self._rows(workload.samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,10 @@ from . import ranges
 from .aggregator_half import Effect, RoundModel
 from .device_half import NOTHING, Contribution, LocalData, Run
 from .feature_scale import scale_by, scale_in
-from .kind import Usual
+from .kind import About, Usual
+from .ranges import MOST, Setting, SmallestCount
 from .tensor_mean import TensorMean
-from .workload import forward_work
+from .workload import forward_work, too_few_of_each
 
 MASKED = -1e9
 """The bias of a class that nobody has: its logit is masked, not zero."""
@@ -38,6 +39,11 @@ class ClassSums:
     def times(self, scale: NDArray[Any]) -> ClassSums:
         """Of features that are so many times as large."""
         return replace(self, sums=self.sums * scale)
+
+    def at_least(self, count: int) -> ClassSums:
+        """Without the classes that have fewer samples."""
+        enough = self.counts >= count
+        return ClassSums(self.sums * enough[:, None], self.counts * enough)
 
     def means(self) -> NDArray[np.float32]:
         """l_c = sum_k m_c^k / D_c (line 5), for the classes in `present`: float32 (present, width)."""
@@ -73,19 +79,38 @@ class ClassMeans(Usual):
     `gathered` (ours): the sums of earlier rounds count too, for rounds in which only some devices take part;
     the extractor must stand still meanwhile. Who takes part twice counts twice.
 
+    `smallest_count` (ours): a class with fewer samples on the device is neither sent nor counted. The sum of
+    a class with one sample would be that sample's features; the paper sends it, as does 1.
+
     In a bundle whose features have a scale (ours) all but "trained" set it, and the means are of features
     that it has multiplied (`feature_scale`).
     """
 
     name: ClassVar[str] = "class-means"
-    head: Literal["normalised-means", "nearest-mean", "trained"] = "normalised-means"
-    steps: int = 20
-    lr: float = 0.1
-    gathered: bool = False
+    about: ClassVar[About] = About(
+        "nothing: one forward pass of each sample",
+        "sums of features and counts, by class",
+        "FedNCM: Legate et al. 2023",
+    )
+    head: Annotated[
+        Literal["normalised-means", "nearest-mean", "trained"],
+        Setting("Classifier made of the means: assigned in one of two forms, or trained.", "trained"),
+    ] = "normalised-means"
+    steps: Annotated[
+        int,
+        Setting('Steps on the aggregator for head = "trained".', 50, "steps", at_least=1, at_most=MOST),
+    ] = 20
+    lr: Annotated[
+        float, Setting('Learning rate on the aggregator for head = "trained".', 0.05, more_than=0)
+    ] = 0.1
+    gathered: Annotated[bool, Setting("Whether sums of earlier rounds count too.", example=True)] = False
+    smallest_count: SmallestCount = 2
 
     def __post_init__(self) -> None:
-        ranges.counts(steps=self.steps)
-        ranges.positive(lr=self.lr)
+        ranges.check(self)
+
+    def unfit(self, workload: Workload) -> str:
+        return too_few_of_each(workload, self.smallest_count)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         values = (workload.feature_width + 1) * workload.labels
@@ -100,9 +125,9 @@ class ClassMeans(Usual):
     def from_features(
         self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest
     ) -> Contribution:
-        totals = class_sums(features, y, len(manifest.labels))
+        totals = class_sums(features, y, len(manifest.labels)).at_least(self.smallest_count)
         tensors = {"sums": totals.sums.astype(np.float32), "counts": totals.counts.astype(np.int32)}
-        return Contribution(self.name, tensors, len(y), float("nan"))
+        return Contribution(self.name, tensors, int(totals.counts.sum()), float("nan"))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         labels = len(manifest.labels)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
+from models.local_data import LocalData as LocalData
 from models.tensors import Tensors
 
 NOTHING: Tensors = MappingProxyType({})
@@ -26,21 +26,6 @@ class OutOfTime(Exception):
     def __init__(self, text: str, whole_s: float) -> None:
         super().__init__(text)
         self.whole_s = whole_s
-
-
-@dataclass(frozen=True)
-class LocalData:
-    """What a device holds: prepared inputs float32 (n, *input), labels int64 (n,)."""
-
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def class_counts(self, labels: int) -> tuple[int, ...]:
-        """Samples of each class, shape (labels,)."""
-        return tuple(int(n) for n in np.bincount(self.y, minlength=labels))
 
 
 @dataclass(frozen=True)

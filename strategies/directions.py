@@ -20,10 +20,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .ranges import Setting
 
 Words = NDArray[np.uint64]
 Elements = NDArray[np.float32]
@@ -137,3 +139,7 @@ def _signs(words: Words) -> Elements:
 
 
 GENERATORS = {GENERATOR: Generator(1, _normal_like), RADEMACHER: Generator(64, _signs)}
+RandomDirections = Annotated[
+    str,
+    Setting("How random directions are made: near normal, or signs.", RADEMACHER, choices=tuple(GENERATORS)),
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,9 @@ from models.manifest import Manifest
 from models.softmax import entropy
 from profiles import Work, Workload
 
-from . import ranges
 from .device_half import Contribution, LocalData, Run
+from .kind import About
+from .ranges import LocalEpochs, Setting, TunableSet, WeightDecay
 from .tensor_update import TensorUpdate
 
 
@@ -33,18 +34,39 @@ class EntropySubset(TensorUpdate):
     """
 
     name: ClassVar[str] = "entropy-subset"
-    epochs: int = 5
-    weight_decay: float = 0.0
-    shares: tuple[float, ...] = (0.5, 0.25, 0.1)
-    rho: float = 0.1
-    tunable: str = "mid"
-    select: Literal["entropy", "random"] = "entropy"
-    weigh: Literal["selected", "local"] = "selected"
+    about: ClassVar[About] = About(
+        "the upper part, on the samples that the model is least sure of",
+        "the upper part",
+        "FedFT-EDS: Shi 2025 (PhD thesis, Sheffield), section 6.4",
+    )
+    refused: ClassVar[tuple[str, ...]] = ("dp",)
+    epochs: LocalEpochs = 5
+    weight_decay: WeightDecay = 0.0
+    shares: Annotated[
+        tuple[float, ...],
+        Setting(
+            "Shares of the local samples; a device trains on the largest that it can afford.",
+            example=(0.5, 0.2),
+            more_than=0,
+            at_most=1,
+        ),
+    ] = (0.5, 0.25, 0.1)
+    rho: Annotated[
+        float, Setting("Temperature of the softmax whose entropy is measured.", example=0.1, more_than=0)
+    ] = 0.1
+    tunable: TunableSet = "mid"
+    select: Annotated[
+        Literal["entropy", "random"],
+        Setting("Which samples: those of highest entropy, or drawn anew each round.", example="random"),
+    ] = "entropy"
+    weigh: Annotated[
+        Literal["selected", "local"],
+        Setting("What an update counts as: the samples selected, or all on the device.", example="local"),
+    ] = "selected"
 
     def __post_init__(self) -> None:
-        if not self.shares or not all(0 < share <= 1 for share in self.shares):
-            raise ValueError(f"shares are {self.shares}, expected one or more in (0, 1]")
-        ranges.positive(rho=self.rho)
+        if not self.shares:
+            raise ValueError("shares is empty, expected one or more")
         if self.dp is not None:
             raise ValueError("dp protects what is trained on all local samples, not on a choice of them")
         super().__post_init__()

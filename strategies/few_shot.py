@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ from . import ranges
 from .aggregator_half import Effect, RoundModel
 from .device_half import Contribution, LocalData, Run
 from .head_training import HeadTraining
-from .kind import Coded, Usual
+from .kind import About, Coded, Usual
+from .ranges import MOST, BatchSize, LearningRate, LocalEpochs, Momentum, Setting, WeightDecay
 from .tensor_mean import TensorMean
 from .tensor_update import FEW_SHOT
 from .workload import forward_work, head_specs
@@ -48,20 +49,28 @@ class FewShot(Coded, Usual):
     """
 
     name: ClassVar[str] = "few-shot"
-    shots: int = 10
-    epochs: int = 10
-    lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 1e-3
-    batch: int = 4
-    join_base: bool = False
-    send_mean: bool = False
+    about: ClassVar[About] = About(
+        "the classifier, on a few samples of each class",
+        "the classifier",
+        "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",
+    )
+    shots: Annotated[
+        int, Setting("Samples of each class drawn in each epoch.", 5, "samples", at_least=1, at_most=MOST)
+    ] = 10
+    epochs: LocalEpochs = 10
+    lr: LearningRate = 0.01
+    momentum: Momentum = 0.9
+    weight_decay: WeightDecay = 1e-3
+    batch: BatchSize = 4
+    join_base: Annotated[
+        bool, Setting("Whether classifiers are averaged into the base too, which is served then.", True)
+    ] = False
+    send_mean: Annotated[
+        bool, Setting("Whether devices get the mean classifier, for `mu_head` of other kinds.", True)
+    ] = False
 
     def __post_init__(self) -> None:
-        ranges.counts(shots=self.shots, epochs=self.epochs, batch=self.batch)
-        ranges.positive(lr=self.lr)
-        ranges.not_negative(weight_decay=self.weight_decay)
-        ranges.momentum(self.momentum)
+        ranges.check(self)
 
     def unfit(self, workload: Workload) -> str:
         present = sum(count > 0 for count in workload.class_counts)

@@ -46,6 +46,10 @@ class Folding:
         member = formed(self._kinds[contribution.kind], contribution.form).member
         return member, self._carried.family[member] if member else self._model.weights
 
+    def strategy(self, kind: str) -> AnyStrategy:
+        """Of an offered kind, by its name."""
+        return self._kinds[kind]
+
     def counted(self, contribution: Contribution) -> float:
         """As how many samples an update counts, by its kind."""
         return self._kinds[contribution.kind].counted(contribution)

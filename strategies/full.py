@@ -3,14 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from models.engine import DeviceModel
 from profiles import Work, Workload
 
-from . import local_training, ranges
+from . import local_training
 from .device_half import LocalData, Run
+from .kind import About
+from .ranges import MOST, Setting
 from .tensor_update import TensorUpdate
+
+ReducedEpochs = Annotated[
+    int,
+    Setting(
+        "Epochs of a device that cannot afford `epochs`, at most as many; 0: it is not offered.",
+        example=1,
+        unit="epochs",
+        at_least=0,
+        at_most=MOST,
+    ),
+]
+Graded = Annotated[
+    bool,
+    Setting(
+        "Whether a slow device trains as many epochs as it can, from `reduced_epochs` up.",
+        example=True,
+        beside={"reduced_epochs": 1},
+    ),
+]
+LeastEpochs = Annotated[
+    int,
+    Setting(
+        "Epochs after which training may end early when time runs out; 0: as `reduced_epochs`.",
+        example=2,
+        unit="epochs",
+        at_least=0,
+        at_most=MOST,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -25,15 +56,20 @@ class Full(TensorUpdate):
     """
 
     name: ClassVar[str] = "full"
-    reduced_epochs: int = 0
-    graded: bool = False
-    least_epochs: int = 0
+    about: ClassVar[About] = About(
+        "everything (with settings for FedProx, MOON, or fewer epochs on slow devices)",
+        "all parameters",
+        "FedAvg: McMahan et al. 2017; FedProx: Li et al. 2020; MOON: Li et al. 2021",
+    )
+    reduced_epochs: ReducedEpochs = 0
+    graded: Graded = False
+    least_epochs: LeastEpochs = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("reduced_epochs", "least_epochs"):
-            if getattr(self, name):
-                ranges.counts(self.epochs, **{name: getattr(self, name)})
+            if getattr(self, name) > self.epochs:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected 1 to {self.epochs}, the epochs")
         if self.graded and not self.reduced_epochs:
             raise ValueError("graded is true, but reduced_epochs is 0: expected the fewest epochs to train")
 

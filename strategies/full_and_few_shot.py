@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,9 @@ from profiles.cost import activation_bytes
 from .aggregator_half import Effect, RoundModel
 from .device_half import Contribution, LocalData, OutOfTime, Run
 from .few_shot import FewShot
-from .full import Full
-from .kind import Usual
+from .full import Full, Graded, LeastEpochs, ReducedEpochs
+from .kind import About, Usual
+from .ranges import Setting
 from .tensor_mean import TensorMean
 from .tensor_update import FEW_SHOT, TrainingSettings, few_shot_head
 from .workload import head_specs
@@ -46,10 +47,18 @@ class FullAndFewShot(TrainingSettings, Usual):
     """
 
     name: ClassVar[str] = "full+few-shot"
-    reduced_epochs: int = 0
-    graded: bool = False
-    least_epochs: int = 0
-    few_shot: FewShot = field(default_factory=FewShot)
+    about: ClassVar[About] = About(
+        "everything, and the classifier on a few samples of each class",
+        "all parameters, and the classifier",
+        "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",
+    )
+    refused: ClassVar[tuple[str, ...]] = ("dp", "few_shot.join_base", "few_shot.send_mean", "few_shot.codec")
+    reduced_epochs: ReducedEpochs = 0
+    graded: Graded = False
+    least_epochs: LeastEpochs = 0
+    few_shot: Annotated[FewShot, Setting("Training of the classifier.", example={"shots": 5})] = field(
+        default_factory=FewShot
+    )
 
     def __post_init__(self) -> None:
         _ = self.full

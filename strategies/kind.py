@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from models.engine import DeviceModel
 from models.manifest import Manifest
@@ -13,21 +13,41 @@ from profiles import Cost, DeviceProfile, Workload
 
 from .aggregator_half import Effect, RoundModel
 from .device_half import Contribution, LocalData, Run
+from .ranges import Setting
 
 S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class About:
+    """A kind of update in a few words: what a device does, what it sends, whose method it is."""
+
+    trains: str
+    sends: str
+    source: str
 
 
 class Strategy(Protocol[S]):
     """Both halves of one kind of update: no I/O, no clock, no global randomness.
 
-    A frozen dataclass whose fields are its hyperparameters: they travel in the offer.
+    A frozen dataclass whose fields are its hyperparameters: they travel in the offer, and each has a
+    `ranges.Setting` in its annotation.
     """
 
     name: ClassVar[str]
+    about: ClassVar[About]
+    refused: ClassVar[tuple[str, ...]]
+    """Settings that it has from a class that it builds on, and does not take; dotted within a table."""
     own_round: ClassVar[bool]
     """Whether a contribution means nothing outside the round that it was made for."""
     generic: ClassVar[bool]
     """Whether the aggregator needs a generic set for it."""
+    of_single_samples: ClassVar[bool]
+    """Whether feature maps of single samples are sent."""
+
+    @property
+    def scalars(self) -> int:
+        """Scalars along directions that are sent in a round; 0 for a kind that sends something else."""
 
     @property
     def form(self) -> str:
@@ -97,7 +117,13 @@ class Coded:
     `zeroth-order`, which every device replays, and the sums and counts of `class-means`.
     """
 
-    codec: str = field(default="", kw_only=True)
+    codec: Annotated[
+        str,
+        Setting(
+            "Codec that updates are sent by: delta, half or int8, deflate, joined by +; empty: as they are.",
+            example="delta+int8+deflate",
+        ),
+    ] = field(default="", kw_only=True)
 
 
 class Usual:
@@ -107,6 +133,12 @@ class Usual:
 
     own_round: ClassVar[bool] = False
     generic: ClassVar[bool] = False
+    of_single_samples: ClassVar[bool] = False
+    refused: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def scalars(self) -> int:
+        return 0
 
     @property
     def form(self) -> str:

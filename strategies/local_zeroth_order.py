@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -15,12 +15,11 @@ from profiles.cost import activation_bytes
 
 from . import directions, ranges
 from .device_half import Contribution, LocalData, Run
-from .kind import Coded
+from .kind import About, Coded
+from .ranges import Directions, Distance, Setting, TunableSet
 from .replaying import Along, move, perturb
 from .tensor_update import Averaged
 from .workload import upload_bytes
-
-MOST_DIRECTIONS = 1024
 
 
 @dataclass(frozen=True)
@@ -32,19 +31,20 @@ class LocalZerothOrder(Coded, Averaged):
     """
 
     name: ClassVar[str] = "local-zeroth-order"
-    steps: int = 10
-    num_z: int = 2
-    eps: float = 1e-3
-    lr: float = 1e-2
-    tunable: str = "all"
-    generator: str = directions.GENERATOR
+    about: ClassVar[About] = About(
+        "everything, by zeroth-order steps along random directions of its own",
+        "all parameters",
+        "DistMeZO: Bernier 2024 (MSc thesis, Concordia), section 4.1.2",
+    )
+    steps: Annotated[int, Setting("Steps in a round.", 20, "steps", at_least=1, at_most=ranges.MOST)] = 10
+    num_z: Directions = 2
+    eps: Distance = 1e-3
+    lr: Annotated[float, Setting("Learning rate of a step.", example=1e-3, more_than=0)] = 1e-2
+    tunable: TunableSet = "all"
+    generator: directions.RandomDirections = directions.GENERATOR
 
     def __post_init__(self) -> None:
-        ranges.counts(steps=self.steps)
-        ranges.counts(MOST_DIRECTIONS, num_z=self.num_z)
-        ranges.positive(eps=self.eps, lr=self.lr)
-        ranges.tunable_set(self.tunable)
-        directions.check_generator(self.generator)
+        ranges.check(self)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         """2 num_z forward passes of all samples a step; the memory of inference and two copies of the set."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from .device_half import Late
 
 Scalars = NDArray[np.float64]
+Chain: TypeAlias = "tuple[()] | tuple[float, Chain]"
+"""Numbers, the latest first: adding one costs the same however many there are."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +30,20 @@ class Mean:
 class MeanScalars:
     """Weighted sum float64 (num_z,) of the projected gradients, and their weight; beside it those of earlier
     rounds, which are along other directions.
+
+    `squares`: the mean square of each device's scalars, the latest first, each with those before it; None
+    where nobody asks for their median.
     """
 
     sums: Scalars
     weight: float = 0.0
     late: Mapping[Late, MeanScalars] = field(default_factory=dict)
+    squares: Chain | None = None
 
     @classmethod
-    def empty(cls, num_z: int) -> MeanScalars:
-        return cls(np.zeros(num_z))
+    def empty(cls, num_z: int, squares: bool = False) -> MeanScalars:
+        """`squares`: whether `median` will be asked for."""
+        return cls(np.zeros(num_z), squares=() if squares else None)
 
     @property
     def whole(self) -> float:
@@ -45,7 +54,21 @@ class MeanScalars:
         if late is not None:
             theirs = self.late.get(late, MeanScalars.empty(len(self.sums))).add(projected, weight, None)
             return replace(self, late={**self.late, late: theirs})
-        return replace(self, sums=self.sums + weight * projected, weight=self.weight + weight)
+        squares = self.squares
+        if squares is not None:
+            squares = (float(np.square(projected).mean()), squares)
+        return replace(
+            self, sums=self.sums + weight * projected, weight=self.weight + weight, squares=squares
+        )
+
+    @property
+    def median(self) -> float:
+        """The mean square of the median device's scalars, of two the smaller one; infinite where unknown."""
+        found, rest = list[float](), self.squares
+        while rest:
+            square, rest = rest
+            found.append(square)
+        return sorted(found)[(len(found) - 1) // 2] if found else inf
 
     def means(self, now: Late) -> Iterator[Mean]:
         """Of each round that has any, the earliest first and `now` last."""

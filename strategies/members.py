@@ -18,6 +18,7 @@ from . import ranges
 from .aggregator_half import RoundModel, ServerTools
 from .device_half import LocalData
 from .kind import Coded, Usual
+from .ranges import BatchSize, LearningRate, LocalEpochs, Members, Momentum, WeightDecay
 from .workload import training_work, upload_bytes
 
 K = TypeVar("K", bound="OfFamily")
@@ -30,20 +31,17 @@ class OfFamily(Coded, Usual):
     Every parameter is trained for `epochs` local epochs.
     """
 
-    members: tuple[str, ...] = ()
-    epochs: int = 10
-    lr: float = 0.1
-    momentum: float = 0.5
-    weight_decay: float = 1e-5
-    batch: int = 64
+    members: Members = ()
+    epochs: LocalEpochs = 10
+    lr: LearningRate = 0.1
+    momentum: Momentum = 0.5
+    weight_decay: WeightDecay = 1e-5
+    batch: BatchSize = 64
 
     def __post_init__(self) -> None:
         if len(set(self.members)) != len(self.members) or not all(self.members):
             raise ValueError(f"members are {', '.join(self.members)}: one is empty or named twice")
-        ranges.counts(epochs=self.epochs, batch=self.batch)
-        ranges.positive(lr=self.lr)
-        ranges.not_negative(weight_decay=self.weight_decay)
-        ranges.momentum(self.momentum)
+        ranges.check(self)
 
     @property
     def form(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from models.head import SoftmaxHead
 from profiles import Pass, Work, Workload
 
 from .device_half import Contribution, LocalData, Run
+from .kind import About
+from .ranges import Momentum, Setting, WeightDecay
 from .tensor_update import TensorUpdate
 from .workload import forward_work
 
@@ -43,17 +45,33 @@ class Peft(TensorUpdate):
     """
 
     name: ClassVar[str] = "peft"
-    lr: float = 0.0
-    momentum: float = 0.0
-    weight_decay: float = 1e-4
-    tunable: str = "bias"
-    tunables: tuple[str, ...] = ()
+    about: ClassVar[About] = About(
+        "a few parameters: head, bias, adapter, prompt, prefix or LoRA",
+        "these, and the classifier",
+        "FedPEFT: Sun et al. 2022",
+    )
+    lr: Annotated[
+        float,
+        Setting(
+            "Learning rate of local training; 0: the paper's for the tunable set.", example=0.005, at_least=0
+        ),
+    ] = 0.0
+    momentum: Momentum = 0.0
+    weight_decay: WeightDecay = 1e-4
+    tunable: Annotated[
+        str,
+        Setting("Tunable set: the parameters that change.", "lora", choices=tuple(LEARNING_RATES)),
+    ] = "bias"
+    tunables: Annotated[
+        tuple[str, ...],
+        Setting(
+            "Several tunable sets for devices to choose from, the preferred first; empty: `tunable`.",
+            example=("lora", "bias"),
+            choices=tuple(LEARNING_RATES),
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
-        for name in (self.tunable, *self.tunables):
-            if name not in LEARNING_RATES:
-                known = ", ".join(LEARNING_RATES)
-                raise ValueError(f"tunable set {name!r} is not one of few parameters; those are {known}")
         if len(set(self.tunables)) != len(self.tunables):
             raise ValueError(f"tunables are {', '.join(self.tunables)}: each can be named once")
         super().__post_init__()

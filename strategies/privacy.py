@@ -7,14 +7,15 @@ algorithm 1). What is protected is one sample of one device, against whoever see
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import numpy as np
 
 from models.clipping import Privacy
 
 from . import ranges
-from .accountant import Limit, PrivacyError, Spent, check_budget, joined, least_noise, spent
+from .accountant import Limit, PrivacyError, Spent, joined, least_noise, spent
+from .ranges import MOST, Setting
 
 
 class BudgetExceeded(PrivacyError):
@@ -29,15 +30,20 @@ class DpSgd:
     Raises ValueError for what is no budget.
     """
 
-    epsilon: float = 5.0
-    delta: float = 1e-3
-    max_norm: float = 1.0
-    rounds: int = 50
+    epsilon: Annotated[float, Setting("Privacy budget of `rounds` rounds.", example=3.0, more_than=0)] = 5.0
+    delta: Annotated[
+        float, Setting("The chance that the budget does not hold.", 1e-5, more_than=0, less_than=1)
+    ] = 1e-3
+    max_norm: Annotated[
+        float, Setting("Largest norm of a sample's gradient.", 0.5, "Euclidean norm", more_than=0)
+    ] = 1.0
+    rounds: Annotated[
+        int,
+        Setting("Rounds of a device that spend the budget.", 100, "rounds", at_least=1, at_most=MOST),
+    ] = 50
 
     def __post_init__(self) -> None:
-        check_budget(self.epsilon, self.delta)
-        ranges.positive(max_norm=self.max_norm)
-        ranges.counts(rounds=self.rounds)
+        ranges.check(self)
 
     @property
     def limit(self) -> Limit:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,20 @@ from models.optimizer import Sgd
 from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
-from . import local_training, members, ranges, teaching
+from . import local_training, members, teaching
 from .aggregator_half import Effect, RoundModel
 from .device_half import Contribution, LocalData, Run
-from .kind import formed
+from .kind import About, formed
 from .members import OfFamily
+from .ranges import (
+    MOST,
+    BatchSize,
+    ServerBatchSize,
+    ServerEpochs,
+    ServerLearningRate,
+    Setting,
+    SmallestCount,
+)
 from .teaching import Lesson
 from .tensor_mean import TensorMean
 from .workload import Training, work_of
@@ -65,22 +74,30 @@ class Prototypes(OfFamily):
     name: ClassVar[str] = "prototypes"
     own_round: ClassVar[bool] = True
     generic: ClassVar[bool] = True
-    batch: int = 128
-    beta: float = 1.0
-    generic_samples: int = 5000
-    server_epochs: int = 5
-    server_lr: float = 0.1
-    server_batch: int = 64
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ranges.counts(generic_samples=self.generic_samples, server_epochs=self.server_epochs)
-        ranges.counts(server_batch=self.server_batch)
-        ranges.positive(server_lr=self.server_lr)
-        ranges.not_negative(beta=self.beta)
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share is {self.share}, expected more than 0 to 1")
+    about: ClassVar[About] = About(
+        "a smaller network of its own",
+        "its parameters, and a mean feature map of each class",
+        "FedKAD: Shi 2025 (PhD thesis, Sheffield), section 5.5; FedMD: Li and Wang 2019",
+    )
+    batch: BatchSize = 128
+    beta: Annotated[
+        float,
+        Setting("Weight of the prototypes on the aggregator; 0: FedMD, and none are sent.", 0.5, at_least=0),
+    ] = 1.0
+    generic_samples: Annotated[
+        int,
+        Setting(
+            "Samples of the task's `generic` set drawn a round.", 1000, "samples", at_least=1, at_most=MOST
+        ),
+    ] = 5000
+    server_epochs: ServerEpochs = 5
+    server_lr: ServerLearningRate = 0.1
+    server_batch: ServerBatchSize = 64
+    smallest_count: SmallestCount = 2
+    share: Annotated[
+        float,
+        Setting("How far the next base goes to the taught model.", 0.5, more_than=0, at_most=1),
+    ] = 1.0
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         if self.beta:
@@ -96,7 +113,7 @@ class Prototypes(OfFamily):
         found: Tensors = {}
         if self.beta:
             with members.holding(model, trained.tensors):
-                found = local_prototypes(model, data)
+                found = local_prototypes(model, data, self.smallest_count)
         return Contribution(self.name, {**trained.tensors, **found}, len(data), trained.loss, self.form)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
@@ -111,7 +128,7 @@ class Prototypes(OfFamily):
         if not self.beta:
             return ""
         counts = update[COUNTS].astype(np.int64)
-        if counts.min(initial=0) < 0 or int(counts.sum()) != num_examples:
+        if counts.min(initial=0) < 0 or int(counts.sum()) > num_examples:
             return f"counts are {', '.join(map(str, counts))}, num_examples is {num_examples}"
         stray = np.flatnonzero(
             (counts == 0) & np.abs(update[PROTOTYPES]).reshape(len(counts), -1).any(axis=1)
@@ -206,9 +223,11 @@ class Prototypes(OfFamily):
         return {name: after[name] * share + base[name] * (1 - share) for name in names}
 
 
-def local_prototypes(model: DeviceModel, data: LocalData) -> dict[str, NDArray[np.generic]]:
+def local_prototypes(
+    model: DeviceModel, data: LocalData, smallest: int = 1
+) -> dict[str, NDArray[np.generic]]:
     """Per class the mean map at level `up`, float32 (classes, *map), 0 where there is none (equation 5.21);
-    counts int32 (classes,).
+    counts int32 (classes,). A class with fewer than `smallest` samples counts as one that is not there.
     """
     labels = len(model.manifest.labels)
     sums = np.zeros((labels, *teaching.map_shape(model.manifest, LEVEL)))
@@ -216,5 +235,8 @@ def local_prototypes(model: DeviceModel, data: LocalData) -> dict[str, NDArray[n
         part = slice(start, start + teaching.BLOCK)
         np.add.at(sums, data.y[part], model.level_features(data.x[part], LEVEL))
     counts = np.bincount(data.y, minlength=labels)
-    each = np.maximum(counts, 1).reshape(-1, *[1] * (sums.ndim - 1))
+    enough = counts >= smallest
+    each, counts = np.maximum(counts, 1), counts * enough
+    sums *= enough.reshape(-1, *[1] * (sums.ndim - 1))
+    each = each.reshape(-1, *[1] * (sums.ndim - 1))
     return {PROTOTYPES: (sums / each).astype(np.float32), COUNTS: counts.astype(np.int32)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -99,13 +100,20 @@ def coding(name: str, word: str) -> Settings:
     return {"codec": word} if known is not None and issubclass(known, Coded) else {}
 
 
+def kind(name: str) -> type[AnyStrategy]:
+    """The class of a kind. Raises KindError, which names the nearest one."""
+    if name in KINDS:
+        return KINDS[name]
+    near = get_close_matches(name, KINDS, 1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    raise KindError(f"no kind of update is called {name!r}{meant}; there are {', '.join(KINDS)}")
+
+
 def _convert(name: str, settings: dict[str, object]) -> AnyStrategy:
-    if name not in KINDS:
-        raise KindError(f"no kind of update is called {name!r}; there are {', '.join(KINDS)}")
-    kind: Any = KINDS[name]
-    _check_known(name, kind, settings)
+    of: Any = kind(name)
+    _check_known(name, of, settings)
     try:
-        made: Any = msgspec.convert(settings, kind)
+        made: Any = msgspec.convert(settings, of)
     except (msgspec.ValidationError, TypeError) as error:
         raise KindError(f"settings of {name}: {error}") from None
     strategy: AnyStrategy = _settled(made)

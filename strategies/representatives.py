@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,23 @@ from . import clustering, ranges, teaching
 from .aggregator_half import Effect, RoundModel
 from .device_half import Contribution, LocalData, Run
 from .full import Full
-from .kind import Coded, Usual
+from .kind import About, Coded, Usual
+from .ranges import (
+    MOST,
+    BatchSize,
+    LearningRate,
+    Level,
+    LocalEpochs,
+    Momentum,
+    ServerBatchSize,
+    ServerEpochs,
+    ServerLearningRate,
+    Setting,
+    WeightDecay,
+)
 from .teaching import Lesson
 from .tensor_mean import TensorMean
+from .tensor_update import ClipNorm, ProximalWeight
 from .workload import upload_bytes
 
 log = logging.getLogger(__name__)
@@ -79,31 +93,49 @@ class Representatives(Coded, Usual):
 
     name: ClassVar[str] = "representatives"
     own_round: ClassVar[bool] = True
-    epochs: int = 1
-    lr: float = 0.1
-    momentum: float = 0.5
-    weight_decay: float = 1e-5
-    batch: int = 50
-    mu: float = 0.0
-    clip_norm: float = 0.0
-    level: Literal["low", "mid", "up"] = "low"
-    select: Literal["clusters", "all"] = "clusters"
-    components: int = 200
-    clusters: int = 20
-    most_maps: int = 10_000
-    server_epochs: int = 100
-    server_lr: float = 0.1
-    server_momentum: float = 0.5
-    server_batch: int = 50
-    pool_maps: int = 50_000
+    of_single_samples: ClassVar[bool] = True
+    about: ClassVar[About] = About(
+        "everything",
+        "all parameters, and feature maps that stand for many",
+        "FedSplit: Shi 2025 (PhD thesis, Sheffield), section 6.2",
+    )
+    epochs: LocalEpochs = 1
+    lr: LearningRate = 0.1
+    momentum: Momentum = 0.5
+    weight_decay: WeightDecay = 1e-5
+    batch: BatchSize = 50
+    mu: ProximalWeight = 0.0
+    clip_norm: ClipNorm = 0.0
+    level: Level = "low"
+    select: Annotated[
+        Literal["clusters", "all"],
+        Setting("Which feature maps are sent: one for each cluster, or all.", example="all"),
+    ] = "clusters"
+    components: Annotated[
+        int,
+        Setting("Principal components before clustering.", 100, "components", at_least=1, at_most=MOST),
+    ] = 200
+    clusters: Annotated[int, Setting("Clusters of each class.", 10, "clusters", at_least=1, at_most=MOST)] = (
+        20
+    )
+    most_maps: Annotated[
+        int, Setting("The most feature maps a device sends.", 5000, "samples", at_least=1, at_most=MOST)
+    ] = 10_000
+    server_epochs: ServerEpochs = 100
+    server_lr: ServerLearningRate = 0.1
+    server_momentum: Annotated[
+        float, Setting("Momentum of training on the aggregator.", 0.9, at_least=0, less_than=1)
+    ] = 0.5
+    server_batch: ServerBatchSize = 50
+    pool_maps: Annotated[
+        int,
+        Setting(
+            "The most feature maps the aggregator trains on.", 20_000, "samples", at_least=1, at_most=MOST
+        ),
+    ] = 50_000
 
     def __post_init__(self) -> None:
-        ranges.counts(components=self.components, clusters=self.clusters)
-        ranges.counts(most_maps=self.most_maps, pool_maps=self.pool_maps)
-        ranges.counts(server_epochs=self.server_epochs, server_batch=self.server_batch)
-        ranges.positive(server_lr=self.server_lr)
-        ranges.momentum(self.server_momentum)
-        _ = self._full
+        ranges.check(self)
 
     @property
     def _full(self) -> Full:

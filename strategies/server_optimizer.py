@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from models.blocks import BLOCK, blocks
 from models.tensors import Tensors, Vector
 
 from . import ranges
+from .ranges import Setting
 
 STATISTICS = (".running_mean", ".running_var")
 """How names of tensors end that are estimates of a normalisation, not parameters."""
@@ -45,22 +46,25 @@ class ServerOptimizer:
     Raises ValueError for lr or tau of 0 or less, betas and momentum outside [0, 1), another name.
     """
 
-    name: Name = "fedavg"
-    lr: float | None = None
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-    momentum: float = 0.9
+    name: Annotated[Name, Setting("Server optimiser; fedavg takes the mean itself.", "fedadam")] = "fedavg"
+    lr: Annotated[
+        float | None,
+        Setting(
+            "Learning rate of the server optimiser; none: 1 (fedavg, fedavgm), 0.03 (fedadagrad), else 0.01.",
+            example=0.001,
+            more_than=0,
+        ),
+    ] = None
+    beta1: Annotated[float, Setting("Decay of the first moment.", 0.95, at_least=0, less_than=1)] = 0.9
+    beta2: Annotated[float, Setting("Decay of the second moment.", 0.999, at_least=0, less_than=1)] = 0.99
+    tau: Annotated[float, Setting("Added to the root of the second moment.", 1e-4, more_than=0)] = 1e-3
+    momentum: Annotated[float, Setting("Momentum of fedavgm.", 0.5, at_least=0, less_than=1)] = 0.9
 
     def __post_init__(self) -> None:
         if self.name not in USUAL_LR:
             known = ", ".join(get_args(Name))
             raise ValueError(f"no server optimiser is called {self.name!r}; there are {known}")
-        ranges.positive(lr=self.rate, tau=self.tau)
-        ranges.momentum(self.momentum)
-        for name, value in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 0 and less than 1")
+        ranges.check(self)
 
     @property
     def rate(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,9 @@ from models.manifest import Manifest
 from models.tensors import Tensors
 from profiles import Work, Workload
 
-from . import ranges
 from .aggregator_half import Effect, RoundModel
+from .kind import About
+from .ranges import MOST, LearningRate, Momentum, Setting, WeightDecay
 from .tensor_mean import TensorMean
 from .tensor_update import TensorUpdate
 
@@ -33,14 +34,18 @@ class SparseStage(TensorUpdate):
     """
 
     name: ClassVar[str] = "sparse"
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 1e-4
-    rounds: int = 10
-
-    def __post_init__(self) -> None:
-        ranges.counts(rounds=self.rounds)
-        super().__post_init__()
+    about: ClassVar[About] = About(
+        "one random tenth of the parameters",
+        "these, and the classifier",
+        "SLoRA: Babakniya et al. 2023",
+    )
+    lr: LearningRate = 0.01
+    momentum: Momentum = 0.0
+    weight_decay: WeightDecay = 1e-4
+    rounds: Annotated[
+        int,
+        Setting("The round after which `peft` goes on with LoRA.", 5, "rounds", at_least=1, at_most=MOST),
+    ] = 10
 
     @property
     def trained(self) -> str:

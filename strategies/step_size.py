@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import frexp, sqrt
+from math import frexp, inf, sqrt
 from typing import Literal
 
 import numpy as np
@@ -40,7 +40,9 @@ class Moment:
     """The mean square of all scalars so far, the latest weighing most: one number for the whole model.
 
     `total` is beta * total + (1 - beta) * mean(g^2), `weight` the same of 1 (Adam's second moment, Kingma and
-    Ba 2015, as a scalar). A jump counts as MOST / GRID times the usual, which is how far it is gone.
+    Ba 2015, as a scalar). A jump counts as MOST / GRID times the usual, which is how far it is gone. In the
+    first round the usual is that of the round's median device, and the second round bounds the first in the
+    same way: one lie would else leave thousands of rounds without a step.
     """
 
     total: float = 0.0
@@ -51,11 +53,16 @@ class Moment:
         """What `kept` gave, or none yet."""
         return cls(*memory["moment"].tolist()) if "moment" in memory else cls()
 
-    def after(self, square: float, beta: float) -> Moment:
-        """With the mean square of one more round; of a jump, no more than what the step goes by."""
-        if self.usual:
-            square = min(square, (self.usual * MOST / GRID) ** 2)
-        return Moment(beta * self.total + (1 - beta) * square, beta * self.weight + (1 - beta))
+    def after(self, square: float, beta: float, median: float = inf) -> Moment:
+        """With the mean square of one more round; of a jump, no more than what the step goes by.
+
+        `median`: the mean square of the round's median device, which counts as the usual where none is known.
+        """
+        jump, total = (MOST / GRID) ** 2, self.total
+        square = min(square, (self.usual**2 or median) * jump)
+        if self.weight <= 1 - beta:  # of one round
+            total = min(total, self.weight * square * jump)
+        return Moment(beta * total + (1 - beta) * square, beta * self.weight + (1 - beta))
 
     @property
     def usual(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from .device_half import Contribution, LocalData, Run
 from .head_training import HeadTraining
 from .kind import Coded, Usual
 from .privacy import DpSgd
+from .ranges import BatchSize, LearningRate, LocalEpochs, Momentum, Setting, WeightDecay
 from .tensor_mean import TensorMean
 from .workload import Training, head_specs, work_of
 
@@ -48,6 +49,18 @@ class Averaged(Usual):
         return Effect(mean=state, num_examples=state.most)
 
 
+ProximalWeight = Annotated[
+    float,
+    Setting("FedProx: weight of the term that holds training near the base; 0: none.", 0.01, at_least=0),
+]
+ClipNorm = Annotated[
+    float,
+    Setting(
+        "Largest norm of a step's gradient; 0: no limit.", example=1.0, unit="Euclidean norm", at_least=0
+    ),
+]
+
+
 @dataclass(frozen=True)
 class TrainingSettings(Coded):
     """SGD on local samples for `epochs` local epochs; what each of these adds is off at 0.
@@ -59,31 +72,41 @@ class TrainingSettings(Coded):
     the mean of the last few-shot learnt classifiers (FSCProx; no term while there are none) or the classifier
     of the base (baseProx).
     clip_norm: a bound on the norm of each step's gradient, which recurrent networks need.
-    dp: differential privacy in each step (`privacy`); the loss is then not told.
+    dp: differential privacy in each step (`privacy`); the loss is then not told. Not with moon, whose
+    features come from runs of many samples.
     """
 
-    epochs: int = 10
-    lr: float = 0.1
-    momentum: float = 0.5
-    weight_decay: float = 1e-5
-    batch: int = 64
-    mu: float = 0.0
-    clip_norm: float = 0.0
-    moon: float = 0.0
-    moon_tau: float = 0.5
-    mu_head: float = 0.0
-    head_anchor: Literal["few-shot", "base"] = "few-shot"
-    dp: DpSgd | None = None
+    epochs: LocalEpochs = 10
+    lr: LearningRate = 0.1
+    momentum: Momentum = 0.5
+    weight_decay: WeightDecay = 1e-5
+    batch: BatchSize = 64
+    mu: ProximalWeight = 0.0
+    clip_norm: ClipNorm = 0.0
+    moon: Annotated[
+        float, Setting("Weight of MOON's contrastive term; 0: none.", example=1.0, at_least=0)
+    ] = 0.0
+    moon_tau: Annotated[float, Setting("Temperature of MOON's term.", example=0.5, more_than=0)] = 0.5
+    mu_head: Annotated[
+        float,
+        Setting("Weight of the term that holds the classifier to its anchor; 0: none.", 0.1, at_least=0),
+    ] = 0.0
+    head_anchor: Annotated[
+        Literal["few-shot", "base"], Setting("The classifier that mu_head holds to.", example="base")
+    ] = "few-shot"
+    dp: Annotated[
+        DpSgd | None, Setting("Differential privacy of local training; none: without.", {"epsilon": 5.0})
+    ] = None
 
     def __post_init__(self) -> None:
-        ranges.counts(epochs=self.epochs, batch=self.batch)
-        ranges.positive(lr=self.rate, moon_tau=self.moon_tau)
-        ranges.not_negative(weight_decay=self.weight_decay, mu=self.mu, clip_norm=self.clip_norm)
-        ranges.not_negative(moon=self.moon, mu_head=self.mu_head)
-        ranges.momentum(self.momentum)
-        ranges.tunable_set(self.trained)
+        ranges.check(self)
         if self.moon and self.trained == "head":
             raise ValueError(f"moon is {self.moon:g}, but training the head alone changes no features")
+        if self.moon and self.dp is not None:
+            raise ValueError(
+                f"moon is {self.moon:g} and dp is set: MOON's features come from runs of many samples, which "
+                "a graph can mix, and dp bounds what each sample alone adds"
+            )
 
     @property
     def trained(self) -> str:

@@ -13,7 +13,9 @@ from models.tensors import Tensors
 
 from .aggregator_half import Effect, RoundModel
 from .device_half import NOTHING, Contribution, LocalData, Run
+from .kind import About
 from .local_training import Epochs
+from .ranges import Members
 from .tensor_mean import TensorMean
 from .tensor_update import TensorUpdate
 
@@ -39,7 +41,10 @@ class WidthSlice(TensorUpdate):
     """
 
     name: ClassVar[str] = "width-slice"
-    members: tuple[str, ...] = ()
+    about: ClassVar[About] = About(
+        "a narrower part of the network", "that part", "HeteroFL: Diao et al. 2021"
+    )
+    members: Members = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,6 +54,16 @@ def head_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
     return tuple(spec for spec in manifest.stored() if spec.name in names)
 
 
+def too_few_of_each(load: Workload, smallest: int) -> str:
+    """Why nothing can be sent by class where a class needs so many samples; empty where something can."""
+    most = max(load.class_counts, default=0)
+    return (
+        ""
+        if most >= smallest
+        else f"a class needs {smallest} samples to be sent, the largest here has {most}"
+    )
+
+
 def passes(load: Workload, **samples: float) -> tuple[Pass, ...]:
     """Samples through each graph: `passes(load, forward=100, train_mid=250)`."""
     named = [(name.replace("_", ".", 1), count) for name, count in samples.items()]

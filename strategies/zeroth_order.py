@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, sqrt
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from profiles.cost import activation_bytes
 from . import directions, ranges
 from .aggregator_half import Effect, RoundModel
 from .device_half import MOST_LOSS, Contribution, Late, LocalData, Run
-from .kind import Usual
+from .kind import About, Usual
 from .mean_scalars import Mean, MeanScalars, Scalars
+from .ranges import Directions, Distance, Setting, TunableSet
 from .replaying import Along, perturb
 from .step_size import GRID, Moment, Sizing, relative, unit
 from .workload import passes
@@ -29,9 +30,6 @@ WIRE_BYTES, AGAIN_BYTES = 190, 45
 """A contribution of two scalars on the wire, topic and all; and one in few bytes, like one that was accepted
 (docs/wire.md), both of a device whose name has eight letters.
 """
-
-MOST_DIRECTIONS = 1024
-"""Of a round: its scalars stand in the log, 512 steps to a blob."""
 
 
 FEDMEZO: Mapping[str, Any] = {"sides": 2, "sizing": "absolute", "generator": directions.GENERATOR}
@@ -69,24 +67,39 @@ class ZerothOrder(Usual):
     """
 
     name: ClassVar[str] = "zeroth-order"
-    num_z: int = 2
-    eps: float = 1e-3
-    lr: float = 1e-2
-    tunable: str = "all"
-    generator: str = directions.RADEMACHER
-    sides: Literal[1, 2] = 2
-    sizing: Sizing = "absolute"
-    beta: float = 0.99
-    sampled: float = 1.0
+    about: ClassVar[About] = About(
+        "nothing: measures the loss at the base and along random directions",
+        "a few scalars",
+        "FedMeZO: Bernier 2024 (MSc thesis, Concordia), chapter 4",
+    )
+    num_z: Directions = 2
+    eps: Distance = 1e-3
+    lr: Annotated[float, Setting("Learning rate of the step of a round.", example=1e-3, more_than=0)] = 1e-2
+    tunable: TunableSet = "all"
+    generator: directions.RandomDirections = directions.RADEMACHER
+    sides: Annotated[
+        Literal[1, 2],
+        Setting("Measured losses of a direction: one beside that of the base, or there and back.", example=1),
+    ] = 2
+    sizing: Annotated[
+        Sizing,
+        Setting("Unit of `eps` and `lr`: 1, or the size of the weights and of past scalars.", "relative"),
+    ] = "absolute"
+    beta: Annotated[
+        float,
+        Setting("Decay of the mean of past scalars, for relative steps.", 0.9, at_least=0, less_than=1),
+    ] = 0.99
+    sampled: Annotated[
+        float,
+        Setting("Share of its samples that a device measures in a round.", 0.1, more_than=0, at_most=1),
+    ] = 1.0
 
     def __post_init__(self) -> None:
-        ranges.counts(MOST_DIRECTIONS, num_z=self.num_z)
-        ranges.positive(eps=self.eps, lr=self.lr, sampled=self.sampled)
-        if self.sampled > 1:
-            raise ValueError(f"sampled is {self.sampled:g}, expected at most 1: a part of a device's samples")
-        ranges.below_one(beta=self.beta)
-        ranges.tunable_set(self.tunable)
-        directions.check_generator(self.generator)
+        ranges.check(self)
+
+    @property
+    def scalars(self) -> int:
+        return self.num_z
 
     @property
     def losses(self) -> int:
@@ -152,7 +165,8 @@ class ZerothOrder(Usual):
         return f"a scalar is {furthest:.4g} away from 0, at most {most:.4g} is believed with eps {self.eps:g}"
 
     def start(self, model: RoundModel) -> MeanScalars:
-        return MeanScalars.empty(self.num_z)
+        first = self.sizing == "relative" and not Moment.of(model.memory).usual
+        return MeanScalars.empty(self.num_z, squares=first)
 
     def fold(self, state: MeanScalars, contribution: Contribution, weight: float) -> MeanScalars:
         projected = contribution.tensors["g"].astype(np.float64)
@@ -166,7 +180,7 @@ class ZerothOrder(Usual):
             return Effect(steps=steps, num_examples=state.whole)
         moment = Moment.of(model.memory)
         for mean in means:
-            moment = moment.after(float(np.square(mean.scalars).mean()), self.beta)
+            moment = moment.after(float(np.square(mean.scalars).mean()), self.beta, state.median)
         steps = tuple(
             self._step(mean, relative(mean.scalars, moment.usual), length * sqrt(len(mean.scalars)) / GRID)
             for mean in means

@@ -1,5 +1,6 @@
 """What tests of several packages share: the shipped bundle, real digits, a clock of theirs, processes."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -17,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from broker import brokers
 from broker.running import RunningBroker
@@ -26,6 +29,18 @@ from strategies.aggregator_half import RoundModel
 from strategies.device_half import LocalData
 
 T = TypeVar("T")
+Words = tuple[str, ...]
+TEACHING, LEVELS = ("train", "attention", "prototype", "distil"), ("low", "mid", "up")
+
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    and threading.current_thread() is threading.main_thread()
+):
+    # A shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 
 @dataclass
@@ -46,7 +61,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def until(condition: Callable[[], T], timeout_s: float = 120.0) -> T:
+def until(condition: Callable[[], T], timeout_s: float = 600.0) -> T:
     """Wait for it, and return what it gave in the end. The test fails where it does not come true in time."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
@@ -162,6 +177,25 @@ class PostgresServer:
         os.kill(pid, signal.SIGKILL)
         self._run("pg_ctl", "-D", self._data, "-w", "-m", "immediate", "stop", check=False)
 
+    @contextmanager
+    def standby(self) -> Iterator[None]:
+        """What follows the server's log, as a standby does."""
+        where = ("-h", "127.0.0.1", "-p", str(self.port), "-U", "fl", "--synchronous")
+        follows = subprocess.Popen(
+            [str(self._programs / "pg_receivewal"), "-D", self.folder, *where],
+            user=self._user,
+            cwd=self.folder,
+        )
+        try:
+            for _ in range(600):
+                if "streaming" in self.sql("SELECT state FROM pg_stat_replication"):
+                    break
+                time.sleep(0.1)
+            yield
+        finally:
+            follows.kill()
+            follows.wait()
+
     def sql(self, text: str, database: str = "postgres") -> str:
         where = ("-h", "127.0.0.1", "-p", self.port, "-U", "fl", "-d", database)
         return self._run("psql", "-X", "-A", "-t", "-q", *where, "-c", text)
@@ -254,65 +288,108 @@ def digits(bundle: Bundle) -> LocalData:
     return LocalData(x, raw.target[:240].astype(np.int64))
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder, or a file, that the first who asks for it makes, of all that test at the same time."""
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    made, making = shared / "made" / name, shared / f"making-{os.getpid()}" / name
+    for path in (made, making):
+        path.parent.mkdir(exist_ok=True)
+    with (shared / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            make(making)
+            making.rename(made)
+    return made
+
+
 @dataclass(frozen=True)
 class Exported:
-    """Small networks for digits of 8x8: one for every tunable set of convolutional networks, one with the
-    objectives of the aggregator and its family, a transformer. `generic` are samples that are nobody's own.
+    """Small networks for digits of 8x8, each exported when it is first asked for.
+
+    One for every tunable set of convolutional networks, one with the objectives of the aggregator and its
+    family, a transformer. `generic` are samples that are nobody's own.
     """
 
-    tuned: str
-    taught: str
-    small: str
-    half: str
-    vit: str
-    generic: str
+    factory: pytest.TempPathFactory
 
+    @property
+    def tuned(self) -> str:
+        return self._cnn("tuned", 0.25, ("all", "mid", "head", "bias", "lora", "sparse"), ("train", "moon"))
 
-@pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    torch = pytest.importorskip("torch")
-    from sklearn.datasets import load_digits
+    @property
+    def taught(self) -> str:
+        return self._cnn("taught", 0.25, ("all", "mid"), (*TEACHING, "above-low"), LEVELS)
 
-    from models import torch_networks as networks
-    from models.inputs import InputSpec
-    from models.manifest import Source
-    from models.torch_export import ExportSpec, export
+    @property
+    def small(self) -> str:
+        return self._cnn("small", 0.25, ("all",), TEACHING, LEVELS)
 
-    folder = tmp_path_factory.mktemp("exported")
+    @property
+    def half(self) -> str:
+        return self._cnn("half", 0.125, ("all",))
 
-    def written(name, network, settings, sets, objectives=("train",), features=()):
-        torch.manual_seed(0)
-        module = networks.build(network, settings)
-        labels = tuple("0123456789")
+    @property
+    def vit(self) -> str:
+        image = {"in_channels": 1, "image": 8, "patch": 4, "depth": 3, "dim": 16, "heads": 2}
+        return self._written("vit", image, sets=("head", "adapter", "prompt", "prefix", "lora", "bias"))
+
+    @property
+    def generic(self) -> str:
+        from sklearn.datasets import load_digits
+
+        raw = load_digits()
+
+        def make(path: Path) -> None:
+            with path.open("wb") as file:
+                np.savez(file, x=raw.images[-120:].astype(np.uint8), y=raw.target[-120:])
+
+        return str(made_once(self.factory, "generic.npz", make))
+
+    def _cnn(
+        self, name: str, width: float, sets: Words, objectives: Words = ("train",), features: Words = ()
+    ) -> str:
+        settings = {"in_channels": 1, "size": 8, "width": width}
+        return self._written("cnn", settings, name, sets, objectives, features)
+
+    def _written(
+        self,
+        network: str,
+        settings: dict[str, Any],
+        name: str = "",
+        sets: Words = (),
+        objectives: Words = ("train",),
+        features: Words = (),
+    ) -> str:
+        import torch
+
+        from models import torch_networks as networks
+        from models.inputs import InputSpec
+        from models.manifest import Source
+        from models.torch_export import ExportSpec, export
+
         spec = ExportSpec(
-            name,
+            name or network,
             InputSpec((1, 8, 8), scale=1 / 16),
-            labels,
-            sets={name: {} for name in sets},
+            tuple("0123456789"),
+            sets={tunable: {} for tunable in sets},
             objectives=objectives,
             features=features,
             source=Source(network, settings),
         )
-        export(module, spec, folder / name)
-        return str(folder / name)
 
-    def cnn(name, width, *args, **more):
-        return written(name, "cnn", {"in_channels": 1, "size": 8, "width": width}, *args, **more)
+        def make(folder: Path) -> None:
+            torch.manual_seed(0)
+            export(networks.build(network, settings), spec, folder)
 
-    teaching = ("train", "attention", "prototype", "distil")
-    levels = ("low", "mid", "up")
-    peft = ("all", "mid", "head", "bias", "lora", "sparse")
-    image = {"in_channels": 1, "image": 8, "patch": 4, "depth": 3, "dim": 16, "heads": 2}
-    raw = load_digits()
-    np.savez(folder / "generic.npz", x=raw.images[-120:].astype(np.uint8), y=raw.target[-120:])
-    return Exported(
-        tuned=cnn("tuned", 0.25, peft, ("train", "moon")),
-        taught=cnn("taught", 0.25, ("all", "mid"), (*teaching, "above-low"), features=levels),
-        small=cnn("small", 0.25, ("all",), teaching, features=levels),
-        half=cnn("half", 0.125, ("all",)),
-        vit=written("vit", "vit", image, ("head", "adapter", "prompt", "prefix", "lora", "bias")),
-        generic=str(folder / "generic.npz"),
-    )
+        return str(made_once(self.factory, name or network, make))
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    pytest.importorskip("torch")
+    return Exported(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ def serve(broker, launched, tmp_path):
     """A service of the shipped bundle; `flags` are options and their values."""
 
     def start(rounds=3, **flags):
-        options = {"rounds": rounds, "deadline": 4, "min-devices": 2, **flags}
+        options = {"rounds": rounds, "deadline": 60, "min-devices": 2, **flags}
         given = [part for name, value in options.items() for part in (f"--{name}", value)]
         where = ("--broker", broker.url, "--run-dir", tmp_path / "run")
         return launched(tmp_path / "serve.log", "serve", "--bundle", "digits-wrn-10-1", *given, *where)
@@ -50,7 +50,7 @@ def test_the_demo_runs_every_kind_on_every_device_and_keeps_its_figures(lines, p
         [program, "demo", "--rounds", "4", "--run-dir", folder],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -73,26 +73,30 @@ def test_the_demo_runs_every_kind_on_every_device_and_keeps_its_figures(lines, p
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_aggregator_killed_in_a_round_goes_on_with_what_it_had_acknowledged(serve, join, lines, tmp_path):
+def test_an_aggregator_killed_in_a_round_goes_on_with_what_it_had_acknowledged(
+    serve, join, lines, eventually, tmp_path
+):
     stored = tmp_path / "run" / "contributions.jsonl"
     slow = ("--as", "pi-5", "--slow", "20")
+
+    def accepted():
+        return {name: (tmp_path / f"{name}.log").read_text().count("full accepted") for name in ("a", "b")}
+
     with join("a", *slow) as a, join("b", *slow) as b:
-        for kill_after_s in (4.0, 2.5):
+        for acknowledged in (1, 4):  # with one each in rounds 1 and 3, both devices are in rounds 2 and 3
             with serve(rounds=6) as service:
-                time.sleep(kill_after_s)
+                eventually(lambda least=acknowledged: sum(accepted().values()) >= least)
                 assert service.poll() is None
                 service.kill()
-        accepted = {
-            name: (tmp_path / f"{name}.log").read_text().count("full accepted") for name in ("a", "b")
-        }
+        told = accepted()
         with serve(rounds=6) as service:
-            assert service.wait(60) == 0
+            assert service.wait(900) == 0
         assert (a.poll(), b.poll()) == (None, None)
     counted = Counter((c["round"], c["device"]) for c in lines(stored))
     assert set(counted.values()) == {1}
     assert {number for number, _ in counted} == set(range(1, 7))
-    for name, told in accepted.items():
-        assert sum(device == name for _, device in counted) >= told
+    for name, count in told.items():
+        assert sum(device == name for _, device in counted) >= count
 
 
 def test_bad_data_ends_the_device_in_one_line_and_the_others_go_on(serve, join, lines, tmp_path):
@@ -107,7 +111,7 @@ def test_bad_data_ends_the_device_in_one_line_and_the_others_go_on(serve, join, 
             ("bad-files", unreadable, "no readable samples in"),
         ):
             with join(name, data=data) as device:
-                assert device.wait(30) == 2
+                assert device.wait(600) == 2
             last = (tmp_path / f"{name}.log").read_text().splitlines()[-1]
             assert last.startswith("device-runtime: ")
             assert message in last
@@ -115,7 +119,7 @@ def test_bad_data_ends_the_device_in_one_line_and_the_others_go_on(serve, join, 
             join("a", "--until-done") as a,
             join("b", "--until-done") as b,
         ):
-            assert (service.wait(60), a.wait(20), b.wait(20)) == (0, 0, 0)
+            assert (service.wait(600), a.wait(600), b.wait(600)) == (0, 0, 0)
     assert {c["device"] for c in lines(tmp_path / "run" / "contributions.jsonl")} == {"a", "b"}
 
 
@@ -127,7 +131,7 @@ def test_a_wrong_password_is_said_in_one_line(digits_in, program, tmp_path):
             [program, "join", with_password, "--data", digits_in(data), "--state", tmp_path / "pi"],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=False,
         )
     finally:
@@ -168,14 +172,14 @@ class ScriptedAggregator:
             run="r",
             round=number,
             seed=5,
-            deadline_s=20.0,
-            remaining_s=20.0,
+            deadline_s=120.0,
+            remaining_s=120.0,
             bundle=self.bundle,
             base=self.base,
             kinds=tuple(registry.write(registry.make(kind)) for kind in kinds),
         )
 
-    def answer(self, kinds, timeout_s=30.0):
+    def answer(self, kinds, timeout_s=120):
         """Serve hellos and blocks until a contribution comes, and return it."""
         from broker.blobs import BLOCK
         from broker.messages import Get
@@ -243,7 +247,7 @@ def test_rubbish_from_the_aggregator_s_side_does_not_end_a_device(broker, bundle
 TASK = """name = "{name}"
 bundle = "digits-wrn-10-1"
 rounds = {rounds}
-round_deadline_s = 6
+round_deadline_s = 60
 min_devices = {devices}
 """
 
@@ -291,7 +295,7 @@ def test_each_device_is_in_its_task_and_goes_on_to_the_next_when_it_may(
         join("c", "--task", "letters", "--until-done") as c,
     ):
         for process in (a, anywhere, c, service):
-            assert process.wait(timeout=120) == 0
+            assert process.wait(timeout=900) == 0
     first, second = devices_by_round("digits"), devices_by_round("letters")
     assert set(first) == {1, 2}
     assert set(second) == {1, 2, 3, 4}
@@ -316,7 +320,7 @@ def test_all_tasks_go_on_after_a_kill(join, eventually, digits_in, serve_two, de
             service.wait()
         keys = signing_keys(tmp_path)
         with serve_two(turned=True) as service:
-            assert service.wait(timeout=120) == 0
+            assert service.wait(timeout=900) == 0
     assert len(set(keys)) == 2
     assert signing_keys(tmp_path) == keys
     assert "resumed" in (tmp_path / "serve.log").read_text()
@@ -330,7 +334,7 @@ def test_two_tasks_of_one_name_are_refused(broker, launched, tmp_path):
     (tmp_path / "one.toml").write_text(TASK.format(name="same", rounds=1, devices=1))
     arguments = ("serve", tmp_path / "one.toml", tmp_path / "one.toml", "--broker", broker.url)
     with launched(tmp_path / "serve.log", *arguments) as service:
-        assert service.wait(timeout=30) != 0
+        assert service.wait(timeout=600) != 0
     assert "tasks are called same, same: each needs a name of its own" in (tmp_path / "serve.log").read_text()
 
 
@@ -338,7 +342,7 @@ def test_the_run_of_one_task_is_not_begun_anew_when_another_comes_to_it(serve_tw
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "run.sqlite").touch()
     with serve_two() as service:
-        assert service.wait(timeout=30) != 0
+        assert service.wait(timeout=600) != 0
     assert (
         "is the run folder of one task, and several have a folder each"
         in (tmp_path / "serve.log").read_text()

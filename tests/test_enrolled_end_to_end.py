@@ -19,7 +19,7 @@ from broker.signing import Signer
 from broker.site import Opened
 
 pytestmark = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ class House:
         return self._launched(self.folder / f"{name}.log", "join", *mine, *extra)
 
     def serve(self, rounds, *extra):
-        options = f"--bundle digits-wrn-10-1 --kinds few-shot --rounds {rounds} --deadline 20".split()
+        options = f"--bundle digits-wrn-10-1 --kinds few-shot --rounds {rounds} --deadline 120".split()
         run = ["--enrolment", self.site, "--run-dir", self.folder / "run", "--min-devices", "2", *extra]
         return self._launched(self.folder / "serve.log", "serve", *options, *run)
 
@@ -193,8 +193,8 @@ def _offer(content):
         run="forged",
         round=1,
         seed=1,
-        deadline_s=20.0,
-        remaining_s=20.0,
+        deadline_s=120.0,
+        remaining_s=120.0,
         bundle=blob,
         base=Base(checkpoint=(blob,), sha=blob.sha),
         kinds=(),

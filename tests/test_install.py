@@ -6,9 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from device_runtime.commands.table import COMMANDS, EXTRAS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -66,7 +70,7 @@ def test_a_device_at_work_brings_in_no_torch_either():
 def test_a_device_s_dependencies_are_the_few_that_are_priced():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [requirement.split(">")[0].split(";")[0].strip() for requirement in project["dependencies"]]
-    assert names == [
+    assert list(dict.fromkeys(names)) == [
         "numpy",
         "onnxruntime",
         "paho-mqtt",
@@ -96,6 +100,130 @@ def installed(tmp_path_factory):
     [wheel] = folder.glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", folder / "site", wheel], check=True)
     return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def bare(installed, tmp_path_factory):
+    """The Python of an environment that has the wheel and what a device installs, and nothing else."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    [site] = folder.glob("lib/python*/site-packages")
+    (site / "wheel.pth").write_text(f"{installed}\n")
+    for requirement in base_requirements():
+        brought = metadata.distribution(requirement)
+        for top in {file.parts[0] for file in brought.files or ()} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(brought.locate_file(top))
+    return folder / "bin" / "python"
+
+
+def base_requirements():
+    """The distributions that the wheel needs without any extra, and those that they need."""
+    found, left = set(), ["device-runtime"]
+    while left:
+        for text in metadata.requires(left.pop()) or ():
+            requirement = Requirement(text)
+            name = requirement.name.lower()
+            if name not in found and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):
+                found.add(name)
+                left.append(name)
+    return sorted(found)
+
+
+def bare_run(bare, installed, *words, **options):
+    return subprocess.run(
+        [bare, installed / "bin" / "device-runtime", *words],
+        cwd=bare.parent,
+        env={key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "COLUMNS")},
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def test_the_bare_environment_has_no_module_of_an_extra(bare):
+    modules = {module for names in EXTRAS.values() for module in names}
+    modules |= {"PIL", "ray", "scipy", "pydantic", "websockets", "transformers", "pytest", "pip"}
+    program = "import sys; from importlib.util import find_spec; print([*filter(find_spec, sys.argv[1:])])"
+    found = subprocess.check_output([bare, "-c", program, *modules], text=True, cwd=bare.parent)
+    assert found == "[]\n"
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
+def test_a_device_install_lists_all_commands_with_the_extra_that_they_need(words, bare, installed):
+    shown = bare_run(bare, installed, *words)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    said = " ".join(shown.stdout.split())
+    for name, command in COMMANDS.items():
+        extra = f" (needs the extra `{command.needs}`)" if command.needs else ""
+        assert f" {name} {command.help}{extra} " in said
+    assert "pip install 'device-runtime[EXTRA]'" in said
+
+
+def test_a_device_install_says_its_version(bare, installed):
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    shown = bare_run(bare, installed, "--version")
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, f"{version}\n", "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_device_install_has_help_of_each_command(name, bare, installed):
+    command = COMMANDS[name]
+    shown = bare_run(bare, installed, name, "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.startswith(f"usage: device-runtime {name} ")
+    assert command.help in " ".join(shown.stdout.split())
+    assert f"\nExample: {command.example}\n" in shown.stdout
+    needs = f"Needs: pip install 'device-runtime[{command.needs}]'"
+    assert (needs in shown.stdout) == bool(command.needs)
+
+
+@pytest.mark.parametrize(
+    "name, option", [("join", "--data"), ("serve", "--rounds"), ("edge", "--port"), ("models", "--rollback")]
+)
+def test_a_device_install_lists_the_options_also_where_an_extra_is_missing(name, option, bare, installed):
+    assert f"\n  {option} " in bare_run(bare, installed, name, "--help").stdout
+
+
+def test_a_device_install_suggests_the_command_that_was_meant(bare, installed):
+    ended = bare_run(bare, installed, "serv")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "did you mean serve?" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "words, extra, code",
+    [
+        (("serve", "--bundle", "digits-wrn-10-1"), "aggregator", 6),
+        (("demo",), "simulation", 2),
+        (("simulate",), "simulation", 2),
+    ],
+)
+def test_a_device_install_names_the_extra_that_a_command_needs(words, extra, code, bare, installed):
+    ended = bare_run(bare, installed, *words)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    [line] = ended.stderr.splitlines()
+    assert f": pip install 'device-runtime[{extra}]'" in line
+
+
+def test_the_list_of_commands_imports_none_of_them(bare):
+    """So that help answers at once, on a small board too."""
+    program = (
+        "import sys; from device_runtime.cli import main; main(['--help']); main(['serv']); "
+        "print(sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    loaded = subprocess.check_output(
+        [bare, "-c", program], text=True, stderr=subprocess.DEVNULL, cwd=bare.parent
+    ).splitlines()[-1]
+    assert repr("device_runtime") in loaded
+    for module in ("numpy", "onnxruntime", "msgspec", "paho", "psutil", "aggregator", "models", "broker"):
+        assert repr(module) not in loaded
+
+
+def test_python_m_device_runtime_is_the_command(bare, installed):
+    shown = subprocess.check_output([bare, "-m", "device_runtime", "--help"], text=True, cwd=bare.parent)
+    assert shown == bare_run(bare, installed, "--help").stdout
 
 
 def test_the_installed_wheel_runs_from_a_folder_with_its_own_models(installed, tmp_path):

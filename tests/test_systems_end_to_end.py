@@ -54,7 +54,7 @@ def prepared(folder, run, bundle, exported, family=()):
 
 
 def finished(service, folder, run):
-    assert service.wait(120) == 0, (folder / run / "serve.log").read_text()
+    assert service.wait(600) == 0, (folder / run / "serve.log").read_text()
     return tensors.decode((folder / run / "served" / "served.safetensors").read_bytes())
 
 

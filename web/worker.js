@@ -33,7 +33,7 @@ let device = null;
 class Device {
   /** @param {Settings} settings */
   static async open(settings) {
-    const { name, url, clientId, key } = await whoOf(settings);
+    const { name, url, clientId, key, secret } = await whoOf(settings);
     const kept = { samples: /** @type {Samples | null} */ (null) };
     const [disk, samples] = [await openDisk(DEVICE), await openDisk(SAMPLES)];
     await own(disk, name, log);
@@ -48,7 +48,7 @@ class Device {
       host: browserHost(name, navigator, () => battery),
       tell: (/** @type {any} */ happening) => tell(plain(happening)),
     };
-    const agent = await Agent.open({ name, key, task: settings.task }, environment);
+    const agent = await Agent.open({ name, key, secret, task: settings.task }, environment);
     const { will, greeting, subscriptions } = agent;
     const link = new Link(url, clientId, (event) => agent.took(event), { will, greeting, subscriptions, log });
     agent.begin(link);
@@ -98,7 +98,7 @@ async function whoOf({ name, token, broker, key }) {
   const enrolled = token ? await enrolmentOf(token) : null;
   const { user, password } = enrolled?.url ?? broker;
   const url = { ...(gateway ?? enrolled?.url ?? parseUrl(broker.url)), user, password };
-  return enrolled ? { ...enrolled, url } : { name: checkDevice(name), clientId: name, key: fromHex(key), url };
+  return enrolled ? { ...enrolled, url } : { name: checkDevice(name), clientId: name, key: fromHex(key), secret: new Uint8Array(), url };
 }
 
 /** The page is told where it does not come: only another worker can try again. @param {any} bundle */

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import errno
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,6 @@ from aggregator.task import Task
 
 from .journal import Journal
 from .watch import Watch
-
-PROBE = ".writable"
-"""In the run folder: what is written to see whether it can be."""
 
 
 class Wire(Protocol):
@@ -56,8 +54,12 @@ class Hosted:
         return self.watch, self.journal
 
     def writable(self) -> int:
-        """Write a few bytes into the run folder; returns the bytes that are free. Raises OSError."""
-        probe = self.folder / PROBE
-        probe.write_bytes(b"ok")
-        probe.unlink(missing_ok=True)  # whoever asks at the same time may have been first
-        return shutil.disk_usage(self.folder).free
+        """The bytes that are free for the run folder. Writes nothing: anybody may ask. Raises OSError where
+        it cannot be written, by what the system says of it.
+        """
+        about = os.statvfs(self.folder)
+        if about.f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return about.f_bavail * about.f_frsize

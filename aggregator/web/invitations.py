@@ -84,7 +84,7 @@ class Inviting:
             self.revoke,
             methods=["DELETE"],
             summary="Make a link void; its device, if it was used, is let in no more",
-            responses=refused,
+            responses={**refused, 503: {"description": "It is void, but Mosquitto still lets its device in"}},
         )
 
     @property
@@ -123,7 +123,11 @@ class Inviting:
             link = links.revoke(site, name, now)
         except BrokerError as error:
             raise HTTPException(409, str(error)) from None
-        register.tell(site)
+        try:
+            if link.used:
+                register.tell_of_revoked(site, link.device)
+        except BrokerError as error:
+            raise HTTPException(503, str(error)) from None
         return _told(link, now)
 
     def _site(self) -> Opened:

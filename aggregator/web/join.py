@@ -119,7 +119,7 @@ class Join:
             log.warning("a link could not be used: %s", error)
             raise HTTPException(503, "the device could not be enrolled", {"Retry-After": "10"}) from None
         told = register.tell(site)
-        log.info("%s is enrolled by its link; %s", enrolment.name, told)
+        log.info("%s is enrolled by its link; %s", enrolment.name, told.text)
         self._wait_until_known(enrolment)
         return enrolment
 

@@ -152,10 +152,11 @@ class Watch:
 
     def _extend(self, happening: RoundExtended, now: float) -> None:
         self._sitting_out = set()
+        counted = f"{happening.contributions} of {happening.needed} contributions"
         self._change(
             closes_at=now + happening.deadline_s,
             extended=self._live.extended + 1,
-            note=f"extended: {happening.contributions} of {happening.needed} contributions",
+            note=f"extended: {counted}{happening.outlook}",
         )
 
     def _seen(self, happening: DeviceSeen, now: float) -> None:

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/zeroth_order.py bytes                  # 1,000 rounds, several minutes
     .venv/bin/python benchmarks/zeroth_order.py bytes --rounds 100     # a look
-    .venv/bin/python benchmarks/zeroth_order.py bytes --signed         # enrolled: every round is signed
+    .venv/bin/python benchmarks/zeroth_order.py bytes --signed         # enrolled: rounds and devices sign
 
 The real aggregator and real devices behind a real Mosquitto, on handwritten digits. Two devices are there
 throughout, one is cut off for a fifth of the rounds, one comes new at 0.7 of them; each speaks through a
@@ -25,7 +25,7 @@ import numpy as np
 from tabulate import tabulate
 
 from aggregator.observer import Happening, RoundClosed
-from aggregator.ports import Ports
+from aggregator.ports import Devices, Ports
 from aggregator.service import Service
 from aggregator.task import KindSettings, Task
 from benchmarks.zeroth.metered import Meter
@@ -34,7 +34,7 @@ from broker import steps as log
 from broker.link import Link, LinkOptions
 from broker.messages import Step, encode
 from broker.running import BrokerOptions
-from broker.signing import Signer
+from broker.signing import DeviceSigner, Signer, said_by
 from broker.url import BrokerUrl
 from device_runtime.agent import Agent
 from device_runtime.settings import Settings
@@ -50,6 +50,26 @@ GONE, BACK, JOINS = 0.3, 0.5, 0.7
 """When one is cut off and back again, and when one comes new, in parts of the rounds."""
 
 
+KEYS = {name: bytes([number]) * 32 for number, name in enumerate((*THERE, AWAY, LATE))}
+"""Of each device, its own."""
+
+
+class Enrolled(Devices):
+    """All of them, by their keys."""
+
+    def __init__(self) -> None:
+        self._public = {name: DeviceSigner(secret).public for name, secret in KEYS.items()}
+
+    def knows(self, device: str) -> bool:
+        return device in self._public
+
+    def signs(self, device: str) -> bool:
+        return True
+
+    def said(self, device: str, topic: str, payload: bytes) -> bytes:
+        return said_by(self._public[device], topic, payload)
+
+
 @dataclass
 class Device:
     """A device in a thread, its link through a meter."""
@@ -60,7 +80,8 @@ class Device:
     thread: threading.Thread | None = None
 
     def join(self, data: Path, folder: Path, key: bytes) -> None:
-        settings = Settings(self.name, data, folder, aggregator=key)
+        secret = KEYS[self.name] if key else b""
+        settings = Settings(self.name, data, folder, aggregator=key, secret=secret)
         agent = Agent(settings, secrets.randbits(32), time.monotonic)
         options = LinkOptions(agent.will(), agent.subscriptions(), 60, (0.2, 1.0), greeting=agent.greeting())
         link = Link(BrokerUrl.parse(f"mqtt://127.0.0.1:{self.meter.port}"), self.name, agent.inbox, options)
@@ -97,7 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=8, help="of each device")
     parser.add_argument("--steps", type=int, default=5000, help="to replay")
     parser.add_argument(
-        "--signed", action="store_true", help="devices are enrolled, and take signed rounds only"
+        "--signed",
+        action="store_true",
+        help="devices are enrolled: rounds are signed, and so is what they say",
     )
 
 
@@ -173,7 +196,10 @@ def serve(
         if args.signed
         else (lambda _topic, offer: encode(offer), None)
     )
-    service = Service(task, folder, Ports(link, inbox, (course,), seal=seals[0], agree=seals[1]))
+    devices = Enrolled() if args.signed else None
+    service = Service(
+        task, folder, Ports(link, inbox, (course,), seal=seals[0], agree=seals[1], devices=devices)
+    )
     link.connect()
     service.run(stop)
     link.close(service.farewell())

@@ -1,1 +1,1 @@
-"""Subcommands of the device: each module has HELP, EXAMPLE, add_arguments and run."""
+"""Commands of the device: each module has add_arguments and run; `table` lists all commands."""

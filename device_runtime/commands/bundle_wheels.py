@@ -18,8 +18,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from device_runtime.errors import InstallError
 from device_runtime.wheel_house import PLATFORMS, Machine, Wheel, lacking, machine, needed, read
 
-HELP = "Download the wheels that a device of another platform installs without a network."
-EXAMPLE = "device-runtime bundle-wheels --platform linux-aarch64 --python 3.11 wheels/"
 OURS = "device-runtime"
 DEPTH = 20
 """Wheels that ask for others that ask for others, at most."""
@@ -27,12 +25,22 @@ DEPTH = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("out", type=Path, metavar="OUT", help="folder of the wheels")
-    add("--platform", choices=tuple(PLATFORMS), help="of the device (default: this one)")
-    add("--python", metavar="3.11", help="of the device (default: this one's)")
-    add("--extras", default="", metavar="A,B", help="of device-runtime, as images")
-    add("--wheel", type=Path, help="of device-runtime (default: of what is installed here)")
-    add("--pin", action="append", default=[], metavar="NAME==VERSION", help="may be repeated")
+    add("out", type=Path, metavar="OUT", help="Put the wheels into this folder.")
+    add("--platform", choices=tuple(PLATFORMS), help="Choose the platform of the device (default: this one).")
+    add("--python", metavar="3.11", help="Choose the Python of the device (default: this one's).")
+    add("--extras", default="", metavar="A,B", help="Add these extras of device-runtime, such as images.")
+    add(
+        "--wheel",
+        type=Path,
+        help="Take this wheel of device-runtime (default: made of what is installed here).",
+    )
+    add(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="NAME==VERSION",
+        help="Take this version of a package; may be repeated.",
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,29 +6,30 @@ import argparse
 
 import msgspec
 
-from device_runtime.data import Keep, Shelf
-from device_runtime.data.report import lines, report
 from device_runtime.watching import limit_bytes
 from models.bundle import Bundle, find
+from models.data import Keep, Shelf
+from models.data.report import lines, report
 
 from .data_options import DATA, add_data, place
 from .options import memory_bytes, positive
 
-HELP = "Look at local data as a task would: samples of each class, what is left out and why."
-EXAMPLE = "device-runtime data check samples/ --bundle digits-wrn-10-1"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="check", required=True)
-    check = actions.add_parser("check", help="read everything, train nothing, and report")
+    check = actions.add_parser("check", help="Read everything, train nothing, and report.")
     check.add_argument("data", metavar="PATH", help=DATA)
-    check.add_argument("--bundle", default="digits-wrn-10-1", help="bundle of the task (default: the digits)")
-    check.add_argument("--format", choices=("text", "json"), default="text")
+    check.add_argument(
+        "--bundle", default="digits-wrn-10-1", help="Check for the task of this bundle (default: the digits)."
+    )
+    check.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
     check.add_argument(
         "--memory",
         type=positive,
         metavar="MB",
-        help="use at most this much in all (default: what is free)",
+        help="Use at most this much memory in all (default: what is free).",
     )
     add_data(check)
 

@@ -6,11 +6,11 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from device_runtime.data import Place
-from device_runtime.errors import DataError
 from device_runtime.personal.wish import Wish
+from models.data import Place
+from models.errors import DataError
 
-DATA = "class folders, .npz, .csv, pictures, .wav, .txt, or sqlite:FILE?QUERY: see docs/data-on-device.md"
+DATA = "Read class folders, .npz, .csv, pictures, .wav, .txt or sqlite:FILE?QUERY (docs/data-on-device.md)."
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -20,13 +20,23 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "--labels",
         type=Path,
         metavar="FILE",
-        help="label map, TOML (default: labels.toml in the data's folder)",
+        help="Read the label map from this TOML file (default: labels.toml in the data's folder).",
     )
-    add("--label-column", default="", metavar="COLUMN", help="of a table: its name or number from 0")
-    add("--text-column", default="", metavar="COLUMN", help="of a table of texts: its name or number from 0")
+    add(
+        "--label-column",
+        default="",
+        metavar="COLUMN",
+        help="Take labels from this column of a table: its name, or its number from 0.",
+    )
+    add(
+        "--text-column",
+        default="",
+        metavar="COLUMN",
+        help="Take texts from this column of a table: its name, or its number from 0.",
+    )
     add(
         "--held-out", type=share, metavar="SHARE",
-        help="of the samples, kept out of training to judge the model here (default: 0.1, if 10 or more)",
+        help="Keep this share of the samples to judge the model by (default: 0.1, if 10 or more).",
     )  # fmt: skip
 
 
@@ -35,9 +45,9 @@ def add_personal(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--keep-model", action=argparse.BooleanOptionalAction, default=True,
-        help="keep the served model of each round here, for `predict` (default: yes)",
+        help="Keep the served model of each round here, for `predict` (default: yes).",
     )  # fmt: skip
-    add("--personal-head", action="store_true", help="train a head of its own, used where it is better here")
+    add("--personal-head", action="store_true", help="Train a head of its own, used where it is better here.")
 
 
 def wish(options: argparse.Namespace) -> Wish:

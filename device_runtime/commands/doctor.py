@@ -32,14 +32,15 @@ from models.errors import BundleError
 
 from .options import add_connection
 
-HELP = "Examine this device: engines, memory, storage, a training step; its broker, TLS, access, clock."
-EXAMPLE = "device-runtime doctor --bundle digits-wrn-10-1"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", default="digits-wrn-10-1", help="bundle to try (folder, zip or shipped)")
+    parser.add_argument(
+        "--bundle", default="digits-wrn-10-1", help="Try this bundle: a folder, a zip, or a shipped one."
+    )
     add_connection(parser, "--broker")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
 
 
 def run(options: argparse.Namespace) -> int:

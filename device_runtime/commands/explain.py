@@ -10,9 +10,10 @@ import msgspec
 import platformdirs
 from tabulate import tabulate
 
-from device_runtime import data as local_data
+from device_runtime import owner
 from device_runtime.choose import MAIN, Candidate, Plan, choose
 from device_runtime.examining_rules import rules
+from models import data as local_data
 from models.bundle import Bundle, find
 from profiles import Cost, Workload
 from strategies import registry
@@ -20,9 +21,6 @@ from strategies.workload import workload
 
 from . import profile as profile_command
 from .options import add_engine, add_pretence, count, positive
-
-HELP = "Explain which kind of update this device would choose, and what each would cost."
-EXAMPLE = "device-runtime explain --as pi-zero-2w --slow 25 --samples 180 --deadline 3"
 
 
 @dataclass(frozen=True)
@@ -36,18 +34,29 @@ class Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", default="digits-wrn-10-1", help="bundle of the task")
+    parser.add_argument("--bundle", default="digits-wrn-10-1", help="Plan for the task of this bundle.")
     parser.add_argument(
-        "--deadline", type=positive, default=60.0, metavar="S", help="seconds a round may take"
+        "--deadline", type=positive, default=60.0, metavar="S", help="Plan for a round of this many seconds."
     )
-    parser.add_argument("--data", type=Path, help="local data; or say how much there is:")
-    parser.add_argument("--samples", type=count, default=200, help="samples, spread evenly over the classes")
-    parser.add_argument("--kinds", help="kinds the round accepts, in order (default: the usual ones)")
     parser.add_argument(
-        "--codec", default="", metavar="WORD", help="by which updates are sent: delta+int8+.."
+        "--data", type=Path, help="Plan for this local data; or say how much there is by --samples."
     )
-    parser.add_argument("--state", type=Path, help="folder of the device, whose rules are told too")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--samples",
+        type=count,
+        default=200,
+        help="Plan for this many samples, spread evenly over the classes.",
+    )
+    parser.add_argument(
+        "--kinds", help="Offer these kinds of update, the preferred first (default: the usual ones)."
+    )
+    parser.add_argument(
+        "--codec", default="", metavar="WORD", help="Send updates by this codec, such as delta+int8+deflate."
+    )
+    parser.add_argument("--state", type=Path, help="Tell the rules of the device in this folder, too.")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
     add_engine(parser)
     add_pretence(parser)
 
@@ -58,7 +67,9 @@ def run(options: argparse.Namespace) -> int:
     load = _workload(options, bundle)
     names = options.kinds.split(",") if options.kinds else list(registry.USUAL)
     kinds = [registry.make(name, registry.coding(name, options.codec)) for name in names]
-    plan = choose(profile, kinds, {MAIN: load}, options.deadline)
+    policy = owner.kept(options.state) if options.state else None
+    barred = policy.allowed.bars if policy else lambda _: ""
+    plan = choose(profile, kinds, {MAIN: load}, options.deadline, barred)
     rows = [_row(plan, candidate) for candidate in plan.candidates]
     if options.format == "json":
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -17,13 +18,14 @@ from broker.link import Link, LinkOptions
 from broker.topics import check_task
 from device_runtime.agent import Agent
 from device_runtime.apart import STAYS_S, Apart
-from device_runtime.connecting import Connection, claim, connect, enrol
-from device_runtime.errors import DataError
+from device_runtime.connecting import Connection, connect, enrol, no_trace
 from device_runtime.guest import heed_pauses, welcome
 from device_runtime.meters import listens
+from device_runtime.other_tasks import look_out
 from device_runtime.reaching import reach
 from device_runtime.settings import Settings
 from device_runtime.workplace import MakePlace, in_this_process
+from models.errors import DataError
 from strategies.accountant import Limit
 
 from . import policy_options
@@ -41,33 +43,41 @@ from .options import (
     pretence,
 )
 
-HELP = "Join a task as a device: measure, choose, train, send."
-EXAMPLE = "device-runtime join mqtt://127.0.0.1:1883 --data samples/ --name kitchen-pi"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser, "broker")
     parser.add_argument(
-        "--enrol", metavar="TOKEN", help="from `device add`; it is kept. '-' reads it from stdin"
+        "--enrol",
+        metavar="TOKEN",
+        help="Enrol with this token of `device add`, and keep it; '-' reads it from stdin.",
     )
     parser.add_argument("--data", type=Path, metavar="PATH", help=DATA)
     add_data(parser)
     add_personal(parser)
     parser.add_argument(
-        "--task", metavar="NAME", help="which, of several (default: whichever there is, then the next)"
+        "--task",
+        metavar="NAME",
+        help="Join this task of several (default: whichever there is, then the next).",
     )
-    parser.add_argument("--until-done", action="store_true", help="leave when the task is done")
+    parser.add_argument("--until-done", action="store_true", help="Leave when the task is done.")
     parser.add_argument(
-        "--privacy-epsilon", type=positive, metavar="E", help="send nothing that could spend more privacy"
+        "--privacy-epsilon",
+        type=positive,
+        metavar="E",
+        help="Send nothing that could spend more privacy than this epsilon.",
     )
     parser.add_argument(
-        "--privacy-delta", type=positive, default=1e-3, metavar="D", help="at which (default: 0.001)"
+        "--privacy-delta",
+        type=positive,
+        default=1e-3,
+        metavar="D",
+        help="Count privacy at this delta (default: 0.001).",
     )
     add_engine(parser)
     add_meter(parser)
     add_pretence(parser)
     parser.add_argument(
-        "--in-process", action="store_true", help="work in this process, not in one that is ended when idle"
+        "--in-process", action="store_true", help="Work in this process, not in one that ends when idle."
     )
     policy_options.add_policy(parser)
     policy_options.add_service(parser)
@@ -84,7 +94,12 @@ def run(options: argparse.Namespace) -> int:
     if options.data is None:
         raise DataError("no samples: give --data, a folder or a file of them (docs/data-on-device.md)")
     connection = connect(options)
-    claim(connection.folder)
+    with no_trace(connection.folder) as joined:
+        return _join(options, connection, joined)
+
+
+def _join(options: argparse.Namespace, connection: Connection, joined: Callable[[], None]) -> int:
+    """Take part until stopped, or install a service that does; `joined` is called when the device is one."""
     heed_pauses(connection.folder)
     url = connection.url
     if options.insecure and not url.secure:
@@ -93,7 +108,9 @@ def run(options: argparse.Namespace) -> int:
     if options.service:
         from .service import install
 
-        return install(options, add_arguments, connection)
+        code = install(options, add_arguments, connection)
+        joined()
+        return code
     agent = Agent(settings, secrets.randbits(32), time.monotonic, _place(options))
     wishes = LinkOptions(agent.will(), agent.subscriptions(), greeting=agent.greeting())
     link = Link(url, connection.client_id, agent.inbox, wishes)
@@ -109,6 +126,9 @@ def run(options: argparse.Namespace) -> int:
         agent.warm_up()
         try:
             if reach(link, stop, waits=agent.close):
+                joined()
+                if settings.task:
+                    look_out(connection, settings.task, lambda: agent.heard, stop)
                 agent.run(link, stop, until_done=options.until_done)
         finally:
             agent.close()
@@ -139,6 +159,9 @@ def _settings(options: argparse.Namespace, connection: Connection) -> Settings:
         check_task(options.task) if options.task else "",
         meter(options).meter if options.in_process else None,
         wish(options),
+        policy_options.disk_bytes(options, connection.folder),
+        connection.secret,
+        policy_options.allowed(options),
     )
 
 

@@ -13,16 +13,13 @@ from device_runtime.errors import InstallError
 
 from .options import add_connection
 
-HELP = "Leave: stop this device, say goodbye, and remove its service, credentials, models and caches."
-EXAMPLE = "device-runtime leave --name kitchen-pi"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection(parser, "--broker")
-    parser.add_argument("--keep-outbox", action="store_true", help="keep what was not sent yet")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--keep-outbox", action="store_true", help="Keep what was not sent yet.")
+    parser.add_argument("--yes", action="store_true", help="Do not ask.")
     parser.add_argument(
-        "--force", action="store_true", help="remove contributions that wait for a receipt too"
+        "--force", action="store_true", help="Remove contributions that wait for a receipt, too."
     )
 
 

@@ -13,21 +13,18 @@ from pathlib import Path
 import msgspec
 from tabulate import tabulate
 
-from device_runtime import data as local_data
-from device_runtime.errors import DataError
 from device_runtime.one_kind import Device, Figures, Order, Pretended
 from device_runtime.pretence import Time
 from device_runtime.trials import HEADERS, Row, cells, idle_watts, interleaved, lines, row
+from models import data as local_data
 from models.bundle import Bundle, find
+from models.errors import DataError
 from models.manifest import ARENA_FACTOR
 from profiles import Speed
 from strategies import registry
 
 from . import profile as profile_command
 from .options import add_engine, add_meter, add_pretence, count, engine_wish, memory_bytes, meter, positive
-
-HELP = "Measure each kind of update on this device: time, energy, peak memory, bytes, beside the prediction."
-EXAMPLE = "device-runtime measure --kinds full,few-shot,zeroth-order --repeats 3 --csv kinds.csv"
 
 log = logging.getLogger(__name__)
 
@@ -47,22 +44,36 @@ class Report:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--bundle", default="digits-wrn-10-1", help="bundle of the task (folder, zip or shipped)")
-    add("--data", type=Path, help="local data; or of drawn samples")
-    add("--samples", type=count, default=200, help="so many, evenly of every class (default: 200)")
-    add("--kinds", help=f"which, with commas (default: {','.join(registry.USUAL)})")
-    add("--codec", default="", metavar="WORD", help="by which updates are sent: delta+int8+..")
-    add("--repeats", type=count, default=3, help="runs of each kind, one kind after the other (default: 3)")
+    add(
+        "--bundle",
+        default="digits-wrn-10-1",
+        help="Measure with this bundle: a folder, a zip, or a shipped one.",
+    )
+    add("--data", type=Path, help="Train on this local data; or on drawn samples.")
+    add(
+        "--samples",
+        type=count,
+        default=200,
+        help="Draw this many samples, evenly of every class (default: 200).",
+    )
+    add("--kinds", help=f"Measure these kinds, separated by commas (default: {','.join(registry.USUAL)}).")
+    add("--codec", default="", metavar="WORD", help="Send updates by this codec, such as delta+int8+deflate.")
+    add(
+        "--repeats",
+        type=count,
+        default=3,
+        help="Run each kind this often, one kind after the other (default: 3).",
+    )
     add(
         "--idle",
         type=positive,
         default=5.0,
         metavar="S",
-        help="seconds at rest to measure first (default: 5)",
+        help="Measure this many seconds at rest first (default: 5).",
     )
-    add("--csv", type=Path, metavar="FILE", help="write every run")
-    add("--plot", type=Path, metavar="FILE", help="draw it, .png or .svg")
-    add("--format", choices=("text", "json"), default="text")
+    add("--csv", type=Path, metavar="FILE", help="Write every run to this file.")
+    add("--plot", type=Path, metavar="FILE", help="Draw it into this file, .png or .svg.")
+    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
     add_engine(parser)
     add_meter(parser)
     add_pretence(parser)

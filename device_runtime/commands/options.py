@@ -15,17 +15,17 @@ from models.names import AUTO, ENGINES, PRECISIONS, EngineWish
 def add_connection(parser: argparse.ArgumentParser, broker: str) -> None:
     """The broker's URL (`broker` is the name of that argument), who we are there, TLS files."""
     add = parser.add_argument
-    text = "mqtts://user:password@host, wss://...; here mqtt://127.0.0.1:PORT (default: as enrolled)"
+    text = "Connect to this broker: mqtts://user:password@host, wss://... (default: as enrolled)."
     if broker.startswith("-"):
         add(broker, metavar="URL", help=text)
     else:
         add(broker, nargs="?", metavar="URL", help=text)
-    add("--name", help="this device's name (default: as enrolled, the user of the URL, or the host's name)")
-    add("--state", type=Path, help="folder of the enrolment, the outbox, bundles and measurements")
-    add("--ca", type=Path, help="certificate authority of the broker (PEM)")
-    add("--cert", type=Path, help="this device's certificate (PEM)")
-    add("--key", type=Path, help="this device's private key (PEM)")
-    add("--insecure", action="store_true", help="allow mqtt:// without TLS over a network")
+    add("--name", help="Name this device (default: as enrolled, the user of the URL, or the host's name).")
+    add("--state", type=Path, help="Keep the enrolment, the outbox, bundles and measurements in this folder.")
+    add("--ca", type=Path, help="Trust this certificate authority of the broker (PEM).")
+    add("--cert", type=Path, help="Show this certificate of the device to the broker (PEM).")
+    add("--key", type=Path, help="Use this private key of the device (PEM).")
+    add("--insecure", action="store_true", help="Allow mqtt:// without TLS over a network.")
 
 
 def add_pretence(parser: argparse.ArgumentParser) -> None:
@@ -34,26 +34,43 @@ def add_pretence(parser: argparse.ArgumentParser) -> None:
         "--as",
         dest="pretend",
         metavar="DEVICE",
-        help="pretend to be another, as pi-4 (a wrong name tells all)",
+        help="Pretend to be another device, such as pi-4; a wrong name lists all.",
     )
     parser.add_argument(
-        "--slow", type=positive, default=1.0, metavar="N", help="with --as: N times slower still"
+        "--slow", type=positive, default=1.0, metavar="N", help="Be N times slower still, with --as."
     )
     parser.add_argument(
-        "--memory", type=positive, metavar="MB", help="use at most this much memory in all (process peak)"
+        "--memory",
+        type=positive,
+        metavar="MB",
+        help="Use at most this much memory in all (peak of the process).",
     )
     parser.add_argument(
-        "--uplink", type=positive, metavar="BYTES_PER_S", help="with --as: a narrower link upwards"
+        "--uplink", type=positive, metavar="BYTES_PER_S", help="Narrow the link upwards, with --as."
     )
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """`--engine`, `--precision`, `--threads`, `--device`."""
     add = parser.add_argument
-    add("--engine", choices=(AUTO, *ENGINES), default=AUTO, help="what runs the bundle (default: auto)")
-    add("--precision", choices=PRECISIONS, default="float32", help="of forward passes, if the bundle has it")
-    add("--threads", type=count, default=1, help="threads for training (default: 1)")
-    add("--device", default="cpu", help="cpu; with --engine torch also cuda or cuda:N (default: cpu)")
+    add(
+        "--engine",
+        choices=(AUTO, *ENGINES),
+        default=AUTO,
+        help="Run the bundle with this engine (default: auto).",
+    )
+    add(
+        "--precision",
+        choices=PRECISIONS,
+        default="float32",
+        help="Compute forward passes in this precision, if the bundle has it.",
+    )
+    add("--threads", type=count, default=1, help="Train with this many threads (default: 1).")
+    add(
+        "--device",
+        default="cpu",
+        help="Train on cpu or, with --engine torch, on cuda or cuda:N (default: cpu).",
+    )
 
 
 def add_meter(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +79,7 @@ def add_meter(parser: argparse.ArgumentParser) -> None:
         "--meter",
         default=AUTO_METER,
         metavar="METER",
-        help=f"what tells the energy: {', '.join(WISHES)} (default: auto, the best that is here)",
+        help=f"Measure energy by one of: {', '.join(WISHES)} (default: auto, the best that is here).",
     )
 
 

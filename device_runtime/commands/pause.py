@@ -10,9 +10,6 @@ from device_runtime.errors import NoDevice
 
 from .policy_options import add_place
 
-HELP = "Pause this device, from the next step of its work on; it stays connected. Holds until `resume`."
-EXAMPLE = "device-runtime pause --name kitchen-pi"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_place(parser)

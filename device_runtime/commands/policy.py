@@ -14,14 +14,13 @@ from device_runtime.policy import Policy, Verdict
 from . import policy_options
 from .policy_options import add_place
 
-HELP = "Show which rules hold for this device, and whether they let it work now."
-EXAMPLE = "device-runtime policy --battery-above 40 --between 22:00-06:30"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     policy_options.add_policy(parser)
     add_place(parser)
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from device_runtime import device_file
+from device_runtime.allow_list import SHORTEST, AllowList
+from device_runtime.downloads import BLOBS, BUNDLES
 from device_runtime.errors import PolicyError
 from device_runtime.manners import Manners
 from device_runtime.policy import Policy, Window
@@ -16,6 +19,7 @@ from .options import count, positive
 RULES = frozenset(
     {
         *("mains", "battery_above", "below_c", "unmetered", "between", "others_below", "daily_mb"),
+        *("disk", "allow_kinds", "allow_bundle", "most_scalars", "smallest_count"),
         *("unknown_allows", "nice", "idle_io", "cores", "cpu_percent"),
     }
 )
@@ -25,24 +29,69 @@ RULES = frozenset(
 def add_policy(parser: argparse.ArgumentParser) -> None:
     """`--config`, and all of RULES."""
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="TOML with these options, rules in [policy]"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="Read these options from a TOML file, rules in its table [policy].",
     )
     add = parser.add_argument_group("when it may work, and how").add_argument
-    add("--mains", action="store_true", help="only on mains power")
-    add("--battery-above", type=percent, metavar="PERCENT", help="only with so much charge")
-    add("--below-c", type=positive, metavar="CELSIUS", help="only while the hottest sensor is below this")
-    add("--unmetered", action="store_true", help="only on a network that is not metered")
+    add("--mains", action="store_true", help="Work only on mains power.")
+    add("--battery-above", type=percent, metavar="PERCENT", help="Work only with more charge than this.")
+    add(
+        "--below-c",
+        type=positive,
+        metavar="CELSIUS",
+        help="Work only while the hottest sensor is below this.",
+    )
+    add("--unmetered", action="store_true", help="Work only on a network that is not metered.")
     add(
         "--between", type=window, action="append", metavar="22:00-06:30",
-        help="only then, local time; may be given several times",
+        help="Work only in this part of the day, local time; may be repeated.",
     )  # fmt: skip
-    add("--others-below", type=percent, metavar="PERCENT", help="only while others use less processor time")
-    add("--daily-mb", type=positive, metavar="MB", help="send and receive no more in a day")
-    add("--unknown-allows", action="store_true", help="a rule about what nobody tells here does not count")
-    add("--nice", type=niceness, default=0, metavar="N", help="0 to 19: how far behind others (default: 0)")
-    add("--idle-io", action="store_true", help="use the disk only when nobody else does")
-    add("--cores", type=count, metavar="N", help="run on at most so many cores")
-    add("--cpu-percent", type=positive, metavar="PERCENT", help="with --service: of one core, at most")
+    add(
+        "--others-below",
+        type=percent,
+        metavar="PERCENT",
+        help="Work only while others use less of the processor's time.",
+    )
+    add("--daily-mb", type=positive, metavar="MB", help="Send and receive no more than this in a day.")
+    add(
+        "--disk",
+        type=positive,
+        metavar="MB",
+        help="Use at most this much disk for models (default: half of its room).",
+    )
+    add("--unknown-allows", action="store_true", help="Ignore a rule about what cannot be measured here.")
+    add(
+        "--nice",
+        type=niceness,
+        default=0,
+        metavar="N",
+        help="Leave the processor to others, from 0 to 19 (default: 0).",
+    )
+    add("--idle-io", action="store_true", help="Use the disk only when nobody else does.")
+    add("--cores", type=count, metavar="N", help="Run on at most this many cores.")
+    add(
+        "--cpu-percent",
+        type=positive,
+        metavar="PERCENT",
+        help="Use at most this share of one core, with --service.",
+    )
+    add("--allow-kinds", metavar="KIND,..", help="Train and send no other kinds of update than these.")
+    add(
+        "--allow-bundle",
+        type=digest,
+        action="append",
+        metavar="SHA256",
+        help="Fetch and run no other bundle; may be given several times.",
+    )
+    add("--most-scalars", type=count, metavar="N", help="Send at most N scalars in a zeroth-order round.")
+    add(
+        "--smallest-count",
+        type=count,
+        metavar="N",
+        help="Send sums and means only of classes with at least N samples, and no single feature maps.",
+    )
 
 
 def add_service(parser: argparse.ArgumentParser) -> None:
@@ -50,14 +99,14 @@ def add_service(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--service",
         action="store_true",
-        help="install and start it as a service of this user, with these options",
+        help="Install and start it as a service of this user, with these options.",
     )
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
     """`--name` and `--state`: which device, of those that are here."""
-    parser.add_argument("--name", help="the device's name (default: the only one that is here)")
-    parser.add_argument("--state", type=Path, help="its folder (default: by its name)")
+    parser.add_argument("--name", help="Choose the device of this name (default: the only one that is here).")
+    parser.add_argument("--state", type=Path, help="Choose the device of this folder (default: by its name).")
 
 
 def configure(options: argparse.Namespace, add_arguments: Callable[[argparse.ArgumentParser], None]) -> None:
@@ -78,7 +127,25 @@ def policy(options: argparse.Namespace) -> Policy:
         others_below=options.others_below,
         daily_bytes=None if options.daily_mb is None else int(1e6 * options.daily_mb),
         unknown_allows=options.unknown_allows,
+        allowed=allowed(options),
     )
+
+
+def allowed(options: argparse.Namespace) -> AllowList:
+    """What a task may ask for."""
+    kinds = tuple(name.strip() for name in (options.allow_kinds or "").split(",") if name.strip())
+    bundles = tuple(options.allow_bundle or ())
+    return AllowList(kinds, bundles, options.most_scalars, options.smallest_count)
+
+
+def disk_bytes(options: argparse.Namespace, folder: Path) -> int:
+    """What models may take on the disk of the device's `folder`: as set by hand, or half of what they take
+    already and what is free there.
+    """
+    if options.disk is not None:
+        return int(options.disk * 1e6)
+    kept = [path for name in (BLOBS, BUNDLES) for path in (folder / name).rglob("*") if path.is_file()]
+    return (sum(path.stat().st_size for path in kept) + shutil.disk_usage(folder).free) // 2
 
 
 def manners(options: argparse.Namespace) -> Manners:
@@ -91,6 +158,16 @@ def window(text: str) -> Window:
         return Window.of(text)
     except PolicyError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def digest(text: str) -> str:
+    """An argument of hex digits, the first of a sha256 or all."""
+    digits = text.lower()
+    if not (SHORTEST <= len(digits) <= 64 and set(digits) <= set("0123456789abcdef")):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the sha256 of a bundle: expected {SHORTEST} to 64 hex digits"
+        )
+    return digits
 
 
 def percent(text: str) -> float:

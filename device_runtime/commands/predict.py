@@ -10,28 +10,31 @@ import msgspec
 from tabulate import tabulate
 
 from device_runtime.connecting import folder_of
-from device_runtime.errors import DataError
 from device_runtime.personal.asking import Personal, Prediction
+from device_runtime.personal.kept import begun_with
+from models.errors import DataError
 from models.softmax import Evaluation
 
 from .options import add_engine, count, engine_wish
 from .policy_options import add_place
 
-HELP = (
-    "Ask the model that this device keeps after each round: what is in a picture, a sound, a text, an array."
-)
-EXAMPLE = "device-runtime predict photo.png --top 2"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("files", nargs="*", metavar="FILE", help="pictures, .wav, .txt, .npy or .npz (x)")
-    add("--text", action="append", default=[], help="a text itself; may be repeated")
-    add("--top", type=count, default=3, metavar="N", help="labels of each sample (default: 3)")
-    add("--export-onnx", type=Path, metavar="FILE", help="write the model as one ONNX file for any program")
-    add("--format", choices=("text", "json"), default="text")
+    add(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="Classify these: pictures, .wav, .txt, .npy, .npz (x), .csv, .tsv, sqlite:FILE?QUERY.",
+    )
+    add("--text", action="append", default=[], help="Classify this text itself; may be repeated.")
+    add(
+        "--top", type=count, default=3, metavar="N", help="Show this many labels of each sample (default: 3)."
+    )
+    add("--export-onnx", type=Path, metavar="FILE", help="Write the model as one ONNX file for any program.")
+    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
     add_place(parser)
-    add("--state-dir", dest="state", type=Path, metavar="DIR", help="the same as --state")
+    add("--state-dir", dest="state", type=Path, metavar="DIR", help="Do the same as --state.")
     add_engine(parser)
 
 
@@ -68,7 +71,7 @@ def _row(one: Prediction, found: list[Prediction]) -> list[str]:
 def _known(model: Personal) -> str:
     """What is kept, and how good it is."""
     record, judged = model.record, model.judged
-    text = f"{model.manifest.name}, task {record.task}, round {record.round}"
+    text = f"{model.manifest.name}, task {record.task!r}, {begun_with(record.round)}"
     if judged is None or judged.served is None:
         return f"{text}, not judged here yet"
     text += f"; {_figures(judged.served)}"

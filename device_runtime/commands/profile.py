@@ -20,13 +20,14 @@ from profiles import DeviceProfile
 
 from .options import add_engine, add_meter, add_pretence, engine_wish, memory_bytes, meter, pretence
 
-HELP = "Measure this device: memory, cores, speed on a bundle, link, power, battery."
-EXAMPLE = "device-runtime profile --bundle digits-wrn-10-1"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--bundle", default="digits-wrn-10-1", help="bundle to time (folder, zip or shipped)")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--bundle", default="digits-wrn-10-1", help="Time this bundle: a folder, a zip, or a shipped one."
+    )
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
     add_engine(parser)
     add_meter(parser)
     add_pretence(parser)

@@ -9,9 +9,6 @@ from device_runtime.connecting import folder_of
 
 from .policy_options import add_place
 
-HELP = "End a pause by hand; the other rules of this device hold as before."
-EXAMPLE = "device-runtime resume --name kitchen-pi"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_place(parser)

@@ -12,13 +12,12 @@ from device_runtime.connecting import folder_of
 
 from .policy_options import add_place
 
-HELP = "Show bytes sent and received by this device, day by day."
-EXAMPLE = "device-runtime traffic --name kitchen-pi"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
 
 
 def run(options: argparse.Namespace) -> int:

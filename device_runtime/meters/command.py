@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 
 from .integral import Integral, Joules, Watts
 from .meter import About, MeterError
@@ -34,10 +35,11 @@ def found(command: str, clock: Callable[[], float]) -> Polled:
         raise MeterError(f"{error}") from None
     if not words:
         raise MeterError(f"expected {USAGE}")
-    energy = last_line(output(words)).energy
+    folder = str(Path.cwd())  # its files may be named from here, and who trains goes elsewhere
+    energy = last_line(output(words, folder)).energy
 
     def look() -> float:
-        said = last_line(output(words))
+        said = last_line(output(words, folder))
         if said.energy is not energy:
             raise MeterError(f"{command} says now power, now energy")
         return said.value

@@ -12,11 +12,14 @@ from .meter import MeterError
 TIMEOUT_S = 20.0
 
 
-def output(words: Sequence[str]) -> str:
-    """Its standard output. Raises MeterError where it does not run, fails, or does not end in time."""
+def output(words: Sequence[str], folder: str | None = None) -> str:
+    """Its standard output, run in `folder` (None: where we are).
+
+    Raises MeterError where it does not run, fails, or does not end in time.
+    """
     shown = " ".join(words)
     try:
-        ended = asked(words, TIMEOUT_S)
+        ended = asked(words, TIMEOUT_S, folder)
     except subprocess.TimeoutExpired:
         raise MeterError(f"{shown}: no answer in {TIMEOUT_S:.0f} s") from None
     except (OSError, ValueError) as error:

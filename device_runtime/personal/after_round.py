@@ -14,7 +14,7 @@ from models.softmax import Evaluation
 from models.tensors import Tensors
 
 from .judging import Judgement
-from .kept import Judged, Keeper
+from .kept import Judged, Keeper, begun_with
 
 log = logging.getLogger(__name__)
 
@@ -24,22 +24,24 @@ def keep(keeper: Keeper, offer: Offer, bundle: Bundle, weights: Tensors) -> None
     try:
         keeper.keep(offer, bundle, weights)
     except (OSError, ModelError) as error:
-        log.warning("the model of round %d cannot be kept: %s", offer.round, error)
+        log.warning("%s cannot be kept: %s", begun_with(offer.round), error)
 
 
 def judge(keeper: Keeper, number: int, judged: Callable[[], Judgement]) -> None:
-    """The model of round `number`, as `judged` finds it; told and written down. A failure costs a warning."""
+    """The model that round `number` began with, as `judged` finds it; told and written down. A failure costs
+    a warning.
+    """
     try:
         found = judged()
         told = Judged(number, _finite(found.served), _finite(found.own_head), found.head is not None)
         keeper.judge(told, found.head)
     except Stopped:
-        log.info("the model of round %d is not judged: the device stops", number)
+        log.info("%s is not judged: the device stops", begun_with(number))
         return
     except (OSError, ModelError, DeviceError) as error:
-        log.warning("the model of round %d was not judged: %s", number, error)
+        log.warning("%s was not judged: %s", begun_with(number), error)
         return
-    log.info("round %d: %s", number, _said(found))
+    log.info("%s is right in %s", begun_with(number), _said(found))
 
 
 def _finite(found: Evaluation | None) -> Evaluation | None:
@@ -48,7 +50,7 @@ def _finite(found: Evaluation | None) -> Evaluation | None:
 
 
 def _said(found: Judgement) -> str:
-    text = f"the served model is right in {_figures(found.served)}"
+    text = _figures(found.served)
     if found.own_head is not None:
         text += f"; with an own head in {_figures(found.own_head)}, "
         text += "which is used" if found.head is not None else "which is not used"

@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker.partial import replace_file
-from device_runtime.data import npz, single
-from device_runtime.data.refusal import Refused
-from device_runtime.data.report import taken_as
-from device_runtime.data.unit import whole
-from device_runtime.data.written import Written
-from device_runtime.errors import DataError
+from models.data import single
+from models.data.reading import inputs
+from models.data.refusal import Refused
+from models.data.written import Written
 from models.engines import EngineWish, open_model
-from models.errors import TensorError
+from models.errors import DataError, TensorError
+from models.onnx_whole import described
 from models.onnx_whole import whole as whole_graph
 from models.softmax import log_softmax
 
@@ -88,11 +87,15 @@ class Personal:
         return made
 
     def predict(self, file: Path | str, top: int = 3) -> list[Prediction]:
-        """The `top` labels for each sample of a picture, a sound, a text, a .npy or a .npz file (x).
+        """The `top` labels for each sample of a picture, a sound, a text, a .npy or .npz file (x), a table
+        (with or without labels) or `sqlite:FILE?QUERY`.
 
         Raises DataError for what is none, or none for this task.
         """
-        return self._answer(str(file), lambda: _inputs(Path(file), self._kept), top)
+        if Path(file).is_dir():
+            raise DataError(f"{file} is a folder: name its files, as in photos/*.png")
+        texts = self._kept.bundle.texts
+        return self._answer(str(file), lambda: inputs(file, self.manifest.input, self.labels, texts), top)
 
     def read(self, text: str, top: int = 3) -> list[Prediction]:
         """The `top` labels of a text. Raises DataError where the task's input is none."""
@@ -129,27 +132,14 @@ class Personal:
         return model
 
     def _metadata(self) -> dict[str, str]:
-        given, record = self.manifest.input, self.record
-        judged = self.judged
+        record, judged = self.record, self.judged
         return {
-            "name": self.manifest.name,
+            **described(self.manifest),
             "task": record.task,
-            "round": str(record.round),
-            "labels": json.dumps(self.labels),
-            "input": msgspec.json.encode(given).decode(),
-            "preprocessing": f"{taken_as(given)}; then x = (raw * scale - mean) / std for each channel",
-            "output": "logits, one for each label; softmax gives probabilities",
+            "round": str(record.round - 1),  # that made it
             "own_head": json.dumps(bool(record.head)),
             "judged": msgspec.json.encode(judged).decode() if judged else "",
         }
-
-
-def _inputs(path: Path, kept: Kept) -> NDArray[Any]:
-    """(n, *input), raw. Raises Refused."""
-    given = kept.bundle.manifest.input
-    if path.suffix.lower() == ".npz":
-        return npz.inputs(path, given)
-    return single.raw(single.item(whole(path), path.name), given, kept.bundle.texts)
 
 
 def _guesses(row: NDArray[np.float32], labels: Sequence[str], top: int) -> tuple[Guess, ...]:

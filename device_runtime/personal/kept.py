@@ -32,7 +32,8 @@ class NothingKept(DeviceError):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A round's figures on the held-out samples: of the model as it is served, and with a head of one's own.
+    """Figures on the held-out samples of the model that `round` began with: as it is served, and with a head
+    of one's own.
 
     `kept`: whether that head was better, and is used.
     """
@@ -44,8 +45,10 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is kept. `bundle` is a folder, relative to the device's where it lies in it; `weights` and `head`
-    are files beside the record, `head` is "" where there is no head of one's own.
+    """What is kept: the model that `round` began with, which the round before it made.
+
+    `bundle` is a folder, relative to the device's where it lies in it; `weights` and `head` are files beside
+    the record, `head` is "" where there is no head of one's own.
     """
 
     bundle: str
@@ -56,6 +59,11 @@ class Record(msgspec.Struct, frozen=True):
     head: str = ""
     rounds: tuple[Judged, ...] = ()
     version: int = FORMAT
+
+
+def begun_with(number: int) -> str:
+    """Names the model that round `number` began with, by the round that made it, as the aggregator does."""
+    return f"the model of round {number - 1}" if number > 1 else "the model from before round 1"
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
 """`device-runtime export`: a torch module becomes a bundle."""
 
 import argparse
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 from tabulate import tabulate
 
 from models import torch_networks as networks
+from models.bundle import MANIFEST
+from models.data.reading import inputs
 from models.errors import ExportError, one_line
 from models.inputs import InputSpec
 from models.manifest import LEVELS, PRECISIONS, TRAINING, TUNABLE_SETS, Source
@@ -22,44 +26,84 @@ if TYPE_CHECKING:
     from models.torch_export import ExportSpec
 
 NONE = "none"
-HELP = "write a torch module as a bundle that devices run without torch"
-EXAMPLE = (
-    "device-runtime export wrn --set depth=10 --set width=1 --set in_channels=1 --set classes=10 "
-    "--input 1,8,8 --labels 0,1,2,3,4,5,6,7,8,9 --out digits"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # --mean -0.5,1,2: argparse knows -0.5 alone
     add = parser.add_argument
     add(
         "factory",
-        help=f"{', '.join(networks.NETWORKS)}; or package.module:name of what gives the torch module",
+        help=f"Export one of {', '.join(networks.NETWORKS)}; or package.module:name of a factory.",
     )
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="argument of the factory")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Give the factory this argument; may be repeated.",
+    )
     add(
         "--input",
         required=True,
         metavar="C,H,W",
-        help="shape of one sample, channels first; of token ids, how many",
+        help="Set the shape of one sample, channels first; of token ids, how many.",
     )
-    add("--labels", required=True, metavar="A,B,..", help="names of the classes, in the order of the logits")
-    add("--out", required=True, type=Path, help="folder of the bundle")
-    add("--name", help="name of the bundle (default: that of the folder)")
+    add("--labels", required=True, metavar="A,B,..", help="Name the classes, in the order of the logits.")
+    add("--out", required=True, type=Path, help="Write the bundle into this folder.")
+    add("--overwrite", action="store_true", help="Replace a bundle that is in that folder.")
+    add("--name", help="Name the bundle (default: as the folder).")
     add(
         "--weights",
         type=Path,
-        help="safetensors, npz or torch state dict, or a folder of transformers (default: as they are made)",
+        help="Read weights: safetensors, npz, torch state dict, or a transformers folder (default: as made).",
     )
-    add("--new-head", action="store_true", help="take the weights without the head, for other labels")
-    add("--seed", type=int, default=0, help="of the random weights (default: 0)")
-    add("--scale", type=float, default=1.0, help="multiplies raw values, before mean and std (default: 1)")
-    add("--mean", default="0", metavar="M,..", help="subtracted, one or one per channel (default: 0)")
-    add("--std", default="1", metavar="S,..", help="divided by, one or one per channel (default: 1)")
-    add("--head", metavar="NAME", help="the nn.Linear that gives the logits (default: the last)")
-    add("--level", action="append", default=[], metavar="PREFIX=LEVEL", help="low, mid, up or head")
-    add("--output", action="append", default=[], metavar="LEVEL=NAME", help="submodule at the end of a level")
-    add("--vocabulary", type=int, metavar="N", help="the input is token ids from 0 to N - 1")
+    add("--new-head", action="store_true", help="Take the weights without the head, for other labels.")
+    add("--seed", type=int, default=0, help="Draw random weights by this seed (default: 0).")
+    add(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="Multiply raw values by this, before mean and std (default: 1).",
+    )
+    add(
+        "--mean",
+        default="0",
+        metavar="M,..",
+        help="Subtract this, one value or one per channel (default: 0).",
+    )
+    add(
+        "--std",
+        default="1",
+        metavar="S,..",
+        help="Divide by this, one value or one per channel (default: 1).",
+    )
+    add(
+        "--standardise",
+        type=Path,
+        metavar="PATH",
+        help="Set --mean and --std to those of these samples, given as to join --data, after --scale.",
+    )
+    add(
+        "--head",
+        metavar="NAME",
+        help="Take this nn.Linear as the head, which gives the logits (default: the last).",
+    )
+    add(
+        "--level",
+        action="append",
+        default=[],
+        metavar="PREFIX=LEVEL",
+        help="Put parameters of this prefix at level low, mid, up or head; may be repeated.",
+    )
+    add(
+        "--output",
+        action="append",
+        default=[],
+        metavar="LEVEL=NAME",
+        help="Name the submodule at the end of a level; may be repeated.",
+    )
+    add("--vocabulary", type=int, metavar="N", help="Take token ids from 0 to N - 1 as input.")
     add_text_arguments(parser)
     add_graph_arguments(parser)
 
@@ -72,36 +116,52 @@ def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SET[:NAME=VALUE,..]",
-        help=f"{', '.join(TUNABLE_SETS)}, as in lora:rank=8; may be repeated (default: all, mid, head)",
+        help=f"Add a tunable set: {', '.join(TUNABLE_SETS)}, as lora:rank=8 (default: all, mid, head).",
     )
     add(
         "--objective",
         action="append",
         default=[],
         choices=(*TRAINING, NONE),
-        help="may be repeated (default: train); none: no training graphs, for zeroth-order updates alone",
+        help="Add training graphs for this objective; none suits zeroth-order alone (default: train).",
     )
-    add("--features", action="append", default=[], choices=LEVELS[:-1], help="give the level's feature map")
+    add(
+        "--features",
+        action="append",
+        default=[],
+        choices=LEVELS[:-1],
+        help="Give the feature map of this level; may be repeated.",
+    )
     add(
         "--batchnorm",
         choices=("frozen", "training"),
         default="frozen",
-        help="training: batch statistics where the layer itself is trained (default: frozen)",
+        help="Freeze batch statistics, or train them with their layer (default: frozen).",
     )
-    add("--precision", action="append", default=[], choices=PRECISIONS[1:], help="add a forward graph of it")
     add(
-        "--stored-as", choices=("float32", "float16"), default="float32", help="precision of the weights file"
+        "--precision",
+        action="append",
+        default=[],
+        choices=PRECISIONS[1:],
+        help="Add a forward graph of this precision; may be repeated.",
+    )
+    add(
+        "--stored-as",
+        choices=("float32", "float16"),
+        default="float32",
+        help="Write the weights in this precision (default: float32).",
     )
     add(
         "--scaled-features",
         action="store_true",
-        help="multiply features by a scale each before the head, which rounds of class means set",
+        help="Multiply features by a scale each before the head, which rounds of class means set.",
     )
-    add("--ort-training", action="store_true", help="add training graphs of onnxruntime-training")
+    add("--ort-training", action="store_true", help="Add training graphs of onnxruntime-training.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Writes the bundle and prints what is in it. Raises ModelError."""
+    check_free(args.out, args.overwrite)
     texts, given = texts_and_settings(args)
     module = build(args, given)  # first: it says what to install where torch is missing
     from models.torch_export import Checked, export
@@ -119,6 +179,15 @@ def run(args: argparse.Namespace) -> int:
     size = f"{len(bundle.packed()) / 1000:.0f} KB"
     print(f"\n{args.out}: {size}; values trained: {trained}; sha256 {bundle.sha256}")
     return 0
+
+
+def check_free(folder: Path, overwrite: bool) -> None:
+    """Raises ExportError where something is already, unless that is a bundle to be overwritten."""
+    if (folder / MANIFEST).is_file():
+        if not overwrite:
+            raise ExportError(f"{folder} is a bundle already: --overwrite replaces it")
+    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ExportError(f"{folder} is there and is no bundle: give another --out")
 
 
 def texts_and_settings(args: argparse.Namespace) -> tuple[Reading | None, dict[str, Any]]:
@@ -144,6 +213,8 @@ def spec(
         taken = InputSpec(
             shape, args.scale, means, deviations, kind, vocabulary, texts.text if texts else msgspec.UNSET
         )
+        if args.standardise:
+            taken = standardised(taken, args.standardise, args.labels.split(","))
     except ValueError as error:
         raise ExportError(one_line(error)) from error
     if not all(1 <= size <= LARGEST for size in (*shape, 1 if vocabulary is None else vocabulary)):
@@ -168,6 +239,20 @@ def spec(
         source=_source(args, settings(args.set) if given is None else given),
         tokenizer=texts.tokenizer if texts else None,
     )
+
+
+def standardised(given: InputSpec, place: Path, labels: Sequence[str]) -> InputSpec:
+    """The input with the mean and standard deviation of each channel of these samples, after `scale`.
+
+    A channel that is constant is divided by 1. Raises ExportError, DataError.
+    """
+    if given.vocabulary is not None or (given.mean, given.std) != ((0.0,), (1.0,)):
+        raise ExportError("--standardise sets --mean and --std of values: give neither, and no token ids")
+    x = given.prepare(inputs(place, given, labels)).astype(np.float64)
+    axes = (0, *range(2, x.ndim))
+    means, deviations = x.mean(axes), x.std(axes)
+    deviations[deviations == 0] = 1.0
+    return msgspec.structs.replace(given, mean=tuple(means.tolist()), std=tuple(deviations.tolist()))
 
 
 def _source(args: argparse.Namespace, given: Mapping[str, Any]) -> Source | None:

@@ -10,9 +10,6 @@ from models.bundle import Bundle, find
 from models.inputs import Text
 from models.manifest import LEVELS, Manifest, Setting, Tunable
 
-HELP = "show what is in a bundle: parameters, graphs, their cost, hashes"
-EXAMPLE = "device-runtime inspect digits-wrn-10-1"
-
 
 class Figures(msgspec.Struct, frozen=True):
     """What `--format json` prints."""
@@ -25,8 +22,10 @@ class Figures(msgspec.Struct, frozen=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("bundle", help="folder, zip, or name of a shipped bundle")
-    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("bundle", help="Show this bundle: a folder, a zip, or the name of a shipped one.")
+    parser.add_argument(
+        "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -44,16 +44,24 @@ def add_text_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--tokenizer", type=Path, metavar="PATH",
-        help="tokenizer.json, vocab.txt, or a folder with one of them, or with vocab.json and merges.txt",
+        help="Read tokenizer.json, vocab.txt, or a folder with one of them or vocab.json and merges.txt.",
     )  # fmt: skip
     add(
-        "--tokenizer-from", type=Path, metavar="FILE", help="learn one from the texts of a .tsv, .csv or .txt"
+        "--tokenizer-from",
+        type=Path,
+        metavar="FILE",
+        help="Learn a tokenizer from the texts of a .tsv, .csv or .txt.",
     )
-    add("--tokens", type=int, metavar="N", help=f"ids of a tokenizer that is learnt (default: {TOKENS})")
-    add("--prompt", metavar="TEMPLATE", help='what stands around a text, as in "{text} It was{mask} ."')
+    add(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help=f"Give a tokenizer that is learnt this many ids (default: {TOKENS}).",
+    )
+    add("--prompt", metavar="TEMPLATE", help='Put this around a text, such as "{text} It was{mask} .".')
     add(
         "--words", metavar="A,B,..",
-        help='answer with the language model\'s own words, one for each label, as in " terrible, great"',
+        help='Answer with the model\'s own words, one for each label, such as " terrible, great".',
     )  # fmt: skip
 
 

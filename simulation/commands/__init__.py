@@ -1,1 +1,1 @@
-"""Subcommands of the simulation: each module has HELP, EXAMPLE, add_arguments and run."""
+"""Commands of the simulation: each module has add_arguments and run."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from aggregator import training
 from aggregator.coding import coded
 from aggregator.errors import TaskError
 from profiles import fleets
@@ -64,8 +65,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         mine = before
     else:
         mine = scenario.load(options.scenario or PRESET, over)
-    if options.codec is not None:
-        mine = _coded(mine, options.codec)
+    mine = _trained(mine, options)
     bundle = bundle_sha256(mine.task.bundle)
     folder = options.run_dir or Path("runs") / f"{mine.name}-{_mark(mine, bundle)}"
     known = comparison_in(folder) or Comparison(policies=_usual(options))
@@ -141,10 +141,12 @@ def _over(options: argparse.Namespace) -> dict[str, Any]:
     return over
 
 
-def _coded(mine: Scenario, word: str) -> Scenario:
-    """The scenario with updates that are sent by this codec. Raises ScenarioError."""
+def _trained(mine: Scenario, options: argparse.Namespace) -> Scenario:
+    """The scenario with the flags that are for many kinds of update at once. Raises ScenarioError."""
     try:
-        return msgspec.structs.replace(mine, task=coded(mine.task, word))
+        task = training.trained(mine.task, options)
+        task = task if options.codec is None else coded(task, options.codec)
+        return msgspec.structs.replace(mine, task=task)
     except TaskError as error:
         raise ScenarioError(str(error)) from None
 

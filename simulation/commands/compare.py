@@ -31,8 +31,6 @@ from simulation.papers.shared import shared
 from simulation.papers.table import SCALES
 from simulation.report.side_by_side import side_by_side
 
-HELP = "Run a table of a paper, its numbers beside ours; or show runs that are there side by side."
-EXAMPLE = "device-runtime compare paper:002-t4.3 --scale smoke"
 ERRORS = (SimulationError, AggregatorError)
 
 
@@ -43,28 +41,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="*",
         metavar="TABLE|RUN_DIR",
-        help="a table, as paper:002-t4.3, or folders of simulations (default: list the tables)",
+        help="Run a table, such as paper:002-t4.3, or compare folders of runs (default: list the tables).",
     )
     add(
         "--scale",
         choices=SCALES,
         default="cpu",
-        help="smoke: a minute, shows that it works; cpu: for two cores; full: the paper's (default: cpu)",
+        help="Run at this scale: smoke for a minute, cpu for two cores, full as the paper (default: cpu).",
     )
-    add("--seeds", type=count, metavar="N", help="runs with seeds 0 to N-1 (default: the table's)")
-    add("--parallel", type=count, metavar="N", help="runs at a time (default: as many as usable cores)")
+    add("--seeds", type=count, metavar="N", help="Run with seeds 0 to N-1 (default: the table's).")
+    add(
+        "--parallel",
+        type=count,
+        metavar="N",
+        help="Do this many runs at a time (default: as many as usable cores).",
+    )
     add(
         "--data-dir",
         type=Path,
         metavar="DIR",
-        help=f"where the data is (default: ${ENV}, or ../shared/data)",
+        help=f"Read data from this folder (default: ${ENV}, or ../shared/data).",
     )
-    add("--run-dir", type=Path, help="where runs are kept; what is finished there is not run again")
+    add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
     add(
-        "--device", default="cpu", metavar="PLACE", help="what trains: cpu, or cuda with torch (default: cpu)"
+        "--device",
+        default="cpu",
+        metavar="PLACE",
+        help="Train on cpu or, with torch, on cuda (default: cpu).",
     )
-    add("--write", type=Path, metavar="FILE.md", help="put the table into its section of this page")
-    add("--format", choices=("text", "json"), default="text")
+    add("--write", type=Path, metavar="FILE.md", help="Put the table into its section of this page.")
+    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
 
 
 def run(options: argparse.Namespace) -> int:

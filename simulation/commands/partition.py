@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from device_runtime.commands.options import count, positive
 from models.commands.factory import settings
+from profiles.keys import explained
 from simulation import scenario
 from simulation.data import DataSet, DataSpec, divide, load
 from simulation.data.sources import SOURCES
@@ -20,8 +21,6 @@ from simulation.errors import DataSetError, SimulationError
 from simulation.partition.figures import Shape, shape, table
 from simulation.partition.plot import draw
 
-HELP = "Divide a data set among devices; show how uneven that is, as a table and a picture."
-EXAMPLE = "device-runtime partition --devices 20 --partition dirichlet --alpha 0.1 --out partition.png"
 ERRORS = (SimulationError,)
 
 DEVICES = 20
@@ -31,22 +30,46 @@ FLAGS = {"data": "source", "data_path": "path", "partition": "partition", "alpha
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("scenario", nargs="?", help="scenario (file or preset), for its devices and data; default: digits")
-    add("--devices", type=count, help=f"default: the scenario's, or else {DEVICES}")
-    add("--seed", type=int, default=0)
-    add("--data", choices=tuple(SOURCES), metavar="SOURCE", help=", ".join(SOURCES))
-    add("--data-path", metavar="PATH", help="folder or file of the data")
-    add("--partition", choices=PARTITIONS, metavar="HOW", help=", ".join(PARTITIONS))
-    add("--alpha", type=positive, help="of dirichlet and dirichlet-by-class")
+    add("scenario", nargs="?", help="Divide the data of this scenario, a file or a preset (default: digits).")
+    add(
+        "--devices",
+        type=count,
+        help=f"Divide among this many devices (default: the scenario's, or {DEVICES}).",
+    )
+    add("--seed", type=int, default=0, help="Draw by this seed (default: 0).")
+    add(
+        "--data",
+        choices=tuple(SOURCES),
+        metavar="SOURCE",
+        help=f"Take samples from one of: {', '.join(SOURCES)}.",
+    )
+    add("--data-path", metavar="PATH", help="Read the data from this folder or file.")
+    add(
+        "--partition",
+        choices=PARTITIONS,
+        metavar="HOW",
+        help=f"Divide them by one of: {', '.join(PARTITIONS)}.",
+    )
+    add("--alpha", type=positive, help="Set alpha of dirichlet and dirichlet-by-class.")
     add(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="another field of the [data] table, as in samples_per_client=50",
+        help="Set another field of the [data] table, such as samples_per_client=50.",
     )
-    add("--out", type=Path, default=Path("partition.png"), help="the picture (default: partition.png)")
-    add("--vectors-out", type=Path, metavar="FILE.npy", help="of text: the vectors of its vocabulary")
+    add(
+        "--out",
+        type=Path,
+        default=Path("partition.png"),
+        help="Draw the picture into this file (default: partition.png).",
+    )
+    add(
+        "--vectors-out",
+        type=Path,
+        metavar="FILE.npy",
+        help="Write the vectors of a text's vocabulary to this file.",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -79,7 +102,7 @@ def asked(options: argparse.Namespace) -> tuple[DataSpec, int]:
     try:
         return msgspec.convert(fields, DataSpec), options.devices or DEVICES
     except msgspec.ValidationError as error:
-        raise DataSetError(f"data: {error}") from None
+        raise DataSetError(explained(error, DataSpec, "data")) from None
 
 
 def way(spec: DataSpec) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aggregator import training
 from aggregator.errors import AggregatorError
 from device_runtime.commands.options import count, positive
 from models.engines import AUTO, ENGINES
 from profiles.cores import usable_cores
-from simulation import policies
 from simulation.compare.ahead import check
 from simulation.compare.occupied import end_with_parent, interruptible, occupied
 from simulation.compare.performing import How, perform
@@ -32,8 +32,6 @@ from .asked import PRESET, again, plan_of, presets, said
 if TYPE_CHECKING:
     from simulation.report.write import Report
 
-HELP = "Simulate a fleet of devices on virtual time, under one policy or several, and report."
-EXAMPLE = "device-runtime simulate mixed --devices 200 --compare kinds=choose,drop,few-shot --seeds 3"
 ERRORS = (SimulationError, AggregatorError)
 
 
@@ -44,70 +42,104 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "scenario",
         nargs="?",
         metavar="SCENARIO",
-        help=f"a fleet or scenario: a file *.toml or a preset (default: {PRESET}, choose against drop)",
+        help=f"Simulate this fleet or scenario, a file or a preset (default: {PRESET}, choose against drop).",
     )
-    add("--list", action="store_true", help="list the presets, the policies, and end")
-    add("--devices", type=count, metavar="N", help="how many devices the fleet has")
-    add("--rounds", type=count, metavar="N", help="how many rounds")
-    add("--deadline", type=positive, metavar="S", help="virtual seconds of a round")
-    add("--devices-per-round", type=count, metavar="N", help="how many devices are asked in a round")
+    add("--list", action="store_true", help="List the presets and the policies, and end.")
+    add("--devices", type=count, metavar="N", help="Simulate this many devices.")
+    add("--rounds", type=count, metavar="N", help="Run this many rounds.")
+    add("--deadline", type=positive, metavar="S", help="End a round after this many virtual seconds.")
+    add("--devices-per-round", type=count, metavar="N", help="Ask this many devices in a round.")
     add(
         "--buffer-size",
         type=int,
         metavar="N",
-        help="close a round with N updates, whatever their round (FedBuff)",
+        help="Close a round with N updates, whatever their round (FedBuff).",
     )
     add(
         "--deadline-quantile",
         type=positive,
         metavar="Q",
-        help="learn the deadline: this share is to be ready",
+        help="Learn the deadline by which this share of the devices is ready.",
     )
-    add("--stop-after", type=count, metavar="N", help="end after N evaluated rounds without a gain")
-    add("--stop-gain", type=positive, metavar="X", help="what is no gain yet (default: 0)")
-    add("--robust", choices=RULES, help="merge so that lying devices cannot steer it (default: none)")
-    add("--robust-trim", type=positive, metavar="SHARE", help="of trimmed-mean, at either end (default: 0.2)")
-    add("--robust-clip", type=positive, metavar="NORM", help="of norm-clip, value-clip (default: the usual)")
-    add("--robust-clip-factor", type=positive, metavar="X", help="times what is usual, of these (default: 1)")
-    add("--robust-byzantine", type=_whole, metavar="F", help="liars krum is to stand (default: what it can)")
-    add("--codec", metavar="WORD", help="by which updates are sent, as delta+int8+deflate: docs/wire.md")
-    add("--bundle", help="what is learnt: a bundle folder or zip, or the name of a shipped bundle")
-    add("--engine", choices=(AUTO, *ENGINES), help="what trains: torch is quicker for convolutions (auto)")
-    add("--data", metavar="SOURCE", help="where samples come from: digits, cifar10, npz, ...")
-    add("--data-path", metavar="PATH", help="the file or folder of --data, where it needs one")
-    add("--partition", help="how samples are divided: iid, dirichlet, shards, classes, natural")
-    add("--alpha", type=positive, help="of the Dirichlet partition: the smaller, the more uneven")
-    add("--compare", metavar="kinds=A,B,..", help="policies to compare: " + ", ".join(policies.names()))
-    add("--seeds", type=count, metavar="N", help="runs with seeds 0 to N-1 (default: 1)")
+    add("--stop-after", type=count, metavar="N", help="End after N evaluated rounds without a gain.")
+    add("--stop-gain", type=positive, metavar="X", help="Count no more than this as no gain (default: 0).")
+    add("--robust", choices=RULES, help="Merge so that lying devices cannot steer the model (default: none).")
+    add(
+        "--robust-trim",
+        type=positive,
+        metavar="SHARE",
+        help="Trim this share at either end, with trimmed-mean (default: 0.2).",
+    )
+    add(
+        "--robust-clip",
+        type=positive,
+        metavar="NORM",
+        help="Clip at this norm, with norm-clip and value-clip (default: the usual).",
+    )
+    add(
+        "--robust-clip-factor",
+        type=positive,
+        metavar="X",
+        help="Clip at this many times the usual norm, with norm-clip and value-clip (default: 1).",
+    )
+    add(
+        "--robust-byzantine",
+        type=_whole,
+        metavar="F",
+        help="Stand this many lying devices, with krum (default: all it can).",
+    )
+    training.add_arguments(parser)
+    add(
+        "--codec",
+        metavar="WORD",
+        help="Send updates by this codec, such as delta+int8+deflate: docs/wire.md.",
+    )
+    add("--bundle", help="Learn this bundle: a folder, a zip, or the name of a shipped one.")
+    add(
+        "--engine",
+        choices=(AUTO, *ENGINES),
+        help="Train with this engine; torch is quicker for convolutions (default: auto).",
+    )
+    add("--data", metavar="SOURCE", help="Take samples from digits, cifar10, npz, ...")
+    add("--data-path", metavar="PATH", help="Read --data from this file or folder, where it needs one.")
+    add("--partition", help="Divide samples by iid, dirichlet, shards, classes or natural.")
+    add("--alpha", type=positive, help="Set alpha of the Dirichlet partition: the smaller, the more uneven.")
+    add("--compare", metavar="kinds=A,B,..", help="Compare these policies; --list lists them.")
+    add("--seeds", type=count, metavar="N", help="Run with seeds 0 to N-1 (default: 1).")
     add(
         "--target",
         type=_percentage,
         metavar="PERCENT",
-        help="accuracy whose time is measured (default: what all reach)",
+        help="Measure the time to this accuracy (default: what all reach, above chance).",
     )
-    add("--parallel", type=count, metavar="N", help="runs at a time (default: as many as usable cores)")
+    add(
+        "--parallel",
+        type=count,
+        metavar="N",
+        help="Do this many runs at a time (default: as many as usable cores).",
+    )
     add(
         "--executor",
         choices=choice.names(),
         default=choice.AUTO,
-        help="what trains the devices (default: auto)",
+        help="Train the devices with this executor (default: auto).",
     )
     add(
         "--workers",
         type=count,
         metavar="N",
-        help="of the executor (default: the cores that --parallel leaves)",
+        help="Give the executor this many processes (default: the cores that --parallel leaves).",
     )
-    add("--address", help="of a Ray cluster, with --executor ray")
+    add("--address", help="Use the Ray cluster at this address, with --executor ray.")
     add(
         "--probes",
         type=_whole,
         default=3,
         metavar="N",
-        help="rounds whose local models are compared (default: 3)",
+        help="Compare the local models of this many rounds (default: 3).",
     )
-    add("--run-dir", type=Path, help="where it is kept; what is finished there is not run again")
-    add("--format", choices=("text", "json"), default="text")
+    add("--run-dir", type=Path, help="Keep the runs in this folder; what is finished there is not run again.")
+    add("--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text).")
     add("--only", help=argparse.SUPPRESS)
 
 

@@ -40,7 +40,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all runs are compared at: a virtual time, a target accuracy, the devices of the fleet."""
+    """What all runs are compared at: a virtual time, a target accuracy (nan: none), how many devices."""
 
     at_s: float
     target: float
@@ -88,13 +88,22 @@ Summary = Mapping[str, Spread]
 
 
 def terms(runs: Sequence[Ran], devices: int, target: float | None) -> Terms:
-    """Equal time is the earliest end of all runs; without a target it is the most that all runs reach."""
-    reached = [run.curve.best for run in runs if not isnan(run.curve.best)]
+    """Equal time is the earliest end of all runs; the target is by `_reachable` where None is given."""
     return Terms(
         at_s=min((run.ends_s for run in runs), default=0.0),
-        target=min(reached, default=nan) if target is None else target,
+        target=_reachable(runs) if target is None else target,
         devices=devices,
     )
+
+
+def _reachable(runs: Sequence[Ran]) -> float:
+    """The accuracy that all runs reach, or half of what the best run learnt beyond chance where one reaches
+    less: the time until chance says nothing. Chance is one class of all. nan where no run beats chance.
+    """
+    reached = [run.curve.best for run in runs if not isnan(run.curve.best)]
+    chance = max((1 / len(run.info.labels) for run in runs if run.info.labels), default=0.0)
+    best = max(reached, default=nan)
+    return max(min(reached), chance + (best - chance) / 2) if best > chance else nan
 
 
 def figures(run: Ran, at: Terms) -> Figures:

@@ -20,7 +20,7 @@ SCENARIO, COMPARISON, RUNS = "scenario.json", "comparison.json", "runs"
 class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """comparison.json: every policy is run with seeds 0 to `seeds` - 1; `command` is what was typed last.
 
-    `target` is the accuracy whose time is measured; None: the largest that every run reaches. `bundle` is
+    `target` is the accuracy whose time is measured; None: the one of `figures.terms`. `bundle` is
     the sha256 of what is learnt; empty where it was not there.
     """
 

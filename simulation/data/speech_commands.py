@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.data import wav
-from device_runtime.data.refusal import Refused
+from models.data import wav
+from models.data.refusal import Refused
 from models.log_mel import RATE, log_mel, one_clip
 from simulation.errors import DataSetError
 from simulation.partition.natural import NOBODY

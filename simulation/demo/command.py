@@ -12,39 +12,59 @@ from tabulate import tabulate
 from aggregator.errors import AggregatorError
 from aggregator.plain import Plain, View, percent, size
 from device_runtime.commands.options import count, positive
+from device_runtime.measuring import BATCH
+from models import bundle as bundles
+from models.bundle import Bundle
+from simulation.compare.occupied import interruptible
 from strategies.registry import KINDS
 
-from . import javascript
+from . import calibration, javascript
 from .figures import Summary, kind_costs, parts, summarise
-from .fleet import DEADLINE_S, DROPPED, FLEET, MIXED, SLOW, beside
+from .fleet import DEADLINE_S, DROPPED, EPOCHS, FLEET, MIXED, SAMPLES, SLOW, beside
 from .plot import draw
-from .runs import ALPHA, Policy, Run, Setting, perform, save
+from .runs import ALPHA, BUNDLE, Policy, Run, Setting, perform, save
 
-HELP = "Run eight pretended devices, a real broker and an aggregator here, on handwritten digits."
-EXAMPLE = "device-runtime demo --seeds 3 --run-dir runs/three-seeds"
 ERRORS = (AggregatorError,)
 
 POLICIES = (Policy("mixed", MIXED), Policy("dropped", DROPPED))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="runs with seeds 0 to N-1")
-    parser.add_argument("--rounds", type=count, default=15)
     parser.add_argument(
-        "--deadline", type=positive, default=DEADLINE_S, metavar="S", help="seconds of a round"
+        "--seeds", type=count, default=1, metavar="N", help="Run with seeds 0 to N-1 (default: 1)."
     )
-    parser.add_argument("--broker", choices=("auto", "mosquitto", "amqtt"), default="auto")
+    parser.add_argument("--rounds", type=count, default=15, help="Run this many rounds (default: 15).")
+    parser.add_argument(
+        "--deadline",
+        type=positive,
+        metavar="S",
+        help=f"End a round after this many seconds (default: {DEADLINE_S:g}; more on a busy machine).",
+    )
+    parser.add_argument(
+        "--broker",
+        choices=("auto", "mosquitto", "amqtt"),
+        default="auto",
+        help="Start this broker (default: auto).",
+    )
     parser.add_argument(
         "--javascript",
         type=count,
         default=0,
         metavar="N",
-        help="so many devices more, of the browser's modules in Node, as fast as they are here",
+        help="Add this many devices of the browser's modules in Node, as fast as they are here.",
     )
-    parser.add_argument("--run-dir", type=Path, help="where it is kept (default: runs/demo-TIME)")
+    parser.add_argument(
+        "--run-dir", type=Path, help="Keep the runs in this folder (default: runs/demo-TIME)."
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    """All runs. SIGTERM and SIGHUP end it as Ctrl-C does, with its devices and its broker."""
+    with interruptible():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     folder = options.run_dir or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     if folder.exists():
@@ -52,10 +72,12 @@ def run(options: argparse.Namespace) -> int:
     fleet = beside(options.javascript)
     if options.javascript:
         javascript.command()
-    _say_what_is_run(options, len(fleet))
+    scale = 1.0 if options.deadline else _scale()
+    deadline_s = options.deadline or DEADLINE_S * scale
+    _say_what_is_run(options, len(fleet), deadline_s, scale)
     runs = []
     for seed in range(options.seeds):
-        setting = Setting(seed, options.rounds, options.deadline, options.broker, fleet)
+        setting = Setting(seed, options.rounds, deadline_s, options.broker, fleet, scale)
         for policy in POLICIES:
             print(f"\n== {policy.name}, seed {seed}", flush=True)
             runs.append(perform(policy, setting, folder / f"{policy.name}-{seed}", _view))
@@ -66,13 +88,26 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _say_what_is_run(options: argparse.Namespace, devices: int) -> None:
+def _scale() -> float:
+    """See `calibration`."""
+    print("measuring this machine ..", flush=True)
+    bundle = Bundle.open(bundles.find(BUNDLE))
+    given = calibration.Round(DEADLINE_S, SAMPLES * EPOCHS / BATCH)
+    return calibration.scale(bundle, [(member.profile, SLOW) for member in FLEET], given)
+
+
+def _say_what_is_run(options: argparse.Namespace, devices: int, deadline_s: float, scale: float) -> None:
+    busy = (
+        f"This machine is too slow or too busy for that now: they pretend to be {scale:g} times slower "
+        f"still, and rounds take {deadline_s:g} s, not {DEADLINE_S:g}. What each can send is the same.\n"
+    )
     more = f"{devices - len(FLEET)} more are of the browser's modules, in Node, and pretend nothing.\n"
     print(
         f"{devices} device processes, handwritten digits divided by Dirichlet({ALPHA}), "
-        f"{options.rounds} rounds of at most {options.deadline:g} s.\n"
+        f"{options.rounds} rounds of at most {deadline_s:.3g} s.\n"
         f"Each of {len(FLEET)} pretends to be a board or phone and is slowed to its speed, {SLOW:g} times "
         "over, so that the digits weigh as a real task would.\n"
+        f"{busy if scale > 1 else ''}"
         f"{more if options.javascript else ''}"
         "First every device sends the richest update that it can afford; then the same fleet at the same "
         "deadline with stragglers dropped."

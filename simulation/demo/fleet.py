@@ -19,6 +19,8 @@ SLOW = 20.0
 and a full update there has 6 times the samples. So the digits weigh on the boards as a real task would."""
 DEADLINE_S = 3.0
 EPOCHS = 5
+SAMPLES = 180
+"""Of a device, on average."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -13,10 +14,14 @@ from types import TracebackType
 
 import numpy as np
 
+from broker.dependent import Dependent
 from simulation.digits import Labelled
 
 from . import javascript
 from .fleet import SLOW, Member
+
+STOP_S = 5.0
+"""Seconds that a device gets to leave."""
 
 
 @dataclass(frozen=True)
@@ -33,28 +38,23 @@ def command() -> str:
 
 
 class FleetProcesses(AbstractContextManager["FleetProcesses"]):
-    """One `device-runtime join` for each member, or `node`; all end with the `with` block.
+    """One `device-runtime join` for each member, or `node`; all end with the `with` block, or this process.
 
     Each has a folder of its own below `folder`: its data, its state and its log.
     """
 
-    def __init__(self, fleet: Sequence[Placed], broker_url: str, folder: Path) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
+    def __init__(self, fleet: Sequence[Placed], broker_url: str, folder: Path, scale: float = 1.0) -> None:
+        """`scale` as in Setting."""
+        self._processes: list[Dependent] = []
         self._logs: list[Path] = []
         for placed in fleet:
             home = folder / placed.member.name
             home.mkdir(parents=True)
             np.savez_compressed(home / "samples.npz", x=placed.samples.x, y=placed.samples.y)
             self._logs.append(home / "device.log")
-            with self._logs[-1].open("wb") as log:
-                self._processes.append(
-                    subprocess.Popen(
-                        _arguments(placed.member, broker_url, home),
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
+            self._processes.append(
+                Dependent(_arguments(placed.member, broker_url, home, scale), self._logs[-1])
+            )
 
     def wait(self, timeout_s: float) -> None:
         """Until all have left by themselves, but no longer than this."""
@@ -66,7 +66,7 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
     def failed(self) -> str:
         """What the first device that gave up said last, and where; empty when none did."""
         for process, log in zip(self._processes, self._logs, strict=True):
-            if process.poll():
+            if process.ended:
                 said = log.read_text("utf-8", "replace").splitlines() or ["nothing"]
                 return f"{log.parent.name} ended: {said[-1]} ({log})"
         return ""
@@ -75,16 +75,12 @@ class FleetProcesses(AbstractContextManager["FleetProcesses"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in self._processes:
-            process.terminate()
+            process.signal(signal.SIGTERM)
         for process in self._processes:
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.stop(STOP_S)
 
 
-def _arguments(member: Member, broker_url: str, home: Path) -> list[str]:
+def _arguments(member: Member, broker_url: str, home: Path, scale: float) -> list[str]:
     mine = (
         *("--name", member.name),
         *("--data", str(home / "samples.npz")),
@@ -94,7 +90,7 @@ def _arguments(member: Member, broker_url: str, home: Path) -> list[str]:
     )
     if not member.profile:
         return [*javascript.command(), *("--broker", broker_url), *mine]
-    narrow = [] if member.uplink is None else ["--uplink", str(member.uplink)]
+    narrow = [] if member.uplink is None else ["--uplink", str(member.uplink / scale)]
     return [
         command(),
         "join",
@@ -102,5 +98,5 @@ def _arguments(member: Member, broker_url: str, home: Path) -> list[str]:
         *mine,
         "--no-keep-model",
         "--in-process",  # eight on one machine at once, none of which is idle for long
-        *("--as", member.profile, "--slow", str(SLOW), *narrow),
+        *("--as", member.profile, "--slow", str(SLOW * scale), *narrow),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from .fleet import FLEET, Member
 from .fleet_processes import FleetProcesses, Placed
 
 BUNDLE = "digits-wrn-10-1"
+START_S = 120.0
+"""Seconds until all devices have measured themselves, where a run is given up that takes much longer."""
 ALPHA = 0.3
 
 
@@ -36,7 +39,8 @@ ALPHA = 0.3
 class Setting:
     """What the runs to be compared have in common, but for the kinds that are offered.
 
-    `broker`: "auto", "mosquitto" or "amqtt".
+    `broker`: "auto", "mosquitto" or "amqtt". `scale`: by how much slower still all devices pretend to be, see
+    `calibration`; `deadline_s` is longer by that already.
     """
 
     seed: int
@@ -44,6 +48,12 @@ class Setting:
     deadline_s: float
     broker: Choice = "auto"
     fleet: tuple[Member, ...] = FLEET
+    scale: float = 1.0
+
+    @property
+    def most_s(self) -> float:
+        """Seconds that a run may take: what they take to start, and three deadlines for each round."""
+        return self.scale * START_S + 3 * self.rounds * self.deadline_s
 
 
 @dataclass(frozen=True)
@@ -99,8 +109,9 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
     try:
         collected = Collected()
         screen = view(f"{broker.name} at {broker.url}")
-        with FleetProcesses(placed, broker.url, folder / "devices") as processes:
-            with _abandoned_if(processes.failed) as stop:
+        end = time.monotonic() + setting.most_s
+        with FleetProcesses(placed, broker.url, folder / "devices", setting.scale) as processes:
+            with _abandoned_if(lambda: processes.failed() or _late(setting, collected, end)) as stop:
                 _serve(task, folder, broker.url, (collected, screen), stop)
             processes.wait(timeout_s=10)
     finally:
@@ -108,6 +119,17 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
     rounds = tuple(closed.record for closed in collected.closed)
     contributions = tuple(c for closed in collected.closed for c in closed.contributions)
     return Run(policy.name, setting.seed, rounds, contributions, fleet)
+
+
+def _late(setting: Setting, collected: Collected, end: float) -> str:
+    """That a run takes longer than it may; empty while it does not."""
+    if time.monotonic() < end:
+        return ""
+    return (
+        f"{len(collected.closed)} of {setting.rounds} rounds of {setting.deadline_s:g} s are done after "
+        f"{setting.most_s:.0f} s: this machine is too busy for {len(setting.fleet)} devices now; try again "
+        "when it is less so, or with a longer --deadline"
+    )
 
 
 @contextmanager

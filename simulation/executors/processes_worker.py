@@ -9,12 +9,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from broker.dependent import end_when_alone
 from models.bundle import Bundle
 from models.engine import DeviceModel
 from models.engines import open_model
@@ -65,6 +67,7 @@ def main(text: str) -> None:
     if len(orders) > 1:
         importlib.import_module("models.torch_engine")
     order = divided(orders)
+    end_when_alone(order.link, partial(_tidied, order))
     with suppress(EOFError, ConnectionError), Connection(order.link) as link:
         try:
             worker = Worker(order)
@@ -80,7 +83,12 @@ def main(text: str) -> None:
             else:
                 for part in worker.do(job):
                     link.send_bytes(part)
-    if order.made:  # the parent is gone: it ends its workers by a signal
+    _tidied(order)  # the parent is gone: it ends its workers by a signal
+
+
+def _tidied(order: Order) -> None:
+    """Removes what the parent, which is gone, would have removed."""
+    if order.made:
         shutil.rmtree(order.clients, ignore_errors=True)
 
 

@@ -121,6 +121,7 @@ class Cluster:
     def _join(self, address: str | None, cores: int | None) -> None:
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         here = {
+            "address": "local",  # never a cluster that happens to run here
             "num_cpus": cores or usable_cores(),
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",

@@ -13,11 +13,11 @@ from . import packaged
 from .table import Table
 
 PAPERS: Mapping[str, str] = {
-    "000": "thesis 000 (Bernier)",
-    "001": "paper 001 (FedNCM)",
-    "002": "thesis 002 (Shi)",
-    "003": "paper 003 (FedPEFT)",
-    "004": "paper 004 (FedPEFT, first version)",
+    "000": "Bernier 2024 (MSc thesis, Concordia)",
+    "001": "Legate et al. 2023 (FedNCM)",
+    "002": "Shi 2025 (PhD thesis, Sheffield)",
+    "003": "Sun et al. 2022 (FedPEFT)",
+    "004": "Sun et al. 2022 (FedPEFT, first version)",
 }
 """Papers by the number that they have in the names of tables."""
 

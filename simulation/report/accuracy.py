@@ -24,7 +24,7 @@ MOST_NAMED = 20
 
 def over_time(compared: Compared) -> Picture | None:
     """None where nothing was evaluated."""
-    if isnan(compared.terms.target):
+    if not _evaluated(compared):
         return None
     figure, axes = panels(1, 1, 4.3)
     on = axes[0, 0]
@@ -32,7 +32,8 @@ def over_time(compared: Compared) -> Picture | None:
     on.set(xlabel=f"virtual time, {unit}", ylabel="accuracy of the served model, %")
     if len(compared.policies) > 1:
         _marked(on, "equal time", x=compared.terms.at_s / size)
-    _marked(on, f"target\n{compared.terms.target:.1%}", y=100 * compared.terms.target)
+    if not isnan(compared.terms.target):
+        _marked(on, f"target\n{compared.terms.target:.1%}", y=100 * compared.terms.target)
     _legend(figure, on)
     text = f"A model is served until the next one is. {_band(compared)}"
     return Picture("accuracy-time", "Accuracy over virtual time", text.strip(), figure)
@@ -40,7 +41,7 @@ def over_time(compared: Compared) -> Picture | None:
 
 def over_costs(compared: Compared) -> Picture | None:
     """Over what it took: bytes and joules. None where nothing was evaluated."""
-    if isnan(compared.terms.target):
+    if not _evaluated(compared):
         return None
     figure, axes = panels(1, 2, 3.7, sharey=True)
     unit, _ = _curves(axes[0, 0], compared, "bytes", BYTES)
@@ -86,6 +87,10 @@ def by_class(compared: Compared) -> Picture | None:
     )
     text = f"The share of each class's test samples that the model served last recognises.{bars}"
     return Picture("accuracy-by-class", "Accuracy of each class", text, figure)
+
+
+def _evaluated(compared: Compared) -> bool:
+    return any(run.curve.value.size for run in compared.runs)
 
 
 def _curves(on: Any, compared: Compared, axis: Axis, units: Units) -> tuple[str, float]:

@@ -51,10 +51,11 @@ def _lead(compared: Compared) -> str:
         if not isnan(figures["acc_at_equal_time"].mean)
     }
     if len(known) > 1:
-        best, worst = max(known, key=lambda p: known[p]), min(known, key=lambda p: known[p])
+        best, nearest = sorted(known, key=lambda p: known[p], reverse=True)[:2]
         text += (
             f" After {lasting(compared.terms.at_s)} of virtual time {best} has {known[best]:.1%}, "
-            f"{100 * (known[best] - known[worst]):.1f} points more than {worst}."
+            f"{100 * (known[best] - known[nearest]):.1f} points more than {nearest}"
+            f"{', the nearest of the others' if len(known) > 2 else ''}."
         )
     told = {policy: _meaning(policy) for policy in compared.policies}
     told |= {policy: f"left out, as {why}" for policy, why in compared.plan.without.items()}

@@ -41,7 +41,7 @@ def learnt(at: Terms) -> tuple[Measure, ...]:
     equal = f"accuracy at {lasting(at.at_s)}"
     earliest = "of the served model at equal virtual time: the earliest end of all runs"
     counted = "Jain's index of counted updates per device: 1 when all devices counted equally often"
-    efficiency = "best accuracy by the time of local training of all devices (thesis 002, 6.5)"
+    efficiency = "best accuracy by the time of local training of all devices (Shi 2025, 6.5)"
     return (
         Measure("acc_at_equal_time", equal, earliest, PERCENT, 1),
         Measure("final_acc", "final accuracy", "of the model served after the last round", PERCENT, 1),
@@ -56,8 +56,8 @@ def learnt(at: Terms) -> tuple[Measure, ...]:
 
 def spent() -> tuple[Measure, ...]:
     """What it took."""
-    formula = "2 x parameters sent x 4 for each update that counted (thesis 000, A.1)"
-    passes = "in F: one forward pass of one sample (thesis 000, A.1)"
+    formula = "2 x parameters sent x 4 for each update that counted (Bernier 2024, A.1)"
+    passes = "in F: one forward pass of one sample (Bernier 2024, A.1)"
     wasted = "by devices whose update did not count"
     return (
         Measure("virtual_s", "virtual time", "that all rounds took", TIMES),

@@ -69,7 +69,7 @@ def ruled(spool: Spool, robust: Robust, rule: Callable[[Vector], Vector]) -> Ite
 def middles(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
     """The rule's value of every class's mean, flat; 0 for a class that nobody has."""
     middle = np.zeros_like(spool.starts)
-    for within, rows in _classes(spool):
+    for within, rows in classes(spool):
         for where, values in spool.blocks(rows, within):
             middle[where] = rule(values)
     return middle
@@ -78,7 +78,7 @@ def middles(spool: Spool, rule: Callable[[Vector], Vector]) -> Vector:
 def shortened(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
     """Every update with no mean longer than `factor` times the class's median length."""
     bounds = []
-    for within, rows in _classes(spool):
+    for within, rows in classes(spool):
         lengths = [length_of(spool.values(row, within.start, within.stop)) for row in rows]
         bounds.append((within, bound_of(lengths, None, factor)))
     for row in spool.rows:
@@ -92,7 +92,7 @@ def shortened(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
 def held(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
     """Every update with the values of each mean within `factor` spreads of those of its class."""
     low, high = np.zeros_like(spool.starts), np.zeros_like(spool.starts)
-    for within, rows in _classes(spool):
+    for within, rows in classes(spool):
         for where, values in spool.blocks(rows, within):
             about = value_clip.bounds(values, factor)
             low[where], high[where] = about.middle - about.reach, about.middle + about.reach
@@ -100,12 +100,12 @@ def held(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
         yield row, np.clip(spool.values(row), low, high)
 
 
-def _classes(spool: Spool) -> list[tuple[slice, list[Row]]]:
+def classes(spool: Spool) -> list[tuple[slice, list[Row]]]:
     """Where each class's mean lies, and who has the class; classes that nobody has are left out."""
     counts = _counts(spool)
-    classes = counts.shape[1]
-    width = spool.starts.size // classes
-    having = [[row for row, own in zip(spool.rows, counts, strict=True) if own[c]] for c in range(classes)]
+    labels = counts.shape[1]
+    width = spool.starts.size // labels
+    having = [[row for row, own in zip(spool.rows, counts, strict=True) if own[c]] for c in range(labels)]
     return [(slice(c * width, (c + 1) * width), rows) for c, rows in enumerate(having) if rows]
 
 

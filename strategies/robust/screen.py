@@ -5,7 +5,7 @@ a kind sends beside the model's own tensors (feature maps, prototypes) goes with
 rules treat devices alike, whatever number of samples they say: within a group a weight above the median
 counts as the median, nobody weighs more than with as many samples as the round's median device has, also who
 is alone in its group, and of a device's several updates of one sort, of which some are late, only the latest
-counts.
+counts. A sort that is too small to compare is bounded in length (`few`).
 Folding is given an update for each device still, so that every kind's own merging is what it was.
 """
 
@@ -19,11 +19,14 @@ from types import TracebackType
 
 import numpy as np
 
+from models.tensors import Tensors
+from strategies.class_means import ClassMeans
 from strategies.device_half import Contribution
 from strategies.folding import Folding
 from strategies.merge import Merged
 from strategies.zeroth_order import ZerothOrder
 
+from . import few
 from .named import named
 from .ruling import FAR, Group, Ruling, Screened
 from .scalars import BY_LENGTH, Usual, usual
@@ -39,7 +42,9 @@ class Screen:
         """`scratch` is a folder on a disk, for as many bytes as all updates have; None: the system's."""
         self._folding, self._robust, self._scratch = folding, robust, scratch
         self._spools: dict[Hashable, Spool] = {}
+        self._bases: dict[Hashable, tuple[str, Tensors]] = {}
         self._samples: dict[str, float] = {}
+        self._lengths: dict[str, float] = {}
         self._notes: list[str] = []
         self._ruling = Ruling(robust, self._note)
 
@@ -58,9 +63,11 @@ class Screen:
         if self._robust.rule == "none":
             self._folding.add(contribution, weight)
             return
-        one = sorted_out(contribution, *self._folding.trained(contribution))
+        trained = self._folding.trained(contribution)
+        one = sorted_out(contribution, *trained)
         if one.sort not in self._spools:
             self._spools[one.sort] = Spool(one.update.tensors, one.start, self._scratch)
+            self._bases[one.sort] = trained
         if not self._spools[one.sort].add(one.update, weight, device):
             self._note(f"{device} ({contribution.kind}) is not finite and is left out")
             return
@@ -68,11 +75,39 @@ class Screen:
 
     def merged(self) -> tuple[Merged, str]:
         """As Folding's; with what the rule left out, or could not do. Raises OSError."""
+        for sort, spool in self._spools.items():
+            if len(spool) and (done := self._held(spool, *self._bases[sort])):
+                self._note(f"too few to compare: {done}")
         for spool in self._spools.values():
             for contribution, weight in self._screened(spool) if len(spool) else ():
                 self._folding.add(contribution, weight)
         merged, odd = self._folding.merged()
         return merged, "; ".join([*self._notes, odd] if odd else self._notes)
+
+    def _held(self, spool: Spool, member: str, base: Tensors) -> str:
+        """A sort that is too small to compare goes no further than `few` says: what was done, if anything."""
+        kind = self._folding.strategy(spool.rows[0].told.kind)
+        if isinstance(kind, ClassMeans):
+            return few.shorten_class_means(spool)
+        if isinstance(kind, ZerothOrder):
+            devices = {row.device for one in self._sorts(kind.name) for row in one.rows}
+            if len(devices) >= FEW:
+                return ""
+            values = sum(value.size for value in base.values())
+            return few.shorten(spool, few.scalar_bound(kind, self._base_length(member, base), values))
+        if len(spool) >= FEW:
+            return ""
+        return few.shorten(spool, min(few.TIMES * self._usual_length, self._base_length(member, base)))
+
+    def _base_length(self, member: str, base: Tensors) -> float:
+        if member not in self._lengths:
+            self._lengths[member] = few.length_of_base(base)
+        return self._lengths[member]
+
+    @cached_property
+    def _usual_length(self) -> float:
+        """Of the round's changes of the base, before any is shortened."""
+        return few.usual_length(one for one in self._spools.values() if one.rows and few.is_change(one))
 
     def _screened(self, spool: Spool) -> Screened:
         told, rule = spool.rows[0].told, self._robust.rule

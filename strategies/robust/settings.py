@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from strategies import ranges
+from strategies.ranges import Setting
 
 Rule = Literal[
     "none", "median", "weighted-median", "trimmed-mean", "norm-clip", "value-clip", "krum", "multi-krum"
@@ -12,6 +14,27 @@ Rule = Literal[
 RULES: tuple[str, ...] = get_args(Rule)
 FEW = 3
 """Updates of one sort, with fewer of which no rule can tell a lie from the truth."""
+
+
+Trim = Annotated[
+    float,
+    Setting("trimmed-mean: share left out at either end.", 0.1, more_than=0, less_than=0.5),
+]
+Clip = Annotated[
+    float | None,
+    Setting(
+        "norm-clip: longest change that passes; value-clip: largest of a value; none: by clip_factor.",
+        example=1.0,
+        more_than=0,
+    ),
+]
+ClipFactor = Annotated[
+    float, Setting("norm-clip, value-clip: times what is usual in the round.", 2.0, more_than=0)
+]
+Byzantine = Annotated[
+    int | None,
+    Setting("krum, multi-krum: lying devices to stand; none: as many as can be.", 2, "devices", at_least=0),
+]
 
 
 @dataclass(frozen=True)
@@ -29,18 +52,12 @@ class Robust:
     """
 
     rule: Rule = "none"
-    trim: float = 0.2
-    clip: float | None = None
-    clip_factor: float = 1.0
-    byzantine: int | None = None
+    trim: Trim = 0.2
+    clip: Clip = None
+    clip_factor: ClipFactor = 1.0
+    byzantine: Byzantine = None
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise ValueError(f"no rule of merging is called {self.rule!r}; there are {', '.join(RULES)}")
-        if not 0 < self.trim < 0.5:
-            raise ValueError(f"trim is {self.trim}, expected more than 0 and less than 0.5")
-        for name, value in (("clip", self.clip), ("clip_factor", self.clip_factor)):
-            if value is not None and not (isfinite(value) and value > 0):
-                raise ValueError(f"{name} is {value}, expected a finite number above 0")
-        if self.byzantine is not None and self.byzantine < 0:
-            raise ValueError(f"byzantine is {self.byzantine}, expected 0 or more")
+        ranges.check(self)

@@ -95,6 +95,11 @@ class Spool:
         self._file.readinto(taken.data)
         return taken
 
+    def put(self, row: Row, values: Vector, begin: int = 0) -> None:
+        """Replace values of one update, from the one at `begin` on."""
+        self._file.seek(row.at + 4 * begin)
+        self._file.write(np.ascontiguousarray(values, np.float32).data)
+
     def blocks(
         self, rows: Sequence[Row] | None = None, within: slice | None = None, width: int | None = None
     ) -> Iterator[tuple[slice, Vector]]:

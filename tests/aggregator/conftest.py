@@ -98,6 +98,8 @@ class Bench:
     given: bool = False
     database: str = ""
     max_devices: int = MOST_DEVICES
+    agree: object = None
+    devices: object = None
 
     def __post_init__(self):
         self.link = FakeLink()
@@ -109,6 +111,8 @@ class Bench:
             clock=lambda: self.now,
             max_devices=self.max_devices,
             database=self.database,
+            agree=self.agree,
+            devices=self.devices,
         )
         self.service = Service(self.task, self.folder, ports, self.given)
         self.service.start()
@@ -131,10 +135,10 @@ class Bench:
     def say(self, device, leaf, message):
         self.raw(topics.up(device, leaf), messages.encode(message))
 
-    def join(self, *devices, boot=1):
+    def join(self, *devices, boot=1, samples=1000):
         for device in devices:
             self.say(device, "state", State(boot=boot, online=True))
-            hello = Hello(boot=boot, num_examples=20, profile="pi", memory_bytes=2**29, engine="onnx")
+            hello = Hello(boot=boot, num_examples=samples, profile="pi", memory_bytes=2**29, engine="onnx")
             self.say(device, "hello", hello)
 
     def sit_out(self, device, number):
@@ -249,12 +253,12 @@ class Scripted:
         return self
 
     def _hello(self):
-        about = {"boot": 1, "num_examples": 20, "profile": "pi", "memory_bytes": 2**29, "engine": "onnx"}
+        about = {"boot": 1, "num_examples": 1000, "profile": "pi", "memory_bytes": 2**29, "engine": "onnx"}
         self._send("hello", Hello(task=self.task, **about))
 
     def leave(self):
         self.stop.set()
-        self.thread.join(5)
+        self.thread.join(120)
         self.link.close()
 
     def _send(self, leaf, message, retain=False):

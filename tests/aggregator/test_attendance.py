@@ -45,7 +45,7 @@ def update(device, number=1):
 
 
 def believed(device, now=1.0, number=1):
-    return Believed(now, update(device, number), False)
+    return Believed(now, update(device, number))
 
 
 def online(*devices, now=0.0):
@@ -107,7 +107,7 @@ def test_a_round_waits_for_its_cohort_alone(events, closes):
 
 def test_who_was_not_asked_is_refused_and_told_why():
     state = asking("a", "b")
-    for event in (Announced(1, update("c"), False), believed("c")):
+    for event in (Announced(1, update("c")), believed("c")):
         after, commands = play(state, event)
         assert commands == [Reply(update("c"), "refused", "c was not asked for round 1")]
         assert (after.contributions, after.answered, after.waiting) == (0, set(), {"a", "b"})
@@ -142,7 +142,7 @@ def test_places_that_nobody_could_take_are_offered_to_whoever_comes():
 def test_who_missed_a_round_is_at_work_until_it_is_heard_or_two_more_deadlines_are_over():
     state, commands = play(asking("a", "b"), believed("a"), Tick(10.0), *worked(10.0))
     assert (state.waiting, set(state.behind), invites(commands)) == (set(), {"b"}, [Invite(2, 2)])
-    late, _ = play(state, Announced(11.0, update("b"), False))
+    late, _ = play(state, Announced(11.0, update("b")))
     gone, _ = play(state, Present(11.0, "b", 1, False))
     anew, _ = play(state, Present(11.0, "b", 2, True))
     given_up, _ = play(state, Planned(11.0, "b", 1, ""))
@@ -186,7 +186,7 @@ def test_who_was_asked_for_a_round_may_come_late_with_it_and_nobody_else():
 
 
 def test_after_a_restart_the_cohort_is_the_same_and_others_are_asked_once_it_is_known_who_is_there():
-    saved = Saved(1, "collect", 1, frozenset({"a"}), {"a": 1, "b": 1, "c": 0})
+    saved = Saved(1, "collect", {"a": 1}, frozenset({"a"}), {"a": 1, "b": 1, "c": 0})
     for rules, places in ((replace(RULES, devices_per_round=3), 1), (BUFFERED, 1)):
         state, commands = machine.resume(rules, saved, 500.0)
         assert commands == (Announce(1, again=True),)
@@ -221,7 +221,7 @@ class Shell:
         for command in commands:
             if isinstance(command, Fetch):
                 key = (command.update.device, command.update.round)
-                self.feed(Believed(self.now, command.update, key in self.kept))
+                self.feed(Believed(self.now, command.update, "full" if key in self.kept else ""))
                 self.kept.add(key)
             elif isinstance(command, Invite):
                 self.invite(command)
@@ -259,7 +259,8 @@ class Shell:
         elif name == "planned":
             self.feed(Planned(self.now, device, number, values[2]))
         elif name == "announced":
-            self.feed(Announced(self.now, update(device, number), (device, number) in self.kept))
+            sent = "full" if (device, number) in self.kept else ""
+            self.feed(Announced(self.now, update(device, number), sent))
         else:
             self.feed(Disbelieved(self.now, update(device, number), "nan"))
 

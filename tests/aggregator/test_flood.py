@@ -1,6 +1,14 @@
 """A device that never stops sending is not heard any more; the others are, and it is again later."""
 
-from aggregator.flood import BURST, Flood
+import queue
+
+import pytest
+
+from aggregator.flood import BURST, Flood, Inbox, cost
+from broker import topics
+from broker.blobs import block_count
+from broker.events import Connected, Received
+from broker.messages import Get
 
 
 def taken(flood, device, messages, now):
@@ -47,3 +55,73 @@ def test_the_service_drops_what_is_too_much_and_counts_what_comes_again(bench, m
     assert b.contribute("pi", b.contribution("few-shot", update_of("few-shot", 1)))[0].status == "accepted"
     b.now += 1.0
     assert b.contribute("evil", message)[0].status == "accepted"
+
+
+@pytest.mark.parametrize("leaf", ["get", "state", "trial", "hello", "nonsense"])
+def test_every_kind_of_message_of_a_device_counts(bench, make_task, update_of, leaf, caplog):
+    b = bench(make_task("few-shot", rounds=1, min_contributions=2))
+    b.join("pi", "evil")
+    for _ in range(int(BURST / cost(leaf, 0)) + 5):
+        b.service.handle(Received(topics.up("evil", leaf), b"\xc1"))
+    assert "messages from evil dropped: it sends more than 100 a second" in caplog.text
+    assert b.contribute("evil", b.contribution("few-shot", update_of("few-shot"))) == []
+    assert b.contribute("pi", b.contribution("few-shot", update_of("few-shot", 1)))[0].status == "accepted"
+
+
+def test_blocks_that_nobody_waits_for_count(bench, make_task, caplog):
+    b = bench(make_task("few-shot"))
+    b.join("evil")
+    for _ in range(int(BURST) + 5):
+        b.service.handle(Received(topics.up("evil", topics.block(bytes(32), 0)), bytes(65536)))
+    assert "messages from evil dropped: it sends more than 100 a second" in caplog.text
+
+
+def test_blocks_that_are_waited_for_do_not_count(bench, make_task, update_of):
+    b = bench(make_task("full"))
+    b.service._flood = Flood(burst=3.0, rate=0.0)
+    b.join("pi")  # two messages
+    message = b.contribution("full", update_of("full"))
+    assert block_count(message.blob) > 3
+    assert b.contribute("pi", message)[0].status == "accepted"
+
+
+def test_a_large_message_counts_as_several():
+    flood = Flood(burst=8, rate=0)
+    assert [cost("contribution", size) for size in (0, 16 * 1024 - 1, 64 * 1024)] == [1.0, 1.0, 5.0]
+    assert flood.lets("a", 0.0, 5.0)
+    assert not flood.lets("a", 0.0, 5.0)
+    assert flood.lets("a", 0.0, 3.0)
+
+
+def test_a_get_without_end_brings_as_many_bytes_as_a_device_may_need(bench, make_task):
+    b = bench(make_task("full"))
+    b.join("evil")
+    bundle = b.offer.bundle
+    everything = Get(blob=bundle, blocks=tuple(range(32)))
+    for _ in range(300):
+        b.say("evil", "get", everything)
+    sent = sum(len(payload) for topic, payload in b.link.sent if "/block/" in topic)
+    assert bundle.size <= sent <= 2 * bundle.size + 17 * 65536
+
+
+def message(device, size):
+    return Received(topics.up(device, "block/x/0"), bytes(size))
+
+
+def test_an_inbox_keeps_so_many_bytes_of_one_device_and_of_all_and_always_what_is_no_message():
+    inbox = Inbox(most=10_000, most_of_one=5_000)
+    for _ in range(100):
+        inbox.put(message("evil", 1_000))
+    for number in range(100):
+        inbox.put(message(f"pi-{number}", 1_000))
+    inbox.put(Connected(False))
+    heard = []
+    while not inbox.empty():
+        heard.append(inbox.get_nowait())
+    assert [one for one in heard if isinstance(one, Connected)] == [Connected(False)]
+    names = [one.topic.split("/")[3] for one in heard[:-1]]
+    assert (names.count("evil"), len(names)) == (3, 6)  # of 1,512 bytes each
+    with pytest.raises(queue.Empty):
+        inbox.get_nowait()
+    inbox.put(message("evil", 1_000))
+    assert inbox.get().topic == topics.up("evil", "block/x/0")

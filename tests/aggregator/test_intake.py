@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from aggregator.intake import BLOCKS_ASKED, MAX_PULLS, Intake
+from aggregator.intake import BLOCKS_ASKED, MAX_PULLS, MOST_OF_ONE, Intake
 from aggregator.moves import Update
 from broker.blobs import Blobs
 from broker.messages import Blob
@@ -83,3 +83,65 @@ def test_many_are_fetched_at_once_and_share_the_blocks_that_may_be_on_the_way(tm
         made.tick(0.0)
     last = [device for device, _ in asked if device.startswith("late")]
     assert {last.count(device) for device in last} == {min(WINDOW, BLOCKS_ASKED // 9)}
+
+
+def lying(folder):
+    """Bytes of what has come in part, with the room that was taken for it."""
+    return sum(path.stat().st_size for path in (folder / "partial").iterdir())
+
+
+def other(number, size=3 * BLOCK):
+    return Blob(number.to_bytes(32, "big"), size)
+
+
+def test_announcing_one_contribution_again_and_again_leaves_one_content_on_the_disk(intake, tmp_path):
+    for number in range(1, 50):
+        intake.tick(float(number))
+        intake.want(UPDATE, "its message", other(number))
+    intake.tick(50.0)
+    assert lying(tmp_path) == 3 * BLOCK + 3
+
+
+def test_contents_that_a_device_gives_up_again_and_again_are_bounded(intake, tmp_path):
+    for number in range(1, 40):
+        update = Update("phone", number, "full", 1, 1)
+        intake.want(update, "its message", other(number))
+        intake.tick(float(number))
+        for moment in range(8):
+            intake.tick(number * 1000.0 + 100.0 * moment)  # it never answers
+    assert lying(tmp_path) <= MOST_OF_ONE * (3 * BLOCK + 3)
+
+
+def test_of_one_device_only_so_many_wait_and_the_others_are_taken_when_they_have_come(intake, asked):
+    updates = [Update("phone", 1, f"kind-{number}", 1, 1) for number in range(MOST_OF_ONE)]
+    for update in updates:
+        intake.want(update, "its message", BLOB)
+    intake.tick(0.0)
+    for index in range(20):
+        intake.received("phone", BLOB.sha, (index, CONTENT[index * BLOCK : (index + 1) * BLOCK]), 0.0)
+    assert [arrival.update for arrival in intake.tick(0.0)] == [UPDATE, *updates[:-1]]
+    intake.want(updates[-1], "its message", BLOB)
+    assert [arrival.update for arrival in intake.tick(0.0)] == updates[-1:]
+
+
+def test_a_content_that_two_announced_stays_when_one_of_them_takes_another(intake, tmp_path):
+    tablet = Update("tablet", 1, "full", 1, 1)
+    intake.want(tablet, "its message", BLOB)
+    intake.tick(0.0)
+    intake.received("tablet", BLOB.sha, (0, CONTENT[:BLOCK]), 0.0)
+    intake.want(UPDATE, "its message", other(1))
+    intake.tick(0.0)
+    for index in range(1, 20):
+        intake.received("tablet", BLOB.sha, (index, CONTENT[index * BLOCK : (index + 1) * BLOCK]), 0.0)
+    assert [arrival.update for arrival in intake.tick(0.0)] == [tablet]
+
+
+def test_one_that_is_announced_again_after_silence_goes_on_with_what_had_come(intake, asked):
+    intake.tick(0.0)
+    intake.received("phone", BLOB.sha, (0, CONTENT[:BLOCK]), 0.0)
+    for moment in range(8):
+        intake.tick(100.0 * (moment + 1))
+    del asked[:]
+    intake.want(UPDATE, "sent again", BLOB)
+    intake.tick(1000.0)
+    assert asked[0] == ("phone", 1)

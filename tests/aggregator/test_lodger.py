@@ -55,12 +55,12 @@ def house(make_task):
     yield SimpleNamespace(services=services, lodgers=lodgers, inbox=inbox, wire=wire, thread=thread)
     for service in services.values():
         service.over.set()
-    thread.join(60)
+    thread.join(120)
     assert not thread.is_alive()
 
 
 def ended(one):
-    one._thread.join(60)
+    one._thread.join(120)
     assert not one.running
 
 
@@ -69,10 +69,10 @@ def test_that_a_task_has_ended_is_said_at_once_and_again_to_a_broker_that_may_ha
     house.services["digits"].over.set()
     ended(house.lodgers[0])
     over = ("offers/digits", b"done", True)
-    assert house.wire.sent.get(timeout=60) == over
+    assert house.wire.sent.get(timeout=120) == over
     house.inbox.put(Received("rubbish", b""))
     house.inbox.put(Connected(first=False))
-    assert house.wire.sent.get(timeout=60) == over
+    assert house.wire.sent.get(timeout=120) == over
     assert house.wire.sent.empty()
 
 
@@ -101,6 +101,6 @@ print("ended in round", one.round)
 def test_a_signal_that_does_not_interrupt_the_main_thread_ends_it_all_the_same():
     code = SIGNALLED.format(path=sys.path)
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout) == (0, "ended in round 1\n"), done.stderr

@@ -14,12 +14,15 @@ from aggregator.moves import (
     Extend,
     Fetch,
     Finish,
+    Give,
     GivenUp,
+    GiveUp,
     Keep,
     Planned,
     Present,
     Reply,
     Tick,
+    Unkept,
     Update,
     Work,
     Worked,
@@ -46,8 +49,8 @@ def update(device="a", number=1, kind="full", seq=1):
     return Update(device, number, kind, 1, seq)
 
 
-def believed(device, now=1.0, number=1, kind="full", known=False):
-    return Believed(now, update(device, number, kind), known)
+def believed(device, now=1.0, number=1, kind="full", sent=""):
+    return Believed(now, update(device, number, kind), sent)
 
 
 def collecting(*devices, rules=RULES):
@@ -147,6 +150,80 @@ def test_a_deadline_with_too_few_contributions_is_extended_and_says_so():
     assert commands[-1] == Work("merge", 1)
 
 
+IN_VAIN = replace(RULES, max_extensions=3)
+
+
+def sitting_out(*devices, now=1.0):
+    return [Planned(now, device, 1, "") for device in devices]
+
+
+def test_after_enough_deadlines_in_vain_the_run_is_given_up_and_says_what_devices_did():
+    state = collecting("a", "b", "c", rules=IN_VAIN)
+    for now in (10.0, 20.0):
+        state, commands = play(state, *sitting_out("a", "b"), Planned(now - 1, "c", 1, "full"), Tick(now))
+        assert commands[-1] == Extend(1, 0)
+    state, commands = play(state, *sitting_out("b", "a"), Planned(29.0, "c", 1, "full"), Tick(30.0))
+    assert commands[-1] == GiveUp(1, 3, 10.0, ("a", "b"), ("c",))
+    assert state.phase == "given up"
+    assert play(state, Tick(99.0), believed("a", now=99.0))[0].phase == "given up"
+
+
+def test_a_contribution_begins_the_count_anew_also_where_it_is_not_enough():
+    rules = replace(IN_VAIN, min_contributions=9)
+    state = collecting("a", "b", rules=rules)
+    for now in (10.0, 20.0):
+        state, _ = play(state, *sitting_out("a", "b"), Tick(now))
+    assert (state.fruitless, state.extensions_left) == (2, 1)
+    state, commands = play(state, believed("a", now=21.0), Tick(30.0))
+    assert (commands[-1], state.fruitless, state.extensions_left) == (Extend(1, 1), 0, 3)
+
+
+@pytest.mark.parametrize(
+    "away",
+    [
+        [Present(2.0, "a", 1, False)],
+        [Present(2.0, "a", 1, True, ready=False)],
+        [Planned(1.0, "a", 1, ""), Present(2.0, "a", 1, False)],
+    ],
+    ids=["offline", "paused, or fetching", "sat out and left"],
+)
+def test_while_no_device_is_there_a_round_waits_however_long(away):
+    state, _ = play(collecting("a", rules=IN_VAIN), *away)
+    for now in range(10, 1000, 10):
+        state, commands = play(state, Tick(float(now)))
+        assert commands == [Extend(1, 0)]
+    assert state.fruitless == 0
+
+
+def test_a_device_that_is_silent_is_not_there_after_two_deadlines():
+    state = collecting("a", rules=IN_VAIN)
+    for now in range(10, 1000, 10):
+        state, _ = play(state, Tick(float(now)))
+    assert (state.phase, state.fruitless) == ("collect", 1)
+
+
+def test_with_0_and_where_rounds_are_given_no_deadline_ends_the_run():
+    state, given = collecting("a", rules=replace(RULES, max_extensions=0)), replace(IN_VAIN, given=True)
+    other, _ = play(State(given), *online("a"), Give(0.0, 10.0, 1))
+    for now in range(10, 1000, 10):
+        state, _ = play(state, *sitting_out("a"), Tick(float(now)))
+        other, _ = play(other, *sitting_out("a"), Tick(float(now)))
+    assert (state.phase, other.phase) == ("collect", "collect")
+    assert (state.extensions_left, other.extensions_left) == (None, None)
+
+
+def test_deadlines_in_vain_are_counted_on_after_a_restart():
+    state, _ = machine.resume(IN_VAIN, Saved(1, "collect", fruitless=2), 0.0)
+    _, commands = play(state, *online("a"), *sitting_out("a"), Tick(10.0))
+    assert isinstance(commands[-1], GiveUp)
+
+
+def test_the_next_round_begins_to_count_anew():
+    state, _ = play(collecting("a", "b", rules=IN_VAIN), *sitting_out("a", "b"), Tick(10.0))
+    state, _ = play(state, believed("a", now=11.0), *sitting_out("b"), *worked(12.0))
+    assert (state.round, state.fruitless, state.had) == (2, 0, 0)
+
+
 def test_who_sat_out_is_asked_again_when_the_round_is_extended():
     state, _ = play(collecting("a"), Planned(1, "a", 1, ""), Tick(10.0))
     assert state.sat_out == frozenset()
@@ -155,7 +232,10 @@ def test_who_sat_out_is_asked_again_when_the_round_is_extended():
 def test_a_contribution_that_is_stored_already_is_a_duplicate_in_whatever_round():
     for number in (1, 2):
         state = replace(collecting("a", "b"), round=2)
-        for event in (Announced(1, update(number=number), True), Believed(1, update(number=number), True)):
+        for event in (
+            Announced(1, update(number=number), "full"),
+            Believed(1, update(number=number), "full"),
+        ):
             after, commands = play(state, event)
             assert statuses(commands) == ["duplicate"]
             assert after.contributions == 0
@@ -163,10 +243,10 @@ def test_a_contribution_that_is_stored_already_is_a_duplicate_in_whatever_round(
 
 def test_content_is_fetched_only_for_a_contribution_that_can_count():
     state = replace(collecting("a", "b"), round=2)
-    assert play(state, Announced(1, update(number=2), False))[1] == [Fetch(update(number=2))]
-    assert statuses(play(state, Announced(1, update(number=1), False))[1]) == ["late"]
-    assert statuses(play(state, Announced(1, update(number=3), False))[1]) == ["refused"]
-    assert statuses(play(state, Announced(1, update(number=0), False))[1]) == ["refused"]
+    assert play(state, Announced(1, update(number=2)))[1] == [Fetch(update(number=2))]
+    assert statuses(play(state, Announced(1, update(number=1)))[1]) == ["late"]
+    assert statuses(play(state, Announced(1, update(number=3)))[1]) == ["refused"]
+    assert statuses(play(state, Announced(1, update(number=0)))[1]) == ["refused"]
 
 
 def test_a_contribution_whose_content_comes_after_the_deadline_is_late_and_told_why():
@@ -191,7 +271,7 @@ def test_what_comes_late_for_a_round_that_was_given_up_does_not_count():
     )
     assert statuses(commands) == ["late", "accepted"]
     assert commands[0].reason == "round 3 is closed, and was given up: the run went back to an earlier model"
-    state, commands = play(state, Announced(2, update("a", 4), known=False))
+    state, commands = play(state, Announced(2, update("a", 4)))
     assert statuses(commands) == ["late"]
 
 
@@ -207,9 +287,31 @@ def test_a_kind_that_is_bound_to_its_round_is_late_even_where_late_ones_count():
     assert statuses(play(state, believed("a", number=1, kind="prototypes"))[1]) == ["late"]
 
 
-def test_two_kinds_of_one_device_both_count():
-    state, _ = play(collecting("a", "b"), believed("a"), believed("a", kind="few-shot"))
-    assert state.contributions == 2
+@pytest.mark.parametrize("event", [Announced, Believed])
+def test_a_device_has_one_voice_in_a_round_whatever_kinds_it_sends(event):
+    state, _ = play(collecting("a", "b"), believed("a"))
+    state, commands = play(state, event(2.0, update("a", kind="few-shot"), "full"))
+    assert commands == [Reply(update("a", kind="few-shot"), "refused", "a has already sent full for round 1")]
+    assert (state.contributions, state.phase) == (1, "collect")
+
+
+@pytest.mark.parametrize("rules", [Rules(9, 10.0, late="count"), Rules(9, 10.0, buffer_size=2)])
+def test_a_device_has_one_voice_for_an_earlier_round_too(rules):
+    state = replace(collecting("a", "b", rules=rules), round=3)
+    state, commands = play(
+        state, believed("a", number=2), believed("a", number=2, kind="few-shot", sent="full")
+    )
+    assert statuses(commands) == ["accepted", "refused"]
+    assert state.contributions == 1
+
+
+def test_a_minimum_of_contributions_is_one_of_devices():
+    """The late one of a and its fresh one both count; the round waits for another device."""
+    rules = replace(RULES, rounds=9, late="count", min_contributions=2)
+    state = replace(collecting("a", "b", rules=rules), round=2)
+    state, commands = play(state, believed("a", number=1), believed("a", number=2), Tick(10.0))
+    assert (state.contributions, commands[-1]) == (2, Extend(2, 1))
+    assert play(state, believed("b", number=2, now=12.0), Tick(20.0))[1][-1] == Work("merge", 2)
 
 
 def test_the_will_of_an_earlier_life_is_ignored():
@@ -221,14 +323,14 @@ def test_the_will_of_an_earlier_life_is_ignored():
 
 
 def test_a_crash_costs_no_device_its_round():
-    saved = Saved(1, "collect", contributions=1, answered=frozenset({"a"}))
+    saved = Saved(1, "collect", counted={"a": 1}, answered=frozenset({"a"}))
     state, commands = machine.resume(RULES, saved, 500.0)
     assert commands == (Announce(1, again=True),)
     assert (state.contributions, state.closes_s) == (1, 510.0)
 
 
 def test_after_a_restart_nobody_is_forgotten_because_another_is_heard_first():
-    saved = Saved(1, "collect", contributions=1, answered=frozenset({"a"}))
+    saved = Saved(1, "collect", counted={"a": 1}, answered=frozenset({"a"}))
     state, _ = machine.resume(RULES, saved, 500.0)
     state, commands = play(state, *online("a", now=500.1), *online("b", now=500.2), Tick(500.0 + SETTLE_S))
     assert (state.phase, commands) == ("collect", [])
@@ -267,7 +369,7 @@ def test_a_device_that_lets_two_deadlines_pass_in_silence_is_not_waited_for_unti
     state, commands = play(state, believed("a", state.opened_s + 1.0, 3))
     assert Work("merge", 3) in commands
     state, _ = play(state, *worked(state.opened_s + 1.0))
-    heard = Announced(state.opened_s, update("ghost", 3), known=False)
+    heard = Announced(state.opened_s, update("ghost", 3))
     state, _ = play(state, heard)
     assert state.ready == {"a", "ghost"}
 
@@ -288,6 +390,22 @@ def test_a_buffered_round_closes_as_soon_as_its_buffer_is_full_whoever_still_wor
     state, commands = play(collecting("a", "b", "c", rules=BUFFERED), believed("a"), believed("c"))
     assert commands[-1] == Work("merge", 1)
     assert state.waiting == {"b"}
+
+
+def test_a_device_alone_does_not_fill_a_buffer():
+    state = replace(collecting("a", "b", "c", rules=BUFFERED), round=3)
+    sent = [believed("a", number=number) for number in (1, 2, 3)]
+    state, commands = play(state, *sent)
+    assert (state.contributions, state.phase, statuses(commands)) == (3, "collect", ["accepted"] * 3)
+    assert play(state, believed("b", number=3))[1][-1] == Work("merge", 3)
+
+
+def test_what_the_disk_refuses_counts_for_no_device():
+    rules = replace(RULES, late="count", min_contributions=2)
+    state = replace(collecting("a", "b", "c", rules=rules), round=2)
+    state, _ = play(state, believed("a", number=1), believed("a", number=2), believed("b", number=2))
+    state, _ = play(state, Unkept(2.0, (update("a", 2), update("b", 2))))
+    assert (state.contributions, dict(state.counted)) == (1, {"a": 1})
 
 
 def test_a_buffered_round_does_not_close_because_all_have_answered_but_at_its_deadline():
@@ -324,7 +442,7 @@ def test_a_round_that_is_full_puts_others_off_until_it_closes_and_waits_for_nobo
     rules = replace(RULES, max_contributions=2)
     state, commands = play(collecting("a", "b", "c", "d", rules=rules), believed("a"), believed("b"))
     assert statuses(commands) == ["accepted", "accepted"]
-    state, commands = play(state, Announced(4.2, update("c"), False), Announced(4.2, update("a"), True))
+    state, commands = play(state, Announced(4.2, update("c")), Announced(4.2, update("a"), "full"))
     full = "round 1 has 2 contributions, as many as it takes"
     assert commands == [
         Reply(update("c"), "refused", full, retry_s=6),
@@ -338,7 +456,7 @@ def test_what_comes_late_is_put_off_too_and_counts_when_it_comes_again():
     rules = replace(RULES, rounds=4, late="count", max_contributions=1)
     state = play(collecting("a", "b", rules=rules), believed("a"), Tick(10.0), *worked(10.0))[0]
     state, _ = play(state, believed("a", now=11.0, number=2))
-    state, commands = play(state, Announced(12.0, update("b"), False))
+    state, commands = play(state, Announced(12.0, update("b")))
     assert [(one.status, one.retry_s) for one in commands] == [("refused", 8)]
     state, _ = play(state, Tick(20.0), *worked(20.0))
     assert (state.round, state.contributions) == (3, 0)
@@ -351,4 +469,4 @@ def test_what_comes_late_is_put_off_too_and_counts_when_it_comes_again():
 def test_nobody_is_put_off_for_longer_than_an_hour():
     rules = replace(RULES, untimed_rounds=1, max_contributions=1)
     state = play(collecting("a", "b", rules=rules), believed("a"))[0]
-    assert step(state, Announced(2.0, update("b"), False))[1][0].retry_s == 3600
+    assert step(state, Announced(2.0, update("b")))[1][0].retry_s == 3600

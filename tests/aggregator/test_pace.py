@@ -5,7 +5,19 @@ from dataclasses import replace
 import pytest
 
 from aggregator import machine
-from aggregator.moves import Believed, Extend, Invited, Planned, Present, Tick, Unkept, Update, Work, Worked
+from aggregator.moves import (
+    Believed,
+    Extend,
+    GiveUp,
+    Invited,
+    Planned,
+    Present,
+    Tick,
+    Unkept,
+    Update,
+    Work,
+    Worked,
+)
 from aggregator.pace import STEP, Pace, class_of, deadline_s, longest_s
 from aggregator.state import Rules, Saved, State
 
@@ -26,7 +38,7 @@ def online(*devices):
 
 
 def came(device, now, number=1):
-    return Believed(now, Update(device, number, "full", 1, 1), known=False)
+    return Believed(now, Update(device, number, "full", 1, 1))
 
 
 def worked(now):
@@ -102,6 +114,20 @@ def test_what_the_disk_refused_has_taken_no_time():
     assert dict(state.durations) == classes(9)
     _, commands = play(state, came("b", 20.0), came("c", 30.0))
     assert commands[-1] == Work("merge", 1, tuple(sorted(classes(9, 20, 30).items())))
+
+
+def test_a_learnt_deadline_in_vain_is_doubled_up_to_the_longest_before_the_run_is_given_up():
+    saved = Saved(2, "collect", paces=(classes(5),))
+    state, _ = machine.resume(replace(RULES, max_extensions=2), saved, 0.0)
+    learnt, longest = state.closes_s, RULES.round_deadline_s
+    lengths, now, commands = [], 0.0, []
+    while state.phase == "collect":
+        lengths.append(state.closes_s - now)
+        now = state.closes_s
+        state, commands = play(state, *online("a"), Planned(now - 0.5, "a", 2, ""), Tick(now))
+    assert lengths == pytest.approx([*(learnt * 2**n for n in range(len(lengths) - 1)), longest])
+    assert len(lengths) >= 3
+    assert commands[-1] == GiveUp(2, len(lengths), longest, ("a",), ())
 
 
 def test_of_a_cohort_each_device_needed_the_time_since_it_was_asked():

@@ -415,3 +415,22 @@ def test_a_store_in_postgres_belongs_to_one_run(postgres, tmp_path):
         with pytest.raises(RunFolderError, match="belongs to a run already"):
             store.found(Identity(b"{}", "other", bytes(32)))
         assert store.identity() == MINE
+
+
+def test_standbys_that_may_lack_what_was_acknowledged_are_warned_of(postgres, tmp_path, caplog, eventually):
+    def warned(name):
+        caplog.clear()
+        with closing(Store(tmp_path / name, database=postgres.url)):
+            return "empty synchronous_standby_names" in caplog.text
+
+    assert not warned("alone")
+    with postgres.standby():
+        assert warned("followed")
+        postgres.sql("ALTER SYSTEM SET synchronous_standby_names = 'pg_receivewal'")
+        postgres.sql("SELECT pg_reload_conf()")
+        assert eventually(lambda: "pg_receivewal" in postgres.sql("SHOW synchronous_standby_names"))
+        try:
+            assert not warned("awaited")
+        finally:
+            postgres.sql("ALTER SYSTEM RESET synchronous_standby_names")
+            postgres.sql("SELECT pg_reload_conf()")

@@ -67,7 +67,7 @@ RULES = Rules(rounds=9, round_deadline_s=10.0, stop_after=1)
 def one_round(state, number, score):
     commands = []
     for event in (
-        Believed(number, Update("a", number, "full", 1, 1), known=False),
+        Believed(number, Update("a", number, "full", 1, 1)),
         *(Worked(number, phase) for phase in ("merge", "evaluate")),
         Worked(number, "publish", score),
     ):

@@ -76,7 +76,7 @@ def test_without_a_terminal_there_is_one_line_a_round_and_a_table_at_the_end():
         view(happening)
     lines = out.getvalue().splitlines()
     assert lines[:3] == [
-        "task digits, run r1: 2 rounds of 60 s",
+        "task 'digits', run r1: 2 rounds of 60 s",
         "round 1 extended by 3 s: 0 of 2 contributions",
         "round 1 of 2: accuracy 50.0%, loss 1.250, 1 full, 12.3 kB up, 950 B down, 2 J modelled, 3.0 s",
     ]
@@ -104,6 +104,26 @@ def test_an_extended_round_says_who_sits_out_and_why():
     assert out.getvalue().splitlines() == [
         f"round 1 extended by 3 s: 0 of 1 contributions; 1 sitting out, b as {too_slow}",
         "round 1 extended by 3 s: 0 of 1 contributions",
+    ]
+
+
+def test_an_extended_round_says_how_long_it_goes_on_and_once_that_it_waits_for_devices():
+    out = io.StringIO()
+    view = Plain(out)
+    for happening in (
+        RoundOpened(2, ("full",), 3.0),
+        RoundExtended(2, 3.0, 0, 1, devices=0),
+        RoundExtended(2, 3.0, 0, 1, devices=0),
+        RoundExtended(2, 6.0, 0, 1, devices=4, fruitless=1),
+        RoundExtended(2, 9.0, 0, 1, devices=4, fruitless=2, left=3),
+        RoundExtended(2, 9.0, 0, 1, devices=4, fruitless=4, left=1),
+    ):
+        view(happening)
+    assert out.getvalue().splitlines() == [
+        "round 2 extended by 3 s: 0 of 1 contributions; no device is there, waiting for one",
+        "round 2 extended by 6 s: 0 of 1 contributions; this deadline is a longer one",
+        "round 2 extended by 9 s: 0 of 1 contributions; the run ends after 3 more deadlines without any",
+        "round 2 extended by 9 s: 0 of 1 contributions; the run ends after 1 more deadline without any",
     ]
 
 

@@ -8,16 +8,22 @@ import sys
 import threading
 
 import numpy as np
+import onnxruntime
 import pytest
 
-from aggregator import bases, models_command, wishes
+from aggregator import bases, wishes
 from aggregator import rounds as rounds_module
 from aggregator.conductor import Conductor
 from aggregator.errors import RollbackError, RunFolderError
 from aggregator.registry import Registry
 from aggregator.state import SETTLE_S
+from aggregator.versions import versions_in
 from broker import steps as log
 from device_runtime import cli
+from models import bundle as bundles
+from models import tensors
+from models.bundle import Bundle
+from models.onnx_engine import OnnxModel
 
 DATABASES = ("sqlite", "postgres")
 
@@ -299,6 +305,33 @@ def test_the_command_goes_back_by_itself_where_no_aggregator_runs(bench, make_ta
     assert deployed(b) == of_round(b, 2)
 
 
+def test_the_served_model_is_written_as_one_onnx_file_that_gives_its_logits(
+    bench, make_task, update_of, capsys, tmp_path
+):
+    b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
+    file = tmp_path / "model.onnx"
+    assert cli.main(["models", str(b.folder), "--export-onnx", str(file)]) == 0
+    assert "the model of round 3" in capsys.readouterr().out
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    bundle = Bundle.open(bundles.find(b.service._rounds.task.bundle))
+    x = np.random.default_rng(0).standard_normal((5, *bundle.manifest.input.shape)).astype(np.float32)
+    [logits] = session.run(["logits"], {"x": x})
+    served = OnnxModel(bundle, tensors.decode(deployed(b)))
+    assert np.array_equal(logits, served.logits(x))
+    assert not np.allclose(logits, OnnxModel(bundle).logits(x))
+    told = session.get_modelmeta().custom_metadata_map
+    assert (told["task"], told["round"]) == (b.service._rounds.task.name, "3")
+    assert json.loads(told["labels"]) == list(bundle.manifest.labels)
+
+
+def test_where_nothing_is_served_yet_no_onnx_file_is_written(bench, make_task, capsys, tmp_path):
+    b = bench(make_task("few-shot", rounds=6))
+    file = tmp_path / "model.onnx"
+    assert cli.main(["models", str(b.folder), "--export-onnx", str(file)]) == 2
+    assert "serves no model yet" in capsys.readouterr().err
+    assert not file.exists()
+
+
 def test_a_folder_that_cannot_be_written_is_no_running_aggregator(bench, make_task, update_of, capsys):
     b = play(bench, make_task("few-shot", rounds=6), update_of, 3)
     b.service.close()
@@ -317,7 +350,7 @@ def test_the_command_refuses_what_is_not_there(tmp_path, bench, make_task, updat
     assert cli.main(["models", str(b.folder), "--rollback", "1"]) != 0
     assert "no model of round 1 is kept" in capsys.readouterr().err
     with pytest.raises(RunFolderError):
-        models_command.versions_in(tmp_path / "none")
+        versions_in(tmp_path / "none")
 
 
 def test_a_registry_that_keeps_all_keeps_all(bench, make_task, update_of):

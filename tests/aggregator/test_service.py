@@ -2,6 +2,8 @@
 
 import errno
 import hashlib
+import os
+import shutil
 
 import msgspec
 import numpy as np
@@ -227,9 +229,41 @@ def test_a_round_with_too_few_contributions_is_extended_in_sight_of_all(bench, m
     b.sit_out("pi-01", 1)
     sent = len(b.link.sent)
     b.wait(10.0)
-    assert b.heard(RoundExtended) == [RoundExtended(1, 10.0, 0, 2)]
+    assert b.heard(RoundExtended) == [RoundExtended(1, 10.0, 0, 2, devices=1, fruitless=1, left=4)]
     assert [t for t, _ in b.link.sent[sent:]] == [topics.offer(b.task.name)]
     assert b.offer.round == 1
+
+
+def test_a_run_to_which_no_device_contributes_ends_with_the_devices_reasons(bench, make_task):
+    b = bench(make_task("few-shot", max_extensions=2))
+    b.join("pi-01", "pi-02")
+    for _ in range(2):
+        assert not b.service.finished
+        b.sit_out("pi-01", 1)
+        b.sit_out("pi-02", 1)
+        b.wait(10.0)
+    assert b.service.finished
+    said = b.service._run.gave_up
+    assert said.startswith(
+        "round 1 is given up: 2 deadlines in a row, the last of 10 s, brought no contribution"
+    )
+    assert "; 2 sit out: pi-01 (nothing fits), pi-02 (nothing fits). " in said
+
+
+def test_deadlines_in_vain_are_counted_over_crashes_and_anew_by_a_run_that_ended_so(bench, make_task):
+    b = bench(make_task("few-shot", max_extensions=3))
+    for left in (2, 1):
+        b.join("pi-01")
+        b.sit_out("pi-01", 1)
+        b.wait(10.0)
+        assert [one.left for one in b.heard(RoundExtended)] == [left]
+        b = b.restart()
+    b.join("pi-01")
+    b.sit_out("pi-01", 1)
+    b.wait(10.0)
+    assert b.service.state.phase == "given up"
+    b = b.restart()
+    assert (b.service.state.phase, b.service.state.fruitless) == ("collect", 0)
 
 
 def test_of_a_plan_with_reasons_without_end_some_are_kept_and_told(bench, make_task):
@@ -486,6 +520,61 @@ def test_a_full_disk_while_blocks_come_in_loses_nothing(bench, make_task, update
     assert b.contribute("pi-01", message)[0].status == "accepted"
 
 
+def test_a_disk_that_uploads_filled_merges_what_was_accepted(bench, make_task, update_of, monkeypatch):
+    b = bench(make_task("full", min_contributions=2))
+    b.join("pi-01", "pi-02", "evil")
+    updates, models = b.store.updates, b.store.models
+    for number in range(3):
+        b.say("evil", "contribution", b.contribution("full", update_of("full", 90 + number)))
+    put, size = models.put, b.contribution("full", update_of("full")).blob.size
+
+    def put_in_room(content):
+        """The disk takes two contents, and a model only where there are no more."""
+        if updates.taken() > 2.5 * size:
+            raise BlobError("cannot write: no space left on device: free some space")
+        return put(content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "put", put_in_room)
+        for number, device in enumerate(("pi-01", "pi-02")):
+            message = b.contribution("full", update_of("full", number))
+            assert b.contribute(device, message)[0].status == "accepted"
+        b.wait(10.0)
+    [closed] = b.heard(RoundClosed)
+    assert [one.device for one in closed.contributions] == ["pi-01", "pi-02"]
+
+
+def test_uploads_are_put_off_where_the_disk_would_lack_room_to_merge(
+    bench, make_task, update_of, monkeypatch
+):
+    b = bench(make_task("full"))
+    b.join("pi-01", "pi-02")
+    message, usage = b.contribution("full", update_of("full")), shutil.disk_usage("/")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10 * 1024**2))
+        assert b.contribute("pi-01", message) == []
+    assert b.store.updates.taken() == 0
+    assert b.contribute("pi-01", message)[0].status == "accepted"
+
+
+def test_a_restart_removes_contents_that_nobody_has_sent_for_long_and_keeps_what_counts(
+    bench, make_task, update_of
+):
+    b = bench(make_task("full"))
+    b.join("pi-01", "pi-02")
+    kept = b.contribution("full", update_of("full"))
+    assert b.contribute("pi-01", kept)[0].status == "accepted"
+    b.say("pi-02", "contribution", b.contribution("full", update_of("full", 1)))
+    orphan = b.store.updates.put(b"a crash came before its commit")
+    [partial] = (b.store.updates.folder / "partial").iterdir()
+    for path in (partial, b.store.updates.path(orphan.sha), b.store.updates.path(kept.blob.sha)):
+        os.utime(path, (1000, 1000))
+    b = b.restart()
+    assert not partial.exists()
+    assert not b.store.updates.has(orphan)
+    assert b.store.updates.has(kept.blob)
+
+
 def test_devices_that_fall_silent_in_an_upload_do_not_hold_up_the_others(bench, make_task, update_of):
     b = bench(make_task("full", round_deadline_s=60.0))
     frozen = [f"frozen-{i}" for i in range(MAX_PULLS)]
@@ -509,6 +598,12 @@ def test_only_presence_is_believed_when_it_is_retained(bench, make_task, update_
     b.raw(topics.up("ghost", "contribution"), messages.encode(message), retain=True)
     assert "ghost" not in b.service.state.devices
     assert b.receipts("ghost") == []
+    topic = topics.up("ghost", topics.block(bytes(32), 7))
+    b.raw(topic, bytes(65536), retain=True)
+    cleared = [
+        one for one in b.link.retained if one.startswith("fl/v1/d/ghost/") and not b.link.retained[one]
+    ]
+    assert cleared == [topics.up("ghost", "hello"), topics.up("ghost", "contribution"), topic]
 
 
 def test_models_are_kept_while_they_are_offered_or_still_fetched_and_no_longer(bench, make_task, update_of):
@@ -678,3 +773,63 @@ def test_wills_that_a_broker_speaks_as_it_ends_end_no_round_for_those_that_come_
     if returns:
         receipts = b.contribute("pi-02", b.contribution("few-shot", update_of("few-shot", 2)))
         assert [receipt.status for receipt in receipts] == ["accepted"]
+
+
+def test_a_second_kind_of_a_device_is_refused_and_its_other_devices_are_still_waited_for(
+    bench, make_task, update_of
+):
+    """A liar that sends every kind neither meets min_contributions alone nor closes the round."""
+    b = bench(make_task("full", "few-shot", "class-means", min_contributions=3))
+    b.join("kitchen-pi", "pi-02", "pi-03")
+    assert b.contribute("kitchen-pi", b.contribution("full", update_of("full")))[0].status == "accepted"
+    for seq, kind in enumerate(("few-shot", "class-means"), 8):
+        [receipt] = b.contribute("kitchen-pi", b.contribution(kind, update_of(kind), seq=seq))
+        assert (receipt.status, receipt.seq, receipt.retry_after_s) == ("refused", seq, 0)
+        assert receipt.reason.endswith("refused: kitchen-pi has already sent full for round 1")
+    b.wait(10.0)
+    assert b.heard(RoundExtended) == [RoundExtended(1, 10.0, 1, 3, devices=3)]
+    b = b.restart()
+    b.join("kitchen-pi", "pi-02", "pi-03")
+    again = b.contribution("few-shot", update_of("few-shot"))
+    assert "has already sent full" in b.contribute("kitchen-pi", again)[0].reason
+    assert b.contribute("kitchen-pi", b.contribution("full", update_of("full")))[0].status == "duplicate"
+    assert dict(b.service.state.counted) == {"kitchen-pi": 1}
+
+
+def test_of_two_kinds_that_are_fetched_at_once_the_first_that_is_here_counts(bench, make_task, update_of):
+    b = bench(make_task("full", "entropy-subset"))
+    b.join("pi-01", "pi-02")
+    full = b.contribution("full", update_of("full"))
+    subset = b.contribution("entropy-subset", update_of("entropy-subset"), seq=8, form="50%")
+    b.say("pi-01", "contribution", subset)
+    receipts = b.contribute("pi-01", full)
+    for index, data in answer(b.blobs, Get(blob=subset.blob, blocks=tuple(range(block_count(subset.blob))))):
+        b.raw(topics.up("pi-01", topics.block(subset.blob.sha, index)), data)
+    assert [(r.seq, r.status) for r in receipts] == [(7, "accepted")]
+    last = b.receipts("pi-01")[-1]
+    assert (last.seq, last.status) == (8, "refused")
+    assert not b.store.updates.has(subset.blob)
+
+
+def test_a_device_counts_as_no_more_samples_than_its_hello_has_said(bench, make_task, update_of):
+    b = bench(make_task("few-shot"))
+    b.join("pi-01", "pi-02", samples=20)
+    content, _ = update_of("few-shot")
+    [receipt] = b.contribute("pi-01", b.contribution("few-shot", (content, 1_000_000)))
+    assert receipt.status == "refused"
+    assert "num_examples is 1000000, the hello of the device says that it has 20" in receipt.reason
+    b.join("pi-01", samples=30)  # some have come
+    b.join("pi-01", samples=10)  # some were deleted while an update waited
+    assert b.contribute("pi-01", b.contribution("few-shot", (content, 30)))[0].status == "accepted"
+
+
+def test_an_aggregator_that_was_restarted_bounds_samples_by_its_task_until_a_device_says_hello(
+    bench, make_task, update_of
+):
+    b = bench(make_task("few-shot", max_num_examples=500))
+    b.join("pi-01", "pi-02", samples=20)
+    b = b.restart()
+    content, _ = update_of("few-shot")
+    [receipt] = b.contribute("pi-01", b.contribution("few-shot", (content, 501)))
+    assert "num_examples is 501, expected 1 to 500" in receipt.reason
+    assert b.contribute("pi-01", b.contribution("few-shot", (content, 500)))[0].status == "accepted"

@@ -73,7 +73,7 @@ def test_what_is_killed_costs_no_task_anything_and_none_has_of_the_other_s(
     postgres.start()
     more()
     second.send_signal(signal.SIGTERM)
-    output, _ = second.communicate(timeout=120)
+    output, _ = second.communicate(timeout=300)
     assert second.returncode == 0, output
     assert "letters: stopped in round" in output
     assert "is lost, trying again" in output

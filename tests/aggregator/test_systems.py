@@ -61,6 +61,11 @@ def test_modifiers_compose():
     assert (kind.strategy.tunable, kind.strategy.moon, kind.strategy.mu) == ("bias", 1.0, 0.01)
 
 
+def test_moon_does_not_compose_with_privacy():
+    with pytest.raises(TaskError, match="moon is 1 and dp is set: MOON's features come from runs"):
+        systems.under("fedpeft-bias+moon+dp", TASK)
+
+
 def test_private_training_is_planned_for_all_rounds():
     [kind] = systems.under("fedpeft-bias+dp", TASK).kinds
     assert (kind.strategy.dp.epsilon, kind.strategy.dp.delta, kind.strategy.dp.rounds) == (5.0, 1e-3, 10)

@@ -29,7 +29,7 @@ class Peer:
     link: Link
     inbox: "queue.SimpleQueue[Event]"
 
-    def expect(self, kind: type[E], timeout_s: float = 5.0) -> E:
+    def expect(self, kind: type[E], timeout_s: float = 120.0) -> E:
         """The next event of this type; others before it are dropped."""
         end = time.monotonic() + timeout_s
         while True:
@@ -72,7 +72,7 @@ class House:
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         link = Link(BrokerUrl.parse(url, tls), name, inbox, options or LinkOptions(reconnect_s=FAST_S))
         self._links.append(link)
-        link.connect(5.0)
+        link.connect(60.0)
         return Peer(link, inbox)
 
     def listener(self, url: str, name: str, *topics: str) -> Peer:
@@ -129,7 +129,7 @@ class BareBroker:
         self._server.close()
         self.hang_up()
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 120.0) -> bool:
         end = time.monotonic() + timeout_s
         while not condition() and time.monotonic() < end:
             time.sleep(0.01)

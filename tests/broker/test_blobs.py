@@ -3,12 +3,13 @@
 import errno
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from broker import partial as partial_module
-from broker.blobs import Blobs, name
+from broker.blobs import Blobs, Room, name
 from broker.errors import BlobError
 from broker.messages import Blob
 
@@ -123,3 +124,31 @@ def test_prune_leaves_files_of_others_alone(store: Blobs) -> None:
     (store.folder / "README").write_text("hello")
     store.prune([])
     assert (store.folder / "README").exists()
+
+
+def test_what_is_fetched_takes_no_more_than_the_store_may_have(tmp_path: Path) -> None:
+    store = Blobs(tmp_path, room=Room(most=1000))
+    whole = store.put(b"x" * 400)
+    held = store.partial(Blob(b"\1" * 32, 500))  # 501 bytes lie there, with its map
+    with pytest.raises(BlobError, match="no room for blob 020202020202 of 100 bytes: 901 of the 1000 bytes"):
+        store.partial(Blob(b"\2" * 32, 100))
+    assert store.partial(held.blob) is held
+    assert store.partial(whole).missing() == ()
+    assert store.discard(held.blob) == 501
+    assert store.partial(Blob(b"\2" * 32, 100)).missing() == (0,)
+
+
+def test_what_is_fetched_leaves_so_much_of_the_disk_free(tmp_path: Path, monkeypatch) -> None:
+    store = Blobs(tmp_path, room=Room(spare=1000))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1500))
+    store.partial(Blob(b"\1" * 32, 500))
+    with pytest.raises(BlobError, match="1500 bytes are free .*, and 1000 are kept for other work"):
+        store.partial(Blob(b"\2" * 32, 501))
+
+
+def test_what_was_written_lately_is_not_pruned_where_a_moment_is_given(store: Blobs) -> None:
+    old, new = store.put(b"old"), store.put(b"new")
+    os.utime(store.path(old.sha), (1000, 1000))
+    assert store.prune([], before=2000.0) == len(b"old")
+    assert store.has(new)

@@ -2,7 +2,6 @@
 
 import argparse
 import queue
-import shlex
 import signal
 import subprocess
 import sys
@@ -35,11 +34,11 @@ def test_it_serves_until_a_signal(kind: str, number: signal.Signals) -> None:
         assert name.lower().startswith(kind)
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         link = Link(BrokerUrl.parse(url), "pi", inbox)
-        link.connect(5.0)
-        assert inbox.get(timeout=1) == Connected(first=True)
+        link.connect(60.0)
+        assert inbox.get(timeout=120) == Connected(first=True)
         link.close()
         process.send_signal(number)
-        assert process.wait(10) == 0
+        assert process.wait(600) == 0
 
 
 @pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
@@ -54,11 +53,11 @@ def test_it_serves_web_sockets_too_to_who_has_what_it_printed(kind: str) -> None
         assert said == "over WebSockets:"
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         link = Link(BrokerUrl.parse(url), "page", inbox)
-        link.connect(5.0)
-        assert inbox.get(timeout=1) == Connected(first=True)
+        link.connect(60.0)
+        assert inbox.get(timeout=120) == Connected(first=True)
         link.close()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(600) == 0
 
 
 def test_an_impossible_port_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,12 +67,3 @@ def test_an_impossible_port_is_one_line_and_status_1(capsys: pytest.CaptureFixtu
     assert command.run(parser.parse_args(["--port", "70000"])) == 1
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert capsys.readouterr().err == "error: port 70000 is impossible: use 0 (any) to 65535\n"
-
-
-def test_the_example_parses() -> None:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    program, subcommand, *arguments = shlex.split(command.EXAMPLE)
-    assert (program, subcommand) == ("device-runtime", "broker")
-    assert parser.parse_args(arguments).kind == "auto"
-    assert command.HELP

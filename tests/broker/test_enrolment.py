@@ -16,7 +16,9 @@ from broker.errors import UrlError
 from broker.url import BrokerUrl
 
 DER = bytes(range(200))
-GIVEN = Enrolment("mqtts://broker.example:8884", "pi-1", "pass/word", DER, bytes(32), 1_800_000_000)
+GIVEN = Enrolment(
+    "mqtts://broker.example:8884", "pi-1", "pass/word", DER, bytes(32), 1_800_000_000, bytes(range(32))
+)
 
 
 def token_of(values: object) -> str:
@@ -30,15 +32,19 @@ def test_a_token_is_one_word_that_holds_all() -> None:
     assert not set(GIVEN.token) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
+def test_a_token_of_an_earlier_version_has_no_key_of_the_device() -> None:
+    fields = list(msgspec.structs.astuple(GIVEN))
+    assert Enrolment.of_token(token_of(fields[:6])) == msgspec.structs.replace(GIVEN, secret=b"")
+
+
 def test_a_token_fits_into_a_qr_code_of_a_terminal() -> None:
     """Version 20 at level L holds 858 bytes (ISO 18004, table 7) and is 97 modules wide."""
     import ssl
     from datetime import datetime, timezone
 
     pem = make_authority("device-runtime", datetime.now(timezone.utc), 3650).certificate
-    given = Enrolment(
-        "mqtts://broker.example.org:8883", "kitchen-pi", "p" * 32, ssl.PEM_cert_to_DER_cert(pem), bytes(32), 1
-    )
+    authority, key = ssl.PEM_cert_to_DER_cert(pem), bytes(32)
+    given = Enrolment("mqtts://broker.example.org:8883", "kitchen-pi", "p" * 32, authority, key, 1, bytes(32))
     assert len(f"device-runtime join --enrol {given.token}") <= 858
 
 
@@ -76,6 +82,7 @@ def test_rubbish_is_refused_and_nothing_else(text: str, data: bytes) -> None:
         ({"url": "http://a"}, "not a broker URL"),
         ({"name": "../pi"}, "device name '../pi'"),
         ({"key": bytes(31)}, "has 31 bytes, expected 32"),
+        ({"secret": bytes(31)}, "the device's own key has 31 bytes, expected 32"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_reason(changed: dict[str, object], why: str) -> None:

@@ -8,13 +8,16 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from broker import device_command, link_book, links, production, register
 from broker.enrolment import Enrolment
 from broker.links import LinkError, NameTaken, Opening
 from broker.mosquitto import hash_passwords, is_of_password
+from broker.register import RegisterError
 from broker.running import BrokerOptions
+from broker.signing import DeviceSigner
 from broker.site import PASSWORDS, Opened, Site
 from broker.topics import TopicError
 
@@ -46,7 +49,22 @@ def test_a_link_enrols_one_device_with_a_credential_of_its_own(opened: Opened) -
     assert enrolled(opened) == ["phone"]
     line = next(one for one in opened.read(PASSWORDS).splitlines() if one.startswith("phone:"))
     assert is_of_password(line, given.password)
+    [entry] = register.entries(opened)
+    assert entry.key == DeviceSigner(given.secret).public.hex()
+    assert given.secret not in (bytes(32), given.password.encode())
     assert link_book.read(opened).links[0].state(NOW + 2) == "used"
+
+
+def test_a_device_that_a_link_of_an_earlier_version_enrolled_has_a_key_when_it_asks_again(
+    opened: Opened,
+) -> None:
+    _, secret = links.make(opened, NOW, 900, "phone")
+    first = links.use(opened, Opening(secret, MINE), NOW)
+    path = opened.folder / "devices.json"
+    [entry] = register.entries(opened)
+    path.write_bytes(msgspec.json.encode([msgspec.structs.replace(entry, key="")]))
+    assert links.use(opened, Opening(secret, MINE), NOW + 5) == first
+    assert register.entries(opened) == [entry]
 
 
 def test_neither_secret_nor_claim_nor_password_is_in_a_file(opened: Opened) -> None:
@@ -54,7 +72,7 @@ def test_neither_secret_nor_claim_nor_password_is_in_a_file(opened: Opened) -> N
     given = links.use(opened, Opening(secret, MINE), NOW)
     files = [path for path in opened.folder.iterdir() if path.is_file()]
     kept = "".join(path.read_text() for path in files)
-    assert all(word not in kept for word in (secret, MINE, given.password))
+    assert all(word not in kept for word in (secret, MINE, given.password, given.secret.hex()))
     assert (opened.folder / "links.json").stat().st_mode & 0o077 == 0
 
 
@@ -350,5 +368,6 @@ def test_a_link_is_made_listed_and_revoked_on_the_command_line(
     assert len(other.splitlines()) == 1  # no terminal, no code
     links.use(opened, Opening(address.partition("#link=")[2], MINE), link.made + 1)
     assert enrolled(opened) == ["phone"]
-    command("revoke", link.id)
+    with pytest.raises(RegisterError, match="Mosquitto was not told that the password of 'phone' is void"):
+        command("revoke", link.id)
     assert enrolled(opened) == []

@@ -13,6 +13,7 @@ from broker.messages import (
     Base,
     Blob,
     Contribution,
+    FromDevice,
     Get,
     Hello,
     Kind,
@@ -55,6 +56,7 @@ EXAMPLES: tuple[Message, ...] = (
         kinds=(Kind(name="full", settings=pack({"epochs": 2})),),
     ),
     Signed(issued=1_800_000_000, signature=bytes(64), offer=b"an offer"),
+    FromDevice(signature=bytes(64), message=b"a message"),
     Plan(
         task="digits", round=3, kind="full", seconds=1.5, memory_bytes=10, energy_j=0.1, reasons=("fits", "")
     ),
@@ -78,6 +80,16 @@ TYPES = [type(message) for message in EXAMPLES]
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
 def test_what_is_encoded_is_decoded(message: Message) -> None:
     assert decode(encode(message), type(message)) == message
+
+
+def test_a_signed_message_of_a_device_cannot_be_taken_for_one_that_is_unsigned() -> None:
+    for message in EXAMPLES:
+        signed = FromDevice(signature=bytes(64), message=encode(message))
+        assert messages.is_from_device(encode(signed))
+        assert messages.said_in(encode(signed)) == encode(message)
+        if isinstance(message, Hello | Plan | Contribution):
+            assert not messages.is_from_device(encode(message))
+            assert messages.said_in(encode(message)) == encode(message)
 
 
 def test_every_type_of_message_is_among_the_examples() -> None:

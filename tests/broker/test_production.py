@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import shutil
 import signal
 import ssl
 import stat
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,22 @@ from broker.authority import AuthorityError, issue, make_authority
 from broker.enrolment import Enrolment
 from broker.errors import BrokerRefused, BrokerUnreachable
 from broker.link import Connected, Disconnected, LinkOptions, Received
+from broker.messages import Base, Blob, Offer
 from broker.register import RegisterError
 from broker.running import BrokerOptions, find_port
-from broker.site import Opened, Site, SiteError
+from broker.signing import DeviceSigner, Verifier
+from broker.site import Opened, Site, SiteError, rotate_key
 from broker.topics import TopicError
 from broker.url import TLS
 
 COMMAND = str(Path(sys.executable).with_name("device-runtime"))
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None
+    or not subprocess.check_output(["openssl", "version"]).startswith(
+        b"OpenSSL"
+    ),  # LibreSSL has other options
+    reason="OpenSSL's program is not installed",
+)
 NOW = datetime.now(timezone.utc)
 SECRET = ("ca.key", "server.key", "aggregator.key", "aggregator.password", "passwords", "devices.json")
 FAST_S = (0.05, 0.5)
@@ -51,14 +61,28 @@ class Running:
         with self.log.open("wb") as log:
             configuration = str(self.opened.folder / "mosquitto.conf")
             self.process = subprocess.Popen([str(mosquitto.find()), "-c", configuration], stderr=log)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while b"running" not in self.log.read_bytes():
             assert self.process.poll() is None and time.monotonic() < end, self.log.read_text()
             time.sleep(0.02)
 
+    def reload(self) -> None:
+        with self.told():
+            assert register.tell(self.opened).reached
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """By a signal; what comes after the line in the log meets the files that it has read."""
+        before = self.log.read_bytes().count(b"Reloading config")
+        yield
+        end = time.monotonic() + 120
+        while self.log.read_bytes().count(b"Reloading config") == before:
+            assert time.monotonic() < end, self.log.read_text()
+            time.sleep(0.02)
+
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(600)
 
 
 @pytest.fixture
@@ -86,8 +110,7 @@ def join(running: Running, mosquitto_house: Any) -> Callable[..., Any]:
 
 def enrol(running: Running, name: str) -> Enrolment:
     enrolment = register.add(running.opened, name, NOW)
-    assert "has been told" in register.tell(running.opened)
-    time.sleep(0.2)  # a signal has no answer
+    running.reload()
     return enrolment
 
 
@@ -175,6 +198,7 @@ def test_neither_a_password_nor_a_key_is_in_what_others_may_read(tmp_path: Path)
     assert enrolment.password not in opened.read("passwords")
 
 
+@needs_openssl
 def test_the_certificate_is_of_the_names_that_were_given_and_ends_when_it_was_said(tmp_path: Path) -> None:
     opened = made(tmp_path / "e", names=("broker.example.org", "192.0.2.7", "2001:db8::1"))
     shown = subprocess.run(
@@ -229,6 +253,7 @@ def test_what_cannot_be_set_up_leaves_nothing_behind(
     assert not (tmp_path / "e").exists()
 
 
+@needs_openssl
 def test_an_authority_signs_for_no_other(tmp_path: Path) -> None:
     """What it signed is believed under it, and not under another of the same name."""
     ours, other = (make_authority("device-runtime", NOW, 10) for _ in range(2))
@@ -247,6 +272,7 @@ def test_an_authority_signs_for_no_other(tmp_path: Path) -> None:
 NAMES = ("broker.example.org", "*.fl.example.org", "192.0.2.7", "2001:db8::7", "localhost")
 
 
+@needs_openssl
 @pytest.mark.parametrize(
     ("names", "believed"),
     [
@@ -346,8 +372,7 @@ def test_enrolled_again_the_old_password_is_void(running: Running, join: Callabl
     ):
         register.add(running.opened, "pi-1", NOW)
     new = register.add(running.opened, "pi-1", NOW, again=True)
-    register.tell(running.opened)
-    time.sleep(0.2)
+    running.reload()
     assert join(new).expect(Connected).first
     with pytest.raises(BrokerRefused):
         join(old, id="old")
@@ -369,8 +394,7 @@ def test_a_renewed_certificate_is_served_after_the_signal_and_devices_notice_not
     one, port = enrol(running, "pi-1"), running.opened.site.port
     before = ssl.get_server_certificate(("127.0.0.1", port))
     production.renew(running.opened, NOW, 30)
-    register.tell(running.opened)
-    time.sleep(0.5)
+    running.reload()
     after = ssl.get_server_certificate(("127.0.0.1", port))
     assert before != after == running.opened.read("server.pem")
     assert join(one).expect(Connected).first
@@ -419,6 +443,43 @@ def test_the_list_tells_who_was_revoked_and_when(tmp_path: Path) -> None:
     assert [entry.state for entry in register.entries(opened)] == ["enrolled", "enrolled"]
 
 
+def test_the_aggregator_s_key_is_followed_by_one_that_it_has_signed_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = made(tmp_path / "e")
+    first, offer, topic = opened.signer, offered(), "fl/v1/all/round/t"
+    for now in (10, 20):
+        rotate_key(opened, now)
+    write = Opened.write
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+
+        def ends(self: Opened, name: str, text: str) -> None:
+            if name == "aggregator.key":
+                raise KeyboardInterrupt
+            write(self, name, text)
+
+        killed.setattr(Opened, "write", ends)
+        rotate_key(opened, 25)  # the statement is there, its key not
+    rotate_key(opened, 30)
+    assert [one.made for one in opened.successions] == [10, 20, 30]
+    assert (opened.folder / "aggregator.key").stat().st_mode & 0o077 == 0
+    for enrolled in (first.public, register.add(opened, "pi-1", NOW).key):
+        verifier = Verifier(enrolled)
+        assert verifier.open(topic, opened.signer.seal(topic, offer, 5, opened.successions))[0] == offer
+        assert verifier.public == opened.signer.public
+    for now in range(31, 60):
+        rotate_key(opened, now)
+    assert len(opened.successions) == 16  # a message has no more
+    rotate_key(opened, 60 + 366 * 86400)
+    assert len(opened.successions) == 1
+
+
+def offered() -> Offer:
+    blob = Blob(bytes(32), 1)
+    where = {"bundle": blob, "base": Base((blob,), bytes(32)), "kinds": ()}
+    return Offer(task="t", run="r", round=1, seed=5, deadline_s=1.0, remaining_s=1.0, **where)
+
+
 def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
     opened = made(tmp_path / "e")
     before = opened.read("passwords")
@@ -439,18 +500,18 @@ def test_two_who_enrol_at_once_lose_nobody(tmp_path: Path) -> None:
         "datetime.now(timezone.utc))"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, str(opened.folder), who]) for who in "ab"]
-    assert [one.wait(60) for one in both] == [0, 0]
+    assert [one.wait(600) for one in both] == [0, 0]
     assert len(register.entries(opened)) == 30
     assert len(opened.read("passwords").splitlines()) == 31
 
 
 def test_without_a_mosquitto_here_it_says_what_to_do(tmp_path: Path) -> None:
     opened = made(tmp_path / "e")
-    assert "kill -HUP" in register.tell(opened)
+    assert "kill -HUP" in register.tell(opened).text
     (opened.folder / "data" / "mosquitto.pid").write_text(str(os.getpid()))
     before = signal.signal(signal.SIGHUP, lambda *_: pytest.fail("told another process"))
     try:
-        assert "kill -HUP" in register.tell(opened)  # a number that is somebody else's by now
+        assert "kill -HUP" in register.tell(opened).text  # a number that is somebody else's by now
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -470,13 +531,70 @@ def test_the_commands_set_up_enrol_list_and_revoke(tmp_path: Path) -> None:
     assert (enrolment.name, enrolment.url) == ("pi-1", "mqtts://broker.example.org:8883")
     assert (enrolment.key, enrolment.authority) == (opened.signer.public, opened.authority)
     assert enrolment.password not in added.stderr
+    [entry] = register.entries(opened)
+    assert entry.key == DeviceSigner(enrolment.secret).public.hex()
     web = command("device", "add", "pi-2", "--websockets", "--qr").stdout
     assert Enrolment.of_token(web.splitlines()[0].split()[-1]).url == "wss://broker.example.org:8443/mqtt"
     assert web.count("█") > 500
-    assert command("device", "revoke", "pi-1").returncode == 0
+    revoked = command("device", "revoke", "pi-1")
+    assert revoked.returncode == 2
+    assert "Mosquitto was not told" in revoked.stderr
+    assert "systemctl reload mosquitto" in revoked.stderr
+    again = command("device", "add", "pi-2", "--again")
+    assert again.returncode == 2
+    assert again.stdout.startswith("device-runtime join --enrol ")
+    assert "Mosquitto was not told" in again.stderr
+    anew = Enrolment.of_token(again.stdout.split()[-1])
+    assert register.entries(opened)[1].key == DeviceSigner(anew.secret).public.hex()
     listed = command("device", "list", "--format", "json")
     assert '"name": "pi-1"' in listed.stdout
     assert "revoked" in command("device", "list").stdout
     assert "protocol websockets" in opened.read("mosquitto.conf")
     assert "is not enrolled" in command("device", "revoke", "pi-1").stderr
+    rotated = command("broker", "rotate-key", "enrolment")
+    assert rotated.returncode == 0
+    assert f"The aggregator's key is {opened.signer.public[:8].hex()}" in rotated.stdout
+    assert opened.signer.public != enrolment.key
     assert command("broker", "renew", "enrolment").returncode == 0
+
+
+OLD_ACCESS = """user aggregator
+topic readwrite fl/v1/#
+
+pattern write fl/v1/d/%u/up/#
+pattern read fl/v1/d/%u/dn/#
+pattern read fl/v1/all/#
+"""
+
+
+def test_a_folder_of_an_older_version_is_upgraded_and_keeps_its_devices_and_secrets(
+    running: Running, join: Callable[..., Any]
+) -> None:
+    folder = running.opened.folder
+    new = (folder / "access").read_text()
+    (folder / "access").write_text(OLD_ACCESS)
+    device, aggregator = join(enrol(running, "pi-1")), join()
+    for peer in (device, aggregator):
+        peer.expect(Connected)
+    device.link.publish("fl/v1/d/pi-1/up/anything/at/all", b"as before")
+    assert aggregator.expect(Received).payload == b"as before"
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with running.told():
+        told = subprocess.run([COMMAND, "broker", "upgrade", str(folder)], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert "written in" in told.stdout
+    device.link.publish("fl/v1/d/pi-1/up/anything/at/all", b"refused")
+    device.link.publish("fl/v1/d/pi-1/up/contribution", b"mine")
+    assert aggregator.expect(Received).payload == b"mine"
+    after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert after.pop("access") == new.encode()
+    assert after.pop("access.old") == OLD_ACCESS.encode()
+    assert {name for name in after if name != "log" and after[name] != before[name]} == set()
+    assert production.upgrade(running.opened) == ()
+
+
+def test_the_written_configuration_bounds_what_devices_make_the_broker_keep(tmp_path: Path) -> None:
+    text = made(tmp_path / "e", websockets=8443).read("mosquitto.conf")
+    assert text.count("max_connections ") == 2
+    for line in (*mosquitto.LIMITS, f"max_keepalive {production.KEEPALIVE_S}"):
+        assert line in text.splitlines()

@@ -2,6 +2,7 @@
 
 import stat
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,16 @@ from hypothesis import strategies as st
 
 from broker import topics
 from broker.blobs import name
-from broker.messages import Base, MessageError, Offer, Signed, State, decode, encode
-from broker.signing import KeyFileError, NotTrusted, Signer, Verifier, fingerprint
+from broker.messages import Base, FromDevice, MessageError, Offer, Signed, State, Succession, decode, encode
+from broker.signing import (
+    DeviceSigner,
+    KeyFileError,
+    NotTrusted,
+    Signer,
+    Verifier,
+    fingerprint,
+    said_by,
+)
 
 BLOB = name(b"x")
 OFFER = Offer(
@@ -65,6 +74,84 @@ def test_the_signature_is_ed25519_over_purpose_topic_moment_and_offer() -> None:
 def test_anything_else_is_refused(topic: str, payload: bytes) -> None:
     with pytest.raises(NotTrusted, match=f"offer on {topic} refused: it is not signed"):
         VERIFIER.open(topic, payload)
+
+
+def test_what_a_device_signs_is_ed25519_over_purpose_topic_and_message() -> None:
+    from nacl.signing import VerifyKey
+
+    device, topic = DeviceSigner(bytes(range(32))), topics.up("a", "hello")
+    sealed = device.seal(topic, b"hello")
+    signature = decode(sealed, FromDevice).signature
+    said = b"device-runtime device/1\0fl/v1/d/a/up/hello\0hello"
+    assert VerifyKey(device.public).verify(said, signature) == said
+    assert said_by(device.public, topic, sealed) == b"hello"
+    assert len(sealed) == len(b"hello") + 70
+    other = DeviceSigner(bytes(32))
+    for key, where, payload in (
+        (device.public, topic, b"hello"),
+        (device.public, topic, other.seal(topic, b"hello")),
+        (device.public, topics.up("b", "hello"), sealed),
+        (device.public, topics.up("a", "plan"), sealed),
+        (device.public, topic, encode(FromDevice(signature=b"", message=b"hello"))),
+        (device.public, topic, encode(FromDevice(signature=signature, message=b"hullo"))),
+        (device.public[:31], topic, sealed),
+        (b"", topic, sealed),
+    ):
+        with pytest.raises(NotTrusted, match=f"message on {where} refused: it is not signed"):
+            said_by(key, where, payload)
+
+
+def test_the_same_secret_signs_no_offer_as_a_device() -> None:
+    secret, topic = bytes(range(32)), topics.offer("t")
+    as_device = decode(DeviceSigner(secret).seal(topic, encode(OFFER)), FromDevice).signature
+    with pytest.raises(NotTrusted):
+        VERIFIER.open(topic, encode(Signed(issued=0, signature=as_device, offer=encode(OFFER))))
+
+
+def chain(*signers: Signer) -> tuple[Succession, ...]:
+    """From each to the next."""
+    return tuple(old.succeeded(new.public, 7) for old, new in pairwise(signers))
+
+
+def test_a_key_that_the_one_before_has_signed_takes_its_place_and_the_one_before_counts_no_more() -> None:
+    topic, third = topics.offer("t"), Signer(bytes([3]) * 32)
+    verifier = Verifier(SIGNER.public)
+    sealed = third.seal(topic, OFFER, 5, chain(SIGNER, OTHER, third))
+    assert verifier.open(topic, sealed) == (OFFER, 5)
+    assert verifier.public == third.public
+    assert verifier.open(topic, sealed) == (OFFER, 5)
+    for before in (SIGNER, OTHER):
+        with pytest.raises(NotTrusted, match=fingerprint(third.public)):
+            verifier.open(topic, before.seal(topic, OFFER, 9))
+    assert Verifier(OTHER.public).open(topic, sealed) == (OFFER, 5)  # which took part of the way
+
+
+def test_a_chain_that_is_not_signed_at_each_step_leads_nowhere() -> None:
+    topic, thief = topics.offer("t"), Signer(bytes([3]) * 32)
+    right = SIGNER.succeeded(OTHER.public, 7)
+    for links in (
+        (),
+        chain(OTHER, thief),
+        chain(thief, thief),
+        (msgspec.structs.replace(right, new=thief.public),),
+        (msgspec.structs.replace(right, made=8), *chain(OTHER, thief)),
+        (right, msgspec.structs.replace(right, old=OTHER.public, new=thief.public)),
+        (msgspec.structs.replace(SIGNER.succeeded(bytes(31), 7), new=thief.public),),
+        (SIGNER.succeeded(b"", 7),),
+    ):
+        verifier = Verifier(SIGNER.public)
+        with pytest.raises(NotTrusted, match=fingerprint(SIGNER.public)):
+            verifier.open(topic, thief.seal(topic, OFFER, 5, links))
+        assert verifier.public == SIGNER.public
+        assert verifier.open(topic, SIGNER.seal(topic, OFFER, 5)) == (OFFER, 5)
+
+
+def test_a_chain_without_an_offer_of_its_last_key_changes_nothing() -> None:
+    topic, verifier = topics.offer("t"), Verifier(SIGNER.public)
+    sealed = decode(OTHER.seal(topic, OFFER, 5, chain(SIGNER, OTHER)), Signed)
+    with pytest.raises(NotTrusted):
+        verifier.open(topic, encode(msgspec.structs.replace(sealed, issued=6)))
+    assert verifier.public == SIGNER.public
 
 
 def test_a_changed_moment_or_offer_is_refused() -> None:

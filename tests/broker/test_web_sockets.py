@@ -42,7 +42,7 @@ class Gateway:
             target=lambda: self._loop.run_until_complete(self._serve()), daemon=True
         )
         self._thread.start()
-        assert self._ready.wait(5)
+        assert self._ready.wait(600)
 
     def hang_up(self) -> None:
         for connection in list(self._connections):
@@ -50,7 +50,7 @@ class Gateway:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(5)
+        self._thread.join(120)
         self._loop.close()
 
     async def _serve(self) -> None:
@@ -192,7 +192,7 @@ def test_the_web_sockets_of_amqtt_will_do(mosquitto_house: Any) -> None:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serving()), daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(600)
     try:
         peer = mosquitto_house.peer(f"ws://127.0.0.1:{port}", "pi", READS)
         peer.link.publish("fl/v1/x", bytes(100_000))
@@ -200,7 +200,7 @@ def test_the_web_sockets_of_amqtt_will_do(mosquitto_house: Any) -> None:
         peer.link.close()
     finally:
         loop.call_soon_threadsafe(over.set)
-        thread.join(10)
+        thread.join(120)
         loop.close()
 
 

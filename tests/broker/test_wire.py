@@ -50,7 +50,7 @@ class Sender:
 
 def pull_some(peer: Any, pull: Pull, blocks: int) -> None:
     """Pull until this many blocks came in, or all."""
-    end, came = time.monotonic() + 20, 0
+    end, came = time.monotonic() + 300, 0
     while not pull.done and not pull.refused and came < blocks:
         assert time.monotonic() < end, "too slow"
         if asked := pull.wanted(time.monotonic()):

@@ -1,6 +1,7 @@
 """The device's main loop against a scripted link: no sockets, and a clock that stands still."""
 
 import threading
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -9,14 +10,15 @@ import pytest
 from broker import topics
 from broker.blobs import name
 from broker.link import Connected
-from broker.messages import Base, Contribution, Get, Hello, Plan, State, Stretch, decode, encode
+from broker.messages import Base, Blob, Contribution, Get, Hello, Plan, State, Stretch, decode, encode
 from broker.topics import parse
 from device_runtime.agent import Agent
+from device_runtime.errors import OutOfMemory
 from device_runtime.task import Settings
 from device_runtime.watching import Pretence, Time
 from models import tensors
 from models.bundle import Bundle
-from profiles import shipped
+from profiles import Speed, shipped
 
 
 def test_a_device_fetches_trains_and_sends_once(stage):
@@ -35,6 +37,77 @@ def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, another
     stage.go()
     assert [c.run for c in stage.contributions] == ["r", "s"]
     assert stage.agent._duty.place.task.manifest.name == "another"
+
+
+@pytest.fixture
+def slow_at_first(stage, monkeypatch):
+    """A device that is found to be a million times too slow, and then as it is; the load stays as it was."""
+    found = [Speed(1e3, source="set"), Speed(1e9, source="set")]
+    monkeypatch.setattr("device_runtime.task.measured", lambda *_: found.pop(0))
+    monkeypatch.setattr("device_runtime.task.load", lambda: 1.0)
+    return stage
+
+
+def test_a_device_that_sat_out_two_rounds_measures_anew_in_the_third_and_takes_part_in_it(slow_at_first):
+    stage = slow_at_first
+    for number in (1, 2, 3):
+        assert stage.contributions == []
+        stage.link.announce(stage.offer(number))
+        stage.go()
+    assert [plan.kind for plan in stage.link.of(Plan)] == ["", "", "", "class-means"]
+    assert [made.round for made in stage.contributions] == [3]
+
+
+def test_a_device_that_sits_out_measures_anew_in_a_round_that_is_extended_also_after_a_restart(slow_at_first):
+    stage = slow_at_first
+    for extensions in range(3):
+        assert stage.contributions == []
+        stage.link.announce(stage.offer(1))
+        stage.go()
+        stage.clock.now += 60.0
+        if extensions == 1:
+            stage.agent.close()
+            stage.start(boot=2)
+    assert [made.round for made in stage.contributions] == [1]
+
+
+def test_a_device_that_is_really_too_slow_measures_anew_in_every_third_round(slow_at_first, monkeypatch):
+    stage, measured_in = slow_at_first, []
+    monkeypatch.setattr(
+        "device_runtime.task.measured", lambda *_: measured_in.append(number) or Speed(1e3, source="set")
+    )
+    for number in range(1, 10):
+        stage.link.announce(stage.offer(number))
+        stage.go()
+    assert stage.contributions == []
+    assert measured_in == [1, 3, 6, 9]
+
+
+def test_a_device_that_sits_out_measures_anew_at_once_when_the_load_has_changed_much(
+    slow_at_first, monkeypatch
+):
+    stage, loads = slow_at_first, [4.0, 0.0]
+    monkeypatch.setattr("device_runtime.task.load", lambda: loads.pop(0))
+    loads.append(0.0)  # when it has measured again
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    assert [made.round for made in stage.contributions] == [1]
+
+
+def test_a_device_whose_measuring_fails_stays_with_what_it_knew(slow_at_first, monkeypatch, caplog):
+    stage = slow_at_first
+    stage.link.announce(stage.offer(1))
+    stage.go()
+
+    def no_memory(*_):
+        raise OutOfMemory("none left")
+
+    monkeypatch.setattr("device_runtime.task.measured", no_memory)
+    for number in (2, 3, 4):
+        stage.link.announce(stage.offer(number))
+        stage.go()
+    assert stage.contributions == []
+    assert caplog.text.count("the speed is not measured anew: none left") == 2
 
 
 def test_an_offer_that_waited_while_the_device_was_busy_has_been_running_since_it_came(stage):
@@ -328,3 +401,20 @@ def test_a_virtual_device_computes_in_the_time_of_its_profile_and_measures_nothi
     [contribution] = link.of(Contribution)
     assert contribution.metrics.train_time_ms == round(1e3 * forward_s)
     assert not (stage.folder / "speed.json").exists()
+
+
+def test_an_offer_of_more_than_the_owner_gives_of_the_disk_is_not_fetched_and_the_next_one_is(stage, caplog):
+    stage.agent = Agent(replace(stage.agent.settings, disk_bytes=2_000_000), 1, stage.clock)
+    stage.link = stage.wire(stage.agent)
+    stage.agent.inbox.put(Connected(first=True))
+    huge = tuple(Blob(bytes([number]) * 32, 1_500_000) for number in range(1, 20))
+    stage.contents |= {blob.sha: b"" for blob in huge}
+    bad = stage.offer(1, run="bad", base=Base(checkpoint=huge, sha=b"\1" * 32))
+    stage.link.announce(bad, unasked=False)
+    stage.go()
+    taken = sum(path.stat().st_size for path in (stage.folder / "blobs").rglob("*") if path.is_file())
+    assert 1_500_000 < taken < 2_000_000
+    assert "of the 2000000 bytes for models here are taken" in caplog.text
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    assert [c.run for c in stage.contributions] == ["r"]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from pathlib import Path
 from time import monotonic
 
 import psutil
@@ -17,7 +18,7 @@ from device_runtime import child
 from device_runtime.apart import AGAIN_S, Apart
 from device_runtime.crossing import LENGTH
 from device_runtime.dispatches import Settle
-from device_runtime.errors import DataError, WorkDied
+from device_runtime.errors import WorkDied
 from device_runtime.hours import LOOK_S, Hours
 from device_runtime.link_speed import LinkSpeed
 from device_runtime.meters import MeterError
@@ -25,6 +26,7 @@ from device_runtime.offers import Open
 from device_runtime.policy import Rule, Verdict
 from device_runtime.settings import Settings
 from device_runtime.workplace import Death, in_this_process
+from models.errors import DataError
 from strategies import registry
 from strategies.class_means import ClassMeans
 from strategies.full import Full
@@ -162,6 +164,16 @@ def test_an_update_that_was_handed_over_is_not_made_again_when_its_process_dies(
     assert sent.kind == "full"
 
 
+def test_graphs_run_in_an_empty_folder_and_what_was_named_from_here_is_found(apart, monkeypatch):
+    monkeypatch.chdir(apart.folder)
+    folder, apart.folder = apart.folder, Path()
+    apart.start(boot=2).link.announce(apart.offer())
+    assert len(apart.go().contributions) == 1
+    there = Path(psutil.Process(process(apart).pid).cwd())
+    assert there == folder / "empty"
+    assert list(there.iterdir()) == []
+
+
 def test_signals_that_are_for_the_device_do_not_end_its_work(apart):
     def signals():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -201,8 +213,8 @@ def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog)
     apart.agent.hours.judged = lambda _held: PAUSED if apart.link.of(Plan) else Verdict()
     worked = []
     when_tried(apart, lambda: (worked.append(process(apart).pid), apart.agent.hours.look_again()))
-    apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=30.0))
-    run_until_it_is_over(apart)
+    apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=3600.0))
+    run_until_it_is_over(apart, pause_s=600.0)
     assert (apart.contributions, [process(apart).pid]) == ([], worked)
     assert "when the round closed; paused: paused by hand" in caplog.text
 

@@ -1,40 +1,91 @@
 """The command line as people use it: in processes of its own."""
 
+import argparse
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-from importlib import metadata
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from device_runtime.cli import GROUP, main
+from device_runtime.cli import OURS, main
+from device_runtime.commands.table import COMMANDS, GROUPS, overview
 
 COMMAND = Path(sys.executable).with_name("device-runtime")
-COMMANDS = sorted(point.name for point in metadata.entry_points(group=GROUP))
+ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments, timeout=60, **options):
+def run(*arguments, timeout=120, **options):
     return subprocess.run(
         [COMMAND, *arguments], capture_output=True, text=True, timeout=timeout, check=False, **options
     )
 
 
-def test_help_lists_every_command():
-    shown = run("--help").stdout
-    assert all(re.search(rf"^    {name}\b", shown, re.M) for name in COMMANDS)
+def test_help_lists_every_command_under_who_uses_it():
+    first, *sections = re.split(r"^(?=\w.*:$)", run("--help").stdout, flags=re.M)
+    assert first.startswith("usage: device-runtime COMMAND")
+    assert [section.split("\n")[0] for section in sections] == [f"{heading}:" for heading in GROUPS.values()]
+    for group, section in zip(GROUPS, sections, strict=True):
+        listed = re.findall(r"^  (\S+)  ", section, re.M)
+        assert listed == [name for name, command in COMMANDS.items() if command.group == group]
+
+
+def test_the_table_has_every_module_that_is_a_command():
+    is_command = re.compile(r"^def add_arguments\(.*^def run\(", re.M | re.S)
+    found = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for package in OURS
+        for path in (ROOT / package).rglob("*.py")
+        if is_command.search(path.read_text())
+    ]
+    assert sorted(found) == sorted(command.module for command in COMMANDS.values())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_says_what_it_does_in_one_style(name):
+    """Imperative, capital first letter, full stop."""
+    said = COMMANDS[name].help
+    assert re.fullmatch(r"[A-Z].*[^.]\.", said)
+    assert not said.split()[0].endswith(("s", "ing"))
+
+
+def options_of(parser):
+    """All that a parser takes, with that of its subcommands: name and help."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from ((one.dest, one.help) for one in action._choices_actions)
+            for below in action.choices.values():
+                yield from options_of(below)
+        elif not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
+            yield (action.option_strings or [action.dest])[-1], action.help
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_option_says_what_it_does_in_the_same_style(name):
+    parser = argparse.ArgumentParser()
+    import_module(COMMANDS[name].module).add_arguments(parser)
+    wrong = {
+        option: said for option, said in options_of(parser) if not re.fullmatch(r"[A-Z].*\.", said or "")
+    }
+    assert wrong == {}
+
+
+def test_the_list_of_commands_fits_a_narrow_terminal():
+    assert max(map(len, overview(60).splitlines())) <= 72  # the sentence above the list is not broken
+    assert all(len(line) <= 60 for line in overview(60).splitlines() if line.startswith("  "))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_s_help_has_an_example_that_parses(name, capsys, monkeypatch):
-    [point] = metadata.entry_points(group=GROUP, name=name)
-    module = point.load()
+    module = import_module(COMMANDS[name].module)
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
-    assert "Example: device-runtime" in capsys.readouterr().out
-    words = shlex.split(module.EXAMPLE)
+    assert f"\nExample: {COMMANDS[name].example}\n" in capsys.readouterr().out
+    words = shlex.split(COMMANDS[name].example)
     assert words[:2] == ["device-runtime", name]
     seen = []
     monkeypatch.setattr(module, "run", lambda options: seen.append(options) or 0)
@@ -42,6 +93,21 @@ def test_each_command_s_help_has_an_example_that_parses(name, capsys, monkeypatc
     assert seen
 
 
+@pytest.mark.parametrize(
+    "typed, said",
+    [
+        ("serv", "there is no command 'serv': did you mean serve? `device-runtime --help` lists them all"),
+        ("jion", "there is no command 'jion': did you mean join? `device-runtime --help` lists them all"),
+        ("quux", "there is no command 'quux': `device-runtime --help` lists them all"),
+        ("--quux", "there is no command '--quux': `device-runtime --help` lists them all"),
+    ],
+)
+def test_a_mistyped_command_is_told_the_nearest(typed, said, capsys):
+    assert main([typed]) == 2
+    assert capsys.readouterr().err == f"device-runtime: {said}\n"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_a_reader_that_has_seen_enough_is_no_error():
     piped = f"{shlex.quote(str(COMMAND))} inspect digits-wrn-10-1 | head -1; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", piped], capture_output=True, text=True, check=False)

@@ -7,11 +7,11 @@ import pytest
 
 from broker.messages import Hello
 from device_runtime.crossing import LENGTH, Crossing, Gone
-from device_runtime.data import Place
 from device_runtime.dispatches import Asked, Beat, Ended, GoOn, Known, Said, Terms
 from device_runtime.personal.wish import Wish
 from device_runtime.pretence import Pretence
 from device_runtime.settings import Settings
+from models.data import Place
 from models.names import EngineWish
 from strategies.accountant import Limit
 
@@ -67,7 +67,12 @@ def test_settings_are_the_same_beyond(ends):
     terms = worker.hear()
     assert terms.meter == "rapl"
     there = terms.settings(None)
-    assert (there.name, there.data, there.folder, there.pretence) == ("a", place, Path("state"), pretence)
+    assert (there.name, there.data, there.folder, there.pretence) == (
+        "a",
+        place.absolute(),
+        Path("state").absolute(),
+        pretence,
+    )
     assert (there.engine, there.owner, there.personal) == (engine, given.owner, wish)
     assert there.memory_bytes == 10**9 - 3 * 10**7
 

@@ -1,6 +1,7 @@
 """A device file: the options of `join`, strictly, the command line over it."""
 
 import argparse
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ unmetered = true
 between = ["22:00-06:30", "12:00-13:00"]
 others_below = 30
 daily_mb = 50
+disk = 2000
 nice = 10
 idle_io = true
 cores = 1
@@ -57,6 +59,15 @@ def test_every_option_of_join_may_stand_in_a_file(read, tmp_path):
     windows = (Window.of("22:00-06:30"), Window.of("12:00-13:00"))
     assert policy_options.policy(options) == Policy(True, 40.0, 65.5, True, windows, 30.0, 50_000_000)
     assert policy_options.manners(options) == Manners(10, True, 1)
+    assert policy_options.disk_bytes(options, tmp_path) == 2_000_000_000
+
+
+def test_models_take_half_of_the_disk_s_room_where_nothing_is_said(read, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "one").write_bytes(bytes(200))
+    assert policy_options.disk_bytes(read(""), tmp_path) == 600
 
 
 def test_paths_are_relative_to_the_file(read, tmp_path):
@@ -74,7 +85,10 @@ def test_the_command_line_stands_over_the_file(read):
     ("text", "said"),
     [
         ("nmae = 'x'", "nmae: there is no such key; there are"),
-        ("[policy]\nbatery_above = 4", "policy.batery_above: there is no such key; there are battery_above,"),
+        (
+            "[policy]\nbatery_above = 4",
+            "policy.batery_above: there is no such key; there are allow_bundle, allow_kinds, battery_above,",
+        ),
         ("mains = true", "mains: there is no such key"),
         ("[policy]\nname = 'x'", "policy.name: there is no such key"),
         ("[policy]\nmains = 1", "policy.mains: expected true or false, not 1"),

@@ -2,8 +2,9 @@
 
 import pytest
 
-from broker.blobs import Blobs, name
-from broker.errors import BlobError
+from broker.blobs import Blobs, Room, name
+from broker.errors import BlobError, NoRoom
+from broker.messages import Blob
 from broker.transfer import UNKNOWN
 from device_runtime.downloads import Downloads
 
@@ -62,3 +63,21 @@ def test_a_disk_that_fails_is_no_wrong_content(downloads, asked, monkeypatch):
                 downloads.advance(wanted, float(second))
     assert downloads.advance(wanted, 9.0)
     assert len(asked) == 1
+
+
+def test_of_many_large_blobs_no_more_is_begun_than_there_is_room_for_and_the_next_offer_is_fetched(
+    tmp_path, asked
+):
+    blobs = Blobs(tmp_path, room=Room(most=1_000_000))
+    downloads = Downloads(blobs, asked.append, lambda *_: None)
+    huge = [Blob(bytes([number]) * 32, 400_000) for number in range(1, 50)]
+    for _ in range(3):
+        with pytest.raises(NoRoom, match="of the 1000000 bytes for models here are taken"):
+            downloads.advance(huge, 0.0)
+        downloads.expect(Blob(b"\xff" * 32, 400_000), 0.0)
+    assert blobs.taken() < 1_000_000
+    wanted = [Blob(b"\0" * 32, 900_000)]
+    with pytest.raises(NoRoom):
+        downloads.advance(wanted, 1.0)
+    blobs.prune(wanted)
+    assert downloads.advance(wanted, 2.0)

@@ -6,12 +6,13 @@ import pytest
 
 from broker import steps
 from broker.blobs import name
-from broker.errors import BlobError
-from broker.messages import Base, Offer, Step
+from broker.errors import BlobError, NoRoom
+from broker.messages import Base, Blob, Offer, Step
 from device_runtime import ways
 from device_runtime.downloads import prune
 from device_runtime.errors import StaleBase, UnusableBase
 from device_runtime.holdings import Holdings
+from models.errors import BundleError
 from models.tensors import TensorError, encode, encoded_parts
 from strategies.directions import GENERATOR
 from strategies.replaying import replay
@@ -270,3 +271,43 @@ def test_what_was_put_down_and_is_another_model_now_is_begun_anew_from(holdings,
         later.base(offer.base, aggregator.bundle.manifest)
     later.blobs.prune([])
     assert "checkpoint" in take(later, aggregator, 6)
+
+
+def test_a_bundle_or_a_base_that_memory_cannot_hold_is_not_fetched(tmp_path, aggregator):
+    offer, blobs, _ = aggregator.offer(0)
+    free = 2 * len(blobs["bundle"]) - 1
+    holdings = Holdings(tmp_path / "small", memory=lambda: free)
+    huge = msgspec.structs.replace(offer, bundle=Blob(b"\1" * 32, len(blobs["bundle"])))
+    with pytest.raises(BundleError, match=r"bundle 010101010101 needs .* MB of memory to be read, and"):
+        holdings.missing_bundles(huge)
+    many = tuple(Blob(bytes([number]) * 32, 4 * 2**30 - 1) for number in range(10))
+    base = msgspec.structs.replace(offer.base, checkpoint=many)
+    with pytest.raises(UnusableBase, match=r"base model after 0 steps needs 42949.* MB of memory"):
+        holdings.missing(base)
+    assert holdings.missing(offer.base) == offer.base.checkpoint
+
+
+def test_bundles_of_earlier_offers_make_room_for_the_next(tmp_path, bundle, another):
+    size = len(bundle.packed())
+    holdings = Holdings(tmp_path / "one", disk_bytes=3 * size)
+    for number, one in enumerate((bundle, another)):
+        blob = name(one.packed())
+        base = Base(checkpoint=(), sha=b"")
+        offer = Offer(
+            task="t", run="r", round=number, seed=1, deadline_s=1.0, remaining_s=1.0,
+            bundle=blob, base=base, kinds=(),
+        )  # fmt: skip
+        holdings._shipped = {}
+        assert holdings.missing_bundles(offer) == (blob,)
+        prune(holdings.blobs, offer, [])
+        holdings.blobs.put(one.packed())
+        assert holdings.bundle(blob).manifest.name == one.manifest.name
+    assert [path.name for path in (tmp_path / "one" / "bundles").iterdir()] == [blob.hex]
+
+
+def test_a_bundle_is_not_unpacked_where_the_owner_s_part_of_the_disk_is_taken(tmp_path, bundle):
+    holdings = Holdings(tmp_path / "two", disk_bytes=int(1.5 * len(bundle.packed())))
+    blob = holdings.blobs.put(bundle.packed())
+    with pytest.raises(NoRoom):
+        holdings.bundle(blob)
+    assert not (tmp_path / "two" / "bundles").exists()

@@ -2,7 +2,7 @@ import pytest
 
 from device_runtime.choose import Candidate, Plan
 from device_runtime.learnt import Learnt, Measurements, grown
-from device_runtime.work import Outcome
+from device_runtime.work import Outcome, Timing
 from profiles import Bandwidth, Cost, DeviceProfile, Memory, Power, Speed, Verdict
 from strategies.class_means import ClassMeans
 from strategies.device_half import Contribution
@@ -42,8 +42,8 @@ def test_a_kind_given_up_for_want_of_memory_is_taken_to_need_more_and_the_peak_i
 
 def test_what_was_learnt_is_there_after_a_restart(tmp_path):
     path = tmp_path / "speed.json"
-    assert Measurements(path).get("bundle", lambda: SPEED) == Learnt(SPEED)
-    learnt = Learnt(SPEED, {"full": 1.5}, {"full": 2.0})
+    assert Measurements(path).get("bundle", lambda: Learnt(SPEED)) == Learnt(SPEED)
+    learnt = Learnt(SPEED, {"full": 1.5}, {"full": 2.0}, 0.25, 2)
     Measurements(path).put("other", learnt)
     again = Measurements(path)
     assert again.get("bundle", pytest.fail) == Learnt(SPEED)
@@ -52,8 +52,57 @@ def test_what_was_learnt_is_there_after_a_restart(tmp_path):
 
 def test_a_damaged_file_is_measured_anew_and_a_disk_that_refuses_is_no_reason_to_stop(tmp_path, caplog):
     (tmp_path / "speed.json").write_bytes(b"{")
-    assert Measurements(tmp_path / "speed.json").get("bundle", lambda: SPEED).speed == SPEED
+    assert Measurements(tmp_path / "speed.json").get("bundle", lambda: Learnt(SPEED)).speed == SPEED
     assert "measuring anew" in caplog.text
     nowhere = Measurements(tmp_path / "not here" / "speed.json")
-    assert nowhere.get("bundle", lambda: SPEED) == nowhere.get("bundle", pytest.fail)
+    assert nowhere.get("bundle", lambda: Learnt(SPEED)) == nowhere.get("bundle", pytest.fail)
     assert "cannot be kept" in caplog.text
+
+
+def sat_out(compute_s=9.0, seconds=9.0, memory=300, timings=()):
+    """Of a device that nothing fitted, of which a kind would have taken so long and so much."""
+    cost = Cost(seconds, compute_s, memory, 0, 0, 0.0)
+    plan = Plan(None, (Candidate(ClassMeans(), cost, ("too much",)),), Verdict(True, ()))
+    return Outcome(plan, None, timings=timings)
+
+
+def test_rounds_in_a_row_that_were_sat_out_for_want_of_time_are_counted():
+    learnt = Learnt(SPEED)
+    for count in (1, 2, 3):
+        learnt = learnt.after(device(), sat_out())
+        assert learnt.sat_out == count
+    assert learnt.after(device(), outcome(300)).sat_out == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "counts"),
+    [
+        (sat_out(), True),
+        (sat_out(compute_s=1.0), False),
+        (sat_out(memory=2000), False),
+        (Outcome(Plan(None, (), Verdict(True, ())), None), False),
+        (sat_out(memory=2000, timings=(Timing("full", 1.0, 9.0),)), True),
+    ],
+    ids=["computing", "its link", "its memory", "what may not be trained", "tried, and too slow"],
+)
+def test_only_what_a_faster_device_would_have_done_makes_the_speed_doubtful(what, counts):
+    assert bool(Learnt(SPEED).after(device(), what).sat_out) is counts
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "rounds", "why"),
+    [
+        (1.0, 1.0, 3, "3 rounds in a row were sat out"),
+        (1.0, 1.0, 2, ""),
+        (4.0, 0.5, 1, "0.5 processes want a core of the machine, and 4.0 did then"),
+        (0.1, 0.7, 1, "0.7 processes want a core of the machine, and 0.1 did then"),
+        (0.1, 0.5, 1, ""),
+        (4.0, 6.0, 1, ""),
+        (4.0, 0.5, 0, ""),
+        (None, 1.0, 1, "the load of the machine then is not known"),
+    ],
+)
+def test_a_device_that_sits_out_doubts_its_speed_at_the_third_round_or_when_the_load_has_changed_much(
+    then, now, rounds, why
+):
+    assert Learnt(SPEED, load=then, sat_out=rounds).doubted(now) == why

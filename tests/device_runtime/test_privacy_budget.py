@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from device_runtime import privacy_budget
-from device_runtime.data import stamp
-from device_runtime.errors import DataError
 from device_runtime.privacy_budget import Budget, Guard, samples
+from models.data import stamp
+from models.errors import DataError
 from strategies.accountant import Limit, PrivacyError, Spent, spent
 from strategies.privacy import BudgetExceeded, DpSgd, Ledger
 

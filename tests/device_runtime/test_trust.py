@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from broker import topics
+from broker import small, topics
 from broker.blobs import name
 from broker.link import Received
 from broker.messages import Base, MessageError, Offer, encode
@@ -33,8 +33,8 @@ def offer(number=1, run="r"):
     )
 
 
-def sealed(number=1, run="r", by=SIGNER):
-    return by.seal(TASK, offer(number, run), 7)
+def sealed(number=1, run="r", by=SIGNER, issued=7):
+    return by.seal(TASK, offer(number, run), issued)
 
 
 @pytest.mark.parametrize("payload", [encode(offer()), sealed(), sealed(by=OTHER)])
@@ -67,6 +67,57 @@ def test_an_offer_of_an_earlier_round_that_somebody_kept_is_refused():
         assert trust.offer(TASK, sealed(number, run)) == offer(number, run)
     with pytest.raises(MessageError, match="round 6"):
         trust.offer(TASK, kept)
+
+
+def test_an_offer_that_is_older_than_one_taken_is_refused_also_in_another_life(tmp_path):
+    old = sealed(1, "yesterday's", issued=7)
+    Trust(SIGNER.public, folder=tmp_path).offer(TASK, sealed(1, "today's", issued=9))
+    trust = Trust(SIGNER.public, folder=tmp_path)
+    with pytest.raises(MessageError, match="it was issued at 7, and one of 9 was taken before"):
+        trust.offer(TASK, old)
+    assert trust.offer(TASK, sealed(2, "today's", issued=9)).round == 2
+    assert trust.offer(TASK, old, retained=True).run == "yesterday's"  # a sign that there is a task, no more
+    done = msgspec.structs.replace(offer(1), done=True)
+    with pytest.raises(MessageError, match="was taken before"):
+        trust.offer(TASK, SIGNER.seal(TASK, done, 8), retained=True)
+
+
+def test_a_new_key_of_the_aggregator_is_kept_and_what_was_issued_before_it_stays_known(tmp_path):
+    from broker.enrolment import Enrolment
+
+    enrolment = Enrolment("mqtts://h:1", "a", "p", b"", SIGNER.public, 5, bytes(32))
+    enrolment.save(tmp_path)
+    trust = Trust(SIGNER.public, folder=tmp_path)
+    trust.offer(TASK, sealed(issued=9))
+    link = SIGNER.succeeded(OTHER.public, 3)
+    next_topic, payload = topics.down("a", "n"), b"\x04\x02abcd"
+    assert trust.offer(TASK, OTHER.seal(TASK, offer(1), 9, (link,))) == offer(1)
+    word = OTHER.agree(trust.key).word(next_topic, "r", payload)
+    assert trust.next(next_topic, "r", small.with_word(payload, word)).round == 2
+    kept = Enrolment.load(tmp_path)
+    assert kept == msgspec.structs.replace(enrolment, key=OTHER.public)
+    again = Trust(kept.key, folder=tmp_path)
+    with pytest.raises(NotTrusted):
+        again.offer(TASK, sealed(2, issued=10))
+    with pytest.raises(MessageError, match="issued at 8, and one of 9 was taken"):
+        again.offer(TASK, sealed(2, by=OTHER, issued=8))
+
+
+def test_when_offers_were_issued_counts_for_one_task_and_one_aggregator(tmp_path):
+    Trust(SIGNER.public, folder=tmp_path).offer(TASK, sealed(issued=9))
+    other = msgspec.structs.replace(offer(), task="u")
+    trust = Trust(SIGNER.public, folder=tmp_path)
+    assert trust.offer(TASK, SIGNER.seal(TASK, other, 3)).task == "u"
+    assert Trust(OTHER.public, folder=tmp_path).offer(TASK, sealed(by=OTHER, issued=3)) == offer()
+
+
+@pytest.mark.parametrize("kept", [b"", b"{}", b'{"key":1}', b"\xff"])
+def test_a_damaged_file_of_issued_offers_is_said_and_replaced(tmp_path, caplog, kept):
+    (tmp_path / "issued.json").write_bytes(kept)
+    Trust(SIGNER.public, folder=tmp_path).offer(TASK, sealed(issued=9))
+    assert "cannot be read" in caplog.text
+    with pytest.raises(MessageError):
+        Trust(SIGNER.public, folder=tmp_path).offer(TASK, sealed(issued=8))
 
 
 def test_forged_offers_do_not_move_what_is_remembered():
@@ -114,6 +165,39 @@ def test_an_agent_ignores_a_forged_offer_and_says_so(caplog, tmp_path):
     agent.inbox.put(Received(TASK, SIGNER.seal(TASK, done, 1)))
     agent.step()
     assert agent.done
+
+
+def test_an_agent_with_a_key_of_its_own_signs_its_hello_and_takes_no_receipt_without_a_word(tmp_path, caplog):
+    from broker.messages import Hello, Receipt, decode
+    from broker.signing import DeviceSigner, said_by
+    from device_runtime.agent import Agent
+    from device_runtime.task import Settings
+
+    class Heard(Line):
+        said = ()
+
+        def publish(self, topic, payload, retain=False):
+            self.said = (*self.said, (topic, payload))
+            return True
+
+    secret = bytes(range(50, 82))
+    settings = Settings("a", tmp_path / "none.npz", tmp_path, aggregator=SIGNER.public, secret=secret)
+    assert "secret" not in repr(settings)
+    agent, line = Agent(settings, 1, lambda: 0.0), Heard()
+    agent.begin(line)
+    agent.hello()
+    [(topic, payload)] = line.said
+    hello = decode(said_by(DeviceSigner(secret).public, topic, payload), Hello)
+    assert SIGNER.agree(hello.key)
+    where = topics.down("a", "receipt")
+    receipt = encode(Receipt(boot=1, seq=1, round=1, status="accepted"))
+    agent.inbox.put(Received(where, receipt))
+    agent.step()
+    assert "receipt on fl/v1/d/a/dn/receipt refused" in caplog.text
+    caplog.clear()
+    agent.inbox.put(Received(where, receipt + SIGNER.agree(hello.key).word(where, "", receipt)))
+    agent.step()
+    assert caplog.text == ""
 
 
 def test_a_device_that_is_not_enrolled_loads_no_cryptography():

@@ -130,11 +130,11 @@ class Levels:
     def say(self, device, leaf, message):
         self.below.inbox.put(Received(topics.up(device, leaf), messages.encode(message)))
 
-    def join(self, *devices, samples=20):
+    def join(self, *devices, samples=100):
         self.announce(*devices, samples=samples)
         return self.go()
 
-    def announce(self, *devices, samples=20):
+    def announce(self, *devices, samples=100):
         """They say that they are here, and ready."""
         for device in devices:
             self.say(device, "state", State(boot=1, online=True))

@@ -6,7 +6,8 @@ import pytest
 
 from aggregator.outside import Outside
 from aggregator.task import KindSettings
-from broker.events import Connected
+from broker import topics
+from broker.events import Connected, Received
 from broker.messages import Contribution, Hello, Plan, Step, encode
 from edge.ground import SiteRules
 from edge.scalars import at_site
@@ -186,6 +187,34 @@ def test_an_edge_that_is_killed_goes_on_with_what_its_site_has_acknowledged(leve
     assert h.contribute("b", "full", moved(bundle, 2), 10).status == "accepted"
     h.go()
     assert h.counted == [(1, "site", "full", 40)]
+
+
+def test_another_run_above_does_not_delete_a_site_with_contributions_to_forward(levels, bundle, caplog):
+    h = levels("full", rounds=2)
+    h.go().join("a", "b")
+    assert h.contribute("a", "full", moved(bundle, 1), 30).status == "accepted"
+    mine = h.edge.ground.site.source
+    other = msgspec.structs.replace(mine, run="another")
+    for offer in (other, mine):
+        h.edge.agent.inbox.put(Received(topics.down("site", "task"), encode(offer)))
+        h.go()
+    assert "1 contributions of its open round were not forwarded" in caplog.text
+    h.join("a", "b")
+    assert h.contribute("a", "full", moved(bundle, 1), 30).status == "duplicate"
+    assert h.contribute("b", "full", moved(bundle, 2), 10).status == "accepted"
+    h.wait(2.0)
+    assert h.counted == [(1, "site", "full", 40)]
+
+
+def test_another_run_above_deletes_a_site_that_has_nothing_to_forward(levels, bundle):
+    h = levels("full", rounds=2)
+    h.go().join("a", "b")
+    before = h.edge.ground._at
+    other = msgspec.structs.replace(h.edge.ground.site.source, run="another")
+    h.edge.agent.inbox.put(Received(topics.down("site", "task"), encode(other)))
+    h.go()
+    assert h.edge.ground._at != before
+    assert not before.exists()
 
 
 @pytest.mark.parametrize("left", [None, b""], ids=["never written", "lost in a power cut"])

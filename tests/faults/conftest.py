@@ -1,5 +1,6 @@
 """A service, devices and a broker, all real, with a proxy between that does to the wire what wires do."""
 
+import os
 import queue
 import secrets
 import signal
@@ -97,7 +98,7 @@ class Proxy:
                 return
             self.connections += 1
             try:
-                broker = socket.create_connection(("127.0.0.1", self._target), timeout=5)
+                broker = socket.create_connection(("127.0.0.1", self._target), timeout=120)
             except OSError:
                 client.close()
                 continue
@@ -211,7 +212,7 @@ class Aggregator:
 
     def start(self):
         self.thread.start()
-        assert self._ready.wait(30)
+        assert self._ready.wait(600)
         return self
 
     def _run(self):
@@ -237,7 +238,7 @@ class Aggregator:
 
     def stop(self):
         self._stop.set()
-        self.thread.join(20)
+        self.thread.join(120)
         self.link.close()
 
 
@@ -298,7 +299,7 @@ class Device:
     def stop(self):
         self._stop.set()
         self.agent.inbox.wake()
-        self.thread.join(20)
+        self.thread.join(120)
         self.link.close(self.agent.farewell())
 
 
@@ -373,7 +374,7 @@ class Site:
         for part in reversed(self.parts):
             if isinstance(part, Mosquitto) and part.alive:
                 with suppress(ProcessLookupError):
-                    part._signal(signal.SIGCONT)
+                    os.kill(part.pid, signal.SIGCONT)
             part.close() if isinstance(part, Proxy) else part.stop()
 
 

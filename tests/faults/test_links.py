@@ -25,7 +25,7 @@ def test_a_connection_cut_in_an_upload_costs_only_time(site, eventually):
         assert eventually(lambda blocks=blocks: aggregator.blocks >= blocks)
         proxy.cut()
     proxy.bytes_per_s = None
-    assert eventually(lambda: aggregator.finished and not device.waiting, 60)
+    assert eventually(lambda: aggregator.finished and not device.waiting, 300)
     assert proxy.connections >= 3
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
@@ -40,7 +40,7 @@ def test_a_connection_that_is_open_at_one_end_only_is_given_up_and_made_anew(sit
     assert eventually(lambda: aggregator.blocks >= 1)
     proxy.freeze()
     proxy.bytes_per_s = None
-    assert eventually(lambda: aggregator.finished and not device.waiting, 60)
+    assert eventually(lambda: aggregator.finished and not device.waiting, 300)
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
@@ -51,7 +51,7 @@ def test_an_aggregator_behind_a_half_open_connection_comes_back(site, eventually
     device = site.device("pi", broker.url)
     assert eventually(lambda: device.receipts)
     proxy.freeze()
-    assert eventually(lambda: aggregator.finished and not device.waiting, 60)
+    assert eventually(lambda: aggregator.finished and not device.waiting, 300)
     stored = site.audit(aggregator, device, rounds=3)
     assert stored == {(1, "pi"), (2, "pi"), (3, "pi")}
 
@@ -64,7 +64,7 @@ def test_an_upload_that_takes_longer_than_twice_the_keep_alive_arrives_on_one_co
     aggregator = site.aggregator(broker.url, "full", rounds=1)
     proxy.bytes_per_s = 40_000
     device = site.device("pi", proxy.url, keepalive_s=2)
-    assert eventually(lambda: device.receipts, 90)
+    assert eventually(lambda: device.receipts, 300)
     assert proxy.connections == 1
     assert eventually(lambda: aggregator.finished)
     assert site.audit(aggregator, device, rounds=1) == {(1, "pi")}
@@ -76,7 +76,7 @@ def test_a_far_link(site, eventually):
     proxy.delay_s = 0.15
     aggregator = site.aggregator(broker.url, "full")
     device = site.device("pi", proxy.url)
-    assert eventually(lambda: aggregator.finished and not device.waiting, 90)
+    assert eventually(lambda: aggregator.finished and not device.waiting, 300)
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
@@ -159,9 +159,9 @@ def test_two_devices_of_one_name_are_told_and_nothing_counts_twice(mosquitto_sit
     inbox: queue.SimpleQueue = queue.SimpleQueue()
     other = Link(BrokerUrl.parse(broker.url), "pi", inbox, LinkOptions(reconnect_s=FAST_S))
     other.connect()
-    reasons, end = [], time.monotonic() + 20
+    reasons, end = [], time.monotonic() + 120
     while len(reasons) < 2 and time.monotonic() < end:
-        event = inbox.get(timeout=20)
+        event = inbox.get(timeout=120)
         if isinstance(event, Disconnected):
             reasons.append(event.reason)
     other.close()

@@ -71,7 +71,7 @@ def test_blocks_in_both_directions(site, eventually, fault):
     proxy.rule.seen.clear()
     aggregator = site.aggregator(broker.url, "full")
     device = site.device("pi", proxy.url)
-    assert eventually(lambda: aggregator.finished, 60)
+    assert eventually(lambda: aggregator.finished, 300)
     assert proxy.rule.seen[True] > 0
     assert proxy.rule.seen[False] > 0
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
@@ -83,7 +83,7 @@ def test_blocks_out_of_order(site, eventually):
     proxy.rule = reordered()
     aggregator = site.aggregator(broker.url, "full")
     device = site.device("pi", proxy.url)
-    assert eventually(lambda: aggregator.finished, 60)
+    assert eventually(lambda: aggregator.finished, 300)
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
 
@@ -97,7 +97,7 @@ def test_every_message_may_come_twice(site, eventually, leaf):
     proxy.rule = lambda up, topic, payload: [(topic, payload)] * 2 if topic.endswith(f"/{leaf}") else None
     aggregator = site.aggregator(broker.url, "full")
     device = site.device("pi", proxy.url)
-    assert eventually(lambda: aggregator.finished, 60)
+    assert eventually(lambda: aggregator.finished, 300)
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
     assert device.waiting == 0
 
@@ -118,7 +118,7 @@ def test_a_message_that_is_lost_is_said_again(site, eventually, leaf):
     proxy.rule = once
     aggregator = site.aggregator(broker.url, "full")
     device = site.device("pi", proxy.url)
-    assert eventually(lambda: aggregator.finished and not device.waiting, 90)
+    assert eventually(lambda: aggregator.finished and not device.waiting, 300)
     assert len(lost) == 2
     assert site.audit(aggregator, device) == {(1, "pi"), (2, "pi")}
 
@@ -165,7 +165,7 @@ def test_what_is_not_the_blob_that_was_named_is_refused_and_the_device_goes_on(s
     proxy.rule = lying
     aggregator = site.aggregator(broker.url, "full", rounds=1, min_devices=2, min_contributions=1)
     liar, honest = site.device("liar", proxy.url), site.device("honest", broker.url)
-    assert eventually(lambda: liar.receipts and aggregator.finished, 60)
+    assert eventually(lambda: liar.receipts and aggregator.finished, 300)
     assert liar.receipts[0].status == "refused"
     assert "has another hash" in liar.receipts[0].reason
     assert site.audit(aggregator, liar, honest, rounds=1) == {(1, "honest")}
@@ -186,6 +186,6 @@ def test_a_contribution_changed_on_its_way_is_refused_or_not_read_and_counts_now
     proxy.rule = cut
     aggregator = site.aggregator(broker.url, "few-shot", rounds=1, min_devices=2, min_contributions=1)
     one, other = site.device("one", proxy.url), site.device("other", broker.url)
-    assert eventually(lambda: one.receipts and aggregator.finished, 60)
+    assert eventually(lambda: one.receipts and aggregator.finished, 300)
     assert [receipt.status for receipt in one.receipts] == ["refused"]
     assert site.audit(aggregator, one, other, rounds=1) == {(1, "other")}

@@ -41,6 +41,12 @@ def test_bomb_is_refused_without_being_unpacked():
         read_zip(zipped(("a", b"\0" * 600), ("b", b"\0" * 10_000_000)), limit=1000)
 
 
+def test_what_is_fetched_cannot_unpack_to_more_than_it_is(tmp_path):
+    with pytest.raises(BundleError, match="has 'a' compressed, expected as it is"):
+        unpack_files(zipped(("a", b"\0" * 10_000_000)), tmp_path / "in", lambda folder: folder)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_bomb_takes_no_memory_to_refuse():
     bomb = zipped(("a", b"\0" * 50_000_000))
     tracemalloc.start()

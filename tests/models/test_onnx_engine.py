@@ -279,8 +279,16 @@ def test_unknown_sets_and_settings_are_refused(digits):
 
 
 def test_refused_graph_is_an_engine_error_of_one_line(digits, monkeypatch):
-    monkeypatch.setattr("models.bundle.Bundle.graph", lambda self, name: b"not onnx")
+    without_weights = digits.graph("forward").replace(b"Conv", b"Relu")
+    monkeypatch.setattr("models.bundle.Bundle.graph", lambda self, name: without_weights)
     with pytest.raises(EngineError, match="ONNX Runtime, graph forward") as caught:
+        OnnxModel(digits).logits(np.zeros((1, 1, 8, 8), np.float32))
+    assert "\n" not in str(caught.value)
+
+
+def test_graph_that_is_not_allowed_is_a_bundle_error_of_one_line(digits, monkeypatch):
+    monkeypatch.setattr("models.bundle.Bundle.graph", lambda self, name: b"not onnx")
+    with pytest.raises(BundleError, match="graph forward: no protocol buffer") as caught:
         OnnxModel(digits).logits(np.zeros((1, 1, 8, 8), np.float32))
     assert "\n" not in str(caught.value)
 

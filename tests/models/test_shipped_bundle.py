@@ -31,8 +31,9 @@ def module(tmp_path):
 
 
 def test_weights_are_those_of_the_stated_seed(digits, module):
+    """Torch makes normal numbers by logarithm and cosine, which differ in last bits between processors."""
     for name, weight in digits.weights().items():
-        torch.testing.assert_close(module.state_dict()[name], torch.from_numpy(weight), rtol=0, atol=1e-7)
+        torch.testing.assert_close(module.state_dict()[name], torch.from_numpy(weight), rtol=0, atol=1e-6)
 
 
 def test_graphs_of_forward_and_loss_are_the_same_bytes(digits, module):

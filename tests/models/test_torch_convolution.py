@@ -49,6 +49,33 @@ def test_convolution_backward(inner, outer, kernel, stride, padding, dilation, g
     )
 
 
+@pytest.mark.parametrize(
+    ("inner", "outer", "kernel", "stride", "padding", "dilation", "groups"),
+    [
+        (3, 4, 5, 1, 2, 1, 1),
+        (3, 4, 3, 2, 1, 1, 1),
+        (3, 4, 3, 1, 2, 2, 1),
+        (4, 6, 3, 2, 0, 1, 2),
+        (4, 4, 3, 1, 1, 1, 4),  # depthwise
+    ],
+)
+@pytest.mark.parametrize("length", [20, 301])  # below and above LARGE_AREA
+def test_convolution_backward_along_one_dimension(
+    inner, outer, kernel, stride, padding, dilation, groups, length
+):
+    torch.manual_seed(0)
+    x = torch.randn(2, inner, length, requires_grad=True)
+    w = torch.randn(outer, inner // groups, kernel, requires_grad=True)
+    b = torch.randn(outer, requires_grad=True)
+    y = functional.conv1d(x, w, b, stride, padding, dilation, groups)
+    go = torch.randn_like(y)
+    expected = torch.autograd.grad(y, (x, w, b), go)
+    settings = ([stride], [padding], [dilation], False, [0], groups)
+    found = torch_convolution.convolution_backward(go, x, w, [outer], *settings, [True] * 3)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
+
+
 def test_transposed_convolutions_are_refused():
     x = torch.zeros(1, 1, 4, 4)
     with pytest.raises(NotImplementedError, match="not transposed"):

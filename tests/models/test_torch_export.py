@@ -12,6 +12,7 @@ from models.engines import EngineWish, open_model  # noqa: E402
 from models.errors import BundleError, EngineError, ExportError, ParityError  # noqa: E402
 from models.inputs import InputSpec  # noqa: E402
 from models.onnx_engine import OnnxModel  # noqa: E402
+from models.optimizer import Sgd  # noqa: E402
 from models.torch_export import ExportSpec, export  # noqa: E402
 
 nn = torch.nn
@@ -250,3 +251,36 @@ def test_the_gate_draws_the_ids_that_may_mean_padding(padding, tmp_path):
     spec = ExportSpec("padded", given, ("a", "b", "c"), sets={"head": {}})
     with pytest.raises(ParityError, match="graph forward"):
         export(Padded(padding), spec, tmp_path / "out")
+
+
+class OfSensors(nn.Module):
+    """Convolutions, normalisation and pooling along time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(3, 8, 5, padding=2)
+        self.norm = nn.BatchNorm1d(8)
+        self.conv2 = nn.Conv1d(8, 16, 3, stride=2, padding=1, groups=2)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = nn.functional.max_pool1d(torch.relu(self.norm(self.conv1(x))), 2)
+        x = nn.functional.avg_pool1d(torch.relu(self.conv2(x)), 2)
+        return self.head(nn.functional.adaptive_avg_pool1d(x, 1).flatten(1))
+
+
+def test_a_network_of_one_dimensional_convolutions_learns_to_tell_frequencies(tmp_path):
+    torch.manual_seed(0)
+    spec = ExportSpec("sensors", InputSpec((3, 64)), ("a", "b", "c", "d"), batchnorm="training")
+    model = OnnxModel(export(OfSensors(), spec, tmp_path / "sensors"))
+    rng, time = np.random.default_rng(0), np.arange(64)
+    y = np.arange(128) % 4
+    phases = rng.uniform(0, 2 * np.pi, (128, 3, 1))
+    x = np.sin(2 * np.pi * (1 + 2 * y[:, None, None]) * time / 64 + phases).astype(np.float32)
+    trainer, losses = model.trainer("all"), []
+    steps = Sgd(lr=0.1, momentum=0.9).start(trainer.params.vector)
+    for _ in range(60):
+        losses.append(trainer.loss_and_grads(x, y))
+        steps.step(trainer.params.vector, trainer.grads.vector)
+    assert losses[0] > 1.2
+    assert losses[-1] < 0.3

@@ -23,6 +23,19 @@ def test_max_pool_backward(kernel, stride):
     close(rules.max_pool_backward(go, x, kernel, stride, 1, 1, False, indices), expected)
 
 
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 2, 0), (3, 1, 1), (3, 2, 1)])
+def test_avg_pool_backward(kernel, stride, padding):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 7, requires_grad=True)
+    y = functional.avg_pool2d(x, kernel, stride, padding)
+    go = torch.randn_like(y)
+    (expected,) = torch.autograd.grad(y, x, go)
+    pairs = ([size, size] for size in (kernel, stride, padding))
+    close(rules.avg_pool_backward(go, x, *pairs, False, True, None), expected)
+    with pytest.raises(NotImplementedError, match="how it counts"):
+        rules.avg_pool_backward(go, x, [2, 2], [2, 2], [1, 1], False, False, None)
+
+
 def test_nll_loss_and_its_backward():
     torch.manual_seed(0)
     x = torch.randn(5, 3, requires_grad=True)

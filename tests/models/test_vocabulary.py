@@ -49,6 +49,7 @@ def test_ids_are_those_of_the_library(form):
         assert list(ours.ids(text)) == reference.encode(text, add_special_tokens=False).ids, ascii(text)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "sst2_train.tsv").exists(), reason=f"no sst2_train.tsv in {DATA}")
 @pytest.mark.parametrize("form", vocabulary.SPECIAL)
 def test_ids_of_every_sentence_of_sst2_are_those_of_the_library(form):

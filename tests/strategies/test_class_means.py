@@ -10,6 +10,7 @@ from strategies.class_means import MASKED, ClassMeans
 from strategies.device_half import LocalData
 from strategies.merge import merge
 from strategies.server_optimizer import ServerOptimizer
+from strategies.workload import workload
 
 
 def fold_all(strategy, model, devices, round_model, run):
@@ -25,7 +26,8 @@ def test_class_means_equal_the_pooled_means_for_any_partition(
 ):
     features = model.features(digits.x).astype(np.float64)
     pooled = np.stack([features[digits.y == label].mean(0) for label in range(10)])
-    state = fold_all(ClassMeans(), model, partitions[partition], round_model, run)
+    strategy = ClassMeans(smallest_count=1)  # as published
+    state = fold_all(strategy, model, partitions[partition], round_model, run)
     np.testing.assert_allclose(state.means(), pooled, rtol=1e-6, atol=1e-6)
 
 
@@ -134,3 +136,24 @@ def test_a_round_to_which_nobody_came_leaves_the_classifier_to_those_who_train_i
     strategy, now = ClassMeans(gathered=True), replace(round_model, memory=kept)
     effect = strategy.finish(strategy.start(now), now)
     assert effect.assigned is None and effect.served is None and effect.memory is None
+
+
+def test_a_class_with_fewer_samples_than_the_smallest_count_is_not_sent(model, digits, run):
+    """One sample of class 3, two of class 5, three of class 7: the first is nobody's features to have."""
+    rows = np.concatenate([np.flatnonzero(digits.y == label)[:n] for label, n in ((3, 1), (5, 2), (7, 3))])
+    data = LocalData(digits.x[rows], digits.y[rows])
+    for strategy, classes in ((ClassMeans(), [5, 7]), (ClassMeans(smallest_count=3), [7])):
+        sent = strategy.train(model, data, run())
+        assert np.flatnonzero(sent.tensors["counts"]).tolist() == classes
+        assert np.flatnonzero(sent.tensors["sums"].any(axis=1)).tolist() == classes
+        assert sent.num_examples == sent.tensors["counts"].sum()
+        assert strategy.doubt(sent.tensors, sent.num_examples) == ""
+    everything = ClassMeans(smallest_count=1).train(model, data, run())
+    np.testing.assert_allclose(everything.tensors["sums"][3], model.features(data.x[:1])[0], rtol=1e-6)
+
+
+def test_a_device_whose_classes_are_all_too_small_does_not_offer_class_means(model):
+    load = workload(model.manifest, (1, 4, 0, 0, 0, 0, 0, 0, 0, 0))
+    assert ClassMeans(smallest_count=4).unfit(load) == ""
+    why = ClassMeans(smallest_count=5).unfit(load)
+    assert why == "a class needs 5 samples to be sent, the largest here has 4"

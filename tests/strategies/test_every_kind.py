@@ -68,7 +68,11 @@ def test_few_samples_and_absent_classes_are_enough_or_said_not_to_be(strategy, m
     data = type(digits)(digits.x[FEW[few]], digits.y[FEW[few]])
     load = workload(model.manifest, data.class_counts(10))
     if strategy.unfit(load):
-        assert (strategy.name, few) in {("few-shot", "one sample"), ("few-shot", "one class")}
+        assert (strategy.name, few) in {
+            ("few-shot", "one sample"),
+            ("few-shot", "one class"),
+            ("class-means", "one sample"),  # which its features would tell
+        }
         return
     sent = strategy.train(model, data, run())
     tensors.check(sent.tensors, strategy.expected(model.manifest))  # which looks for what is not finite too

@@ -25,3 +25,20 @@ def test_what_comes_late_is_along_directions_of_its_own_round():
 
 def test_of_nobody_there_is_no_mean():
     assert list(MeanScalars.empty(3).means(NOW)) == []
+
+
+def test_the_median_is_that_of_the_mean_squares_of_devices_and_of_two_the_smaller():
+    state = MeanScalars.empty(2, squares=True)
+    assert state.median == float("inf")
+    for g in ([1.0, 1.0], [1e9, 1e9]):
+        state = state.add(np.array(g), 10, None)
+    assert state.median == 1.0
+    assert state.add(np.array([2.0, 4.0]), 10, None).median == 10.0
+    assert MeanScalars.empty(2).add(np.ones(2), 1, None).median == float("inf")
+
+
+def test_the_squares_of_many_devices_are_gathered_in_a_moment():
+    state = MeanScalars.empty(1, squares=True)
+    for g in range(20_001):
+        state = state.add(np.array([float(g)]), 1, None)
+    assert state.median == 10_000.0**2

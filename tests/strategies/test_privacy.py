@@ -8,9 +8,10 @@ import pytest
 
 from models.optimizer import Sgd
 from models.tensors import Flat, TensorSpec
-from strategies import accountant, local_training
+from strategies import accountant, local_training, registry
 from strategies.accountant import Limit, PrivacyUnavailable, Spent, spent
 from strategies.device_half import LocalData
+from strategies.errors import KindError
 from strategies.full import Full
 from strategies.local_training import Epochs
 from strategies.privacy import (
@@ -165,7 +166,7 @@ def test_settings_travel_nested_in_a_kind_s():
         ({"epsilon": 0.0}, "epsilon is 0.0, expected more than 0"),
         ({"epsilon": float("inf")}, "epsilon is inf"),
         ({"delta": 0.0}, "delta is 0.0"),
-        ({"delta": 1.0}, "delta is 1.0, expected less than 1"),
+        ({"delta": 1.0}, "delta is 1.0, expected more than 0 and less than 1"),
         ({"max_norm": -1.0}, "max_norm is -1.0"),
         ({"rounds": 0}, "rounds is 0, expected 1 to"),
     ],
@@ -181,6 +182,13 @@ def test_settings_that_are_no_budget_are_refused(wrong, why):
 def test_what_cannot_have_been_spent_is_refused(wrong):
     with pytest.raises(ValueError, match="expected"):
         Spent(*wrong)
+
+
+@pytest.mark.parametrize("kind", ["full", "peft", "entropy-subset", "full+few-shot"])
+def test_moon_is_refused_with_privacy_for_its_features_are_of_many_samples_in_one_run(kind):
+    with pytest.raises(KindError, match="moon is 1 and dp is set|dp protects"):
+        registry.make(kind, {"moon": 1.0, "dp": {"epsilon": 5.0}})
+    assert registry.make("full", {"mu": 1.0, "dp": {"epsilon": 5.0}}).dp.epsilon == 5.0
 
 
 def test_a_budget_that_no_noise_keeps_is_refused():

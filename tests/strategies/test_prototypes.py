@@ -64,6 +64,15 @@ def test_prototypes_are_the_mean_maps_of_each_class_and_0_where_there_is_none(sm
     assert not found["prototypes"][7:].any()
 
 
+def test_a_class_with_fewer_samples_than_the_smallest_count_has_no_prototype(small, clients):
+    rows = np.concatenate(
+        [np.flatnonzero(clients[0].y == label)[:n] for label, n in ((0, 1), (1, 2), (2, 3))]
+    )
+    found = local_prototypes(small, LocalData(clients[0].x[rows], clients[0].y[rows]), 2)
+    assert found["counts"].tolist() == [0, 2, 3] + [0] * 7
+    assert np.flatnonzero(found["prototypes"].reshape(10, -1).any(axis=1)).tolist() == [1, 2]
+
+
 def test_a_device_sends_its_weights_and_prototypes_by_the_updated_model(small, clients, run):
     before = tensors.encode(small.weights)
     sent = KAD.train(small, clients[0], run())
@@ -94,7 +103,8 @@ def test_the_predicted_upload_is_within_a_tenth_of_what_is_sent(kind, small, cli
 def test_prototypes_that_do_not_add_up_are_doubted():
     maps, counts = np.zeros((3, 2, 1, 1), np.float32), np.array([2, 0, 1], np.int32)
     assert KAD.doubt({"prototypes": maps, "counts": counts}, 3) == ""
-    assert KAD.doubt({"prototypes": maps, "counts": counts}, 4) == "counts are 2, 0, 1, num_examples is 4"
+    assert KAD.doubt({"prototypes": maps, "counts": counts}, 4) == ""  # a class was too small to be sent
+    assert KAD.doubt({"prototypes": maps, "counts": counts}, 2) == "counts are 2, 0, 1, num_examples is 2"
     maps[1, 1] = 0.5
     assert "prototype of class 1 is not 0" in KAD.doubt({"prototypes": maps, "counts": counts}, 3)
 

@@ -46,6 +46,19 @@ def test_a_jump_is_remembered_as_no_more_than_the_step_that_it_makes():
     assert Moment().after(0.0, 0.99).after(1.0, 0.99).usual > 0.5
 
 
+def test_a_jump_in_the_first_round_is_one_from_the_median_device():
+    moment = Moment().after(1e18, 0.99, median=4.0)
+    assert moment.usual == pytest.approx(2.0 * MOST / GRID)
+    assert Moment().after(9.0, 0.99, median=4.0) == Moment().after(9.0, 0.99)
+
+
+def test_the_second_round_bounds_the_first_which_had_nothing_to_be_bound_by():
+    moment = Moment().after(1e18, 0.99).after(4.0, 0.99)
+    assert moment.usual < 2.0 * MOST / GRID
+    third = Moment().after(4.0, 0.99).after(4.0, 0.99).after(1e-6, 0.99)
+    assert third.usual == pytest.approx(2.0 * (2 / 3) ** 0.5, rel=0.02)  # later ones do not
+
+
 def test_relative_scalars_are_bytes_in_the_log_and_what_is_rounded_to_nothing_is_too():
     scalars = relative(np.array([-1e-9, 1e-9, -1.0]), 1.0)
     step = Step(1, "philox/1", 7, "all", 0.1, 1.0, tuple(scalars.tolist()))

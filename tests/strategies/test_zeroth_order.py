@@ -86,8 +86,10 @@ def test_full_participation_equals_the_centralised_run_for_any_partition(
     actual = federated(model, partitions[partition], strategy)
     moved = max(np.abs(expected[name] - initial[name]).max() for name in initial)
     assert moved > 1e-3
+    # two float32 losses near 2.3 are each off by up to 1.2e-7; over eps = 1e-3 and times lr that is 2.4e-6 a
+    # round along each direction, and 1e-5 after four rounds
     for name in expected:
-        np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=1e-5)
 
 
 def test_the_loss_falls_along_the_shared_directions(model, digits):
@@ -246,6 +248,23 @@ def test_the_usual_size_is_remembered_and_a_sudden_jump_is_held(round_model):
     assert jump.steps[0].scalars == (127, 0)  # sqrt(2 / (1 - 0.9)) = 4.5 times the usual, held at 127/32
 
 
+@pytest.mark.parametrize("honest", [0, 1, 4])
+def test_one_lie_in_the_first_round_takes_no_later_round_its_step(round_model, honest):
+    """Alone, of two, of five: from the second round on steps are of the usual length."""
+    strategy = ZerothOrder(sizing="relative", tunable="head")
+    state = strategy.start(round_model)
+    for g in [np.array([1e9, -1e9]), *[np.array([0.1, -0.1])] * honest]:
+        state = state.add(g, 10.0, None)
+    model = replace(round_model, memory=strategy.finish(state, round_model).memory)
+    rates = []
+    for _ in range(5):
+        effect = strategy.finish(strategy.start(model).add(np.array([0.1, -0.1]), 1.0, None), model)
+        model = replace(model, memory=effect.memory)
+        rates.append(effect.steps[0].scalars[0])
+    assert min(rates) >= 32 / 4
+    assert rates[-1] >= 32 / 2.5
+
+
 def test_scalars_of_nobody_change_nothing_and_of_zero_neither(round_model):
     strategy = ZerothOrder(sizing="relative", tunable="head")
     assert strategy.finish(strategy.start(round_model), round_model).steps == ()
@@ -258,7 +277,7 @@ def test_scalars_of_nobody_change_nothing_and_of_zero_neither(round_model):
     [
         ({"num_z": 1025}, "num_z is 1025, expected 1 to 1024"),
         ({"sampled": 0.0}, "sampled is 0.0, expected more than 0"),
-        ({"sampled": 1.5}, "sampled is 1.5, expected at most 1"),
+        ({"sampled": 1.5}, "sampled is 1.5, expected more than 0 to 1"),
         ({"beta": 1.0}, "beta is 1.0, expected at least 0 and less than 1"),
     ],
 )

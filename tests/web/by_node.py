@@ -23,7 +23,7 @@ from strategies.device_half import Contribution, LocalData, Run
 HERE = Path(__file__).parent
 WEB = HERE.parents[1] / "web"
 SEED, DEVICE = 2**64 - 3, "phone-é"
-LONGEST_S = 300
+LONGEST_S = 1200
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from .props import Props
 from .serving_pages import WEB, Pages
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 240_000
 HELD = 297
 DEVICES = 6
 FLAGS = (

@@ -19,7 +19,7 @@ import psutil
 from .driver_lines import DriverError, Line, Marionette, Remote
 
 T = TypeVar("T")
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 WIDTH = 1000
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 """What a reference to an element is called in WebDriver."""
@@ -210,7 +210,7 @@ def _waited(ready: Callable[[], T], process: "subprocess.Popen[bytes]") -> T:
 
 
 def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=120):
         return True
     return False
 

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection
 from typing import Any, Protocol
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 WORDS = {
     "session": "WebDriver:NewSession",
     "url": "WebDriver:Navigate",

@@ -33,7 +33,7 @@ from .serving_pages import Pages
 DEVICE = "phone"
 ISSUED = 1_800_000_000
 KINDS = {"hello": Hello, "plan": Plan, "contribution": Contribution, "get": Get}
-PATIENCE_S = 30.0
+PATIENCE_S = 240.0
 NOTED = """
 self.noted = [];
 addEventListener("DOMContentLoaded", () => {

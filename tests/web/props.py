@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.data.resampling import resampled
+from models.data.resampling import resampled
 from models.log_mel import RATE, log_mel, samples_of
 
 FRAMES, BANDS = 61, 40

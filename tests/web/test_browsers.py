@@ -84,12 +84,12 @@ def test_a_browser_joins_trains_contributes_and_sees_how_well_it_does(
     with serve(task(tmp_path / "digits.toml", rounds=2, epochs=1)) as served:
         one = browse(served, digits_in(tmp_path / "mine.npz"))
         one.page.get_by_text(re.compile("The task is over after 2 rounds")).wait_for()
-        eventually(lambda: one.page.locator("#chart circle").count() >= 2, timeout_s=30)
+        eventually(lambda: one.page.locator("#chart circle").count() >= 2, timeout_s=120)
         now = one.page.inner_text("section[aria-labelledby=now-head]")
         assert "the whole model as it is after training" in now
         one.draw([[(0.5, 0.1), (0.5, 0.9)]])
         one.page.get_by_text(re.compile(r"It takes this for “\d”")).wait_for()
-        assert served.process.wait(60) == 0
+        assert served.process.wait(600) == 0
     sent = served.contributions()
     assert [one["round"] for one in sent] == [1, 2]
     assert {one["kind"] for one in sent} == {"full"}
@@ -115,7 +115,7 @@ def test_three_browsers_and_three_python_devices_learn_as_well_as_six_in_python(
                 log = tmp_path / f"{name}-{number}.log"
                 stack.enter_context(launched(log, "join", broker, "--name", f"py-{number}", *mine))
             visits = [browse(served, digits / f"{number}.npz") for number in range(browsers)]
-            assert served.process.wait(400) == 0
+            assert served.process.wait(900) == 0
             taken = read(visits[0]) if visits else taken
             assert all(one.wrong == [] for one in visits)
             counted = Counter(one["device"] for one in served.contributions())
@@ -133,7 +133,7 @@ def test_a_browser_contributes_every_kind_one_task_after_the_other(serve, browse
     assert set(registry.USUAL) <= set(KINDS)
     with serve(*one_of_each(tmp_path)) as served:
         one = browse(served, digits / "0.npz")
-        assert served.process.wait(300) == 0
+        assert served.process.wait(900) == 0
         assert one.wrong == []
     assert {one["kind"] for one in served.contributions()} == set(KINDS)
 
@@ -153,5 +153,5 @@ def test_a_tab_killed_while_it_uploads_goes_on_when_it_is_opened_again(serve, br
         page.goto(served.pages.url)
         page.get_by_text(re.compile("received, and counted|task is over after 1 round")).wait_for()
         assert page.get_by_text("Computing it took").count() == 0  # it was not computed again
-        assert served.process.wait(60) == 0
+        assert served.process.wait(600) == 0
     assert [(one["round"], one["kind"]) for one in served.contributions()] == [(1, "full")]

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.data.resampling import resampled
 from models.bundle import Bundle, write
+from models.data.resampling import resampled
 from models.log_mel import RATE, log_mel, samples_of
 from models.onnx_engine import OnnxModel
 from models.optimizer import Adam

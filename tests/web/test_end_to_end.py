@@ -74,7 +74,7 @@ class Overheard:
         )
         self.link.connect()
 
-    def until(self, leaf, timeout_s=60.0):
+    def until(self, leaf, timeout_s=120):
         """Wait for the next message whose topic ends so."""
         while True:
             event = self.inbox.get(timeout=timeout_s)
@@ -104,8 +104,8 @@ def test_three_javascript_and_three_python_devices_finish_a_run(serve, join, dig
     with serve(bundle=BUNDLE, rounds=2, **told) as service, ExitStack() as stack:
         devices = [stack.enter_context(join(f"js-{n}", n)) for n in range(3)]
         devices += [stack.enter_context(join(f"py-{n}", n, program="python")) for n in range(3, 6)]
-        assert service.wait(120) == 0
-        assert [device.wait(30) for device in devices] == [0] * 6
+        assert service.wait(600) == 0
+        assert [device.wait(600) for device in devices] == [0] * 6
     names = [f"js-{n}" for n in range(3)] + [f"py-{n}" for n in range(3, 6)]
     run = tmp_path / "run"
     assert counted(lines, run) == {(number, name): 1 for number in (1, 2) for name in names}
@@ -122,7 +122,7 @@ def test_a_javascript_device_contributes_every_kind_one_task_after_the_other(ser
         files.append(tmp_path / f"{number}-{kind}.toml")
         files[-1].write_text(f"bundle = '{BUNDLE}'\nrounds = 2\nround_deadline_s = 600\nkinds = [{form}]\n")
     with serve(*files) as service, join("js", 0, web=False):
-        assert service.wait(120) == 0
+        assert service.wait(600) == 0
     sent = [one for path in (tmp_path / "run").rglob("contributions.jsonl") for one in lines(path)]
     assert {(one["kind"], one["round"]) for one in sent} == {(kind, n) for kind in KINDS for n in (1, 2)}
 
@@ -134,10 +134,10 @@ def test_a_javascript_device_killed_while_it_uploads_counts_once_when_it_is_ther
         with join("js", 0, web=False) as device:
             overheard.until("up/contribution")
             device.kill()
-            device.wait(10)
+            device.wait(600)
         with join("js", 0, web=False) as again:
-            assert service.wait(90) == 0
-            assert again.wait(30) == 0
+            assert service.wait(600) == 0
+            assert again.wait(600) == 0
     assert counted(lines, tmp_path / "run") == {(1, "js"): 1, (2, "js"): 1}
     [first] = [one for one in lines(tmp_path / "run" / "contributions.jsonl") if one["round"] == 1]
     log = (tmp_path / "run-js.log").read_text()
@@ -156,8 +156,8 @@ def test_a_round_goes_on_with_a_javascript_device_when_the_aggregator_is_killed(
                 overheard.until(leaf)
                 service.kill()
         with serve(**flags) as service:
-            assert service.wait(120) == 0
-        assert device.wait(30) == 0
+            assert service.wait(600) == 0
+        assert device.wait(600) == 0
     assert counted(lines, tmp_path / "run") == {(number, "js"): 1 for number in (1, 2, 3)}
 
 
@@ -190,8 +190,8 @@ def test_a_device_in_node_takes_part_through_the_gateway_of_the_page(launched, e
         log = tmp_path / "node.log"
         words = (node, str(WEB / "node" / "run.js"))
         with launched(log, "--broker", gateway, *mine, other=words) as device:
-            assert served.process.wait(300) == 0
-            assert device.wait(60) == 0, log.read_text()
+            assert served.process.wait(900) == 0
+            assert device.wait(600) == 0, log.read_text()
     sent = served.contributions()
     assert [(one["device"], one["round"], one["kind"]) for one in sent] == [
         ("node", 1, "full"),

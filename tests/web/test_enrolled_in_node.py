@@ -21,7 +21,7 @@ pytestmark = [
         reason="needs Node, and: npm ci && npm run vendor in web/",
     ),
 ]
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_an_enrolled_javascript_device_follows_rounds_of_scalars_over_tls(
         launched(log, "--enrol", token, *mine, other=(NODE, str(WEB / "node" / "run.js"))) as device,
     ):
         assert service.wait(PATIENCE_S) == 0
-        assert device.wait(30) == 0
+        assert device.wait(600) == 0
     sent = lines(tmp_path / "run" / "contributions.jsonl")
     assert [(one["device"], one["round"]) for one in sent] == [("js", number) for number in range(1, 6)]
     assert all(one["bytes_up"] < 60 for one in sent if one["round"] > 2), "in few bytes"
@@ -80,6 +80,6 @@ def test_an_enrolled_javascript_device_follows_rounds_of_scalars_over_tls(
 
 def test_a_token_that_was_cut_is_refused_in_one_line(tmp_path):
     words = [NODE, str(WEB / "node" / "run.js"), "--enrol", "fl1.abc", "--data", "x", "--state", tmp_path]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2
     assert ended.stderr == "device-runtime: the token of the enrolment is cut or mistyped: paste it whole\n"

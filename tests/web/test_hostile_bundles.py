@@ -162,9 +162,10 @@ def bundled(forward):
     return pack_files(weights | {FORWARD: forward, "manifest.json": json.dumps(stated).encode()})
 
 
-def outside_of_the_bundle():
+def outside_of_the_bundle(**said):
     far = TensorProto(name="far", data_type=TensorProto.FLOAT, dims=[64], data_location=TensorProto.EXTERNAL)
-    far.external_data.add(key="location", value="../../../etc/passwd")
+    for key, value in said.items():
+        far.external_data.add(key=key, value=value)
     add = helper.make_node("Add", ["flat", "far"], ["features"])
     return model([FLAT, add, CUT], initialisers=[far, *TEN])
 
@@ -211,9 +212,16 @@ def narrow():
 
 GRAPHS = {
     "garbage": (lambda: b"\x08\x08\xff\xff garbage", r"left out: .*(no number ends|a field ends|no field)"),
-    "empty": (lambda: b"", r"round 1 left out: ONNX Runtime, graph forward"),
-    "outside": (outside_of_the_bundle, r"graph forward asks for far, which the manifest does not give it"),
-    "endless": (endless, r"a graph has another within it, of a loop or a branch"),
+    "empty": (lambda: b"", r"round 1 left out: graph forward: a model has no ir_version"),
+    "outside": (
+        lambda: outside_of_the_bundle(location="../../../etc/passwd"),
+        r"initialiser far lies in location ../../../etc/passwd, expected length 256, location weights",
+    ),
+    "not-given": (
+        lambda: outside_of_the_bundle(location="weights", offset="0", length="256"),
+        r"graph forward asks for far, which the manifest does not give it",
+    ),
+    "endless": (endless, r"graph forward: an attribute has a graph within it, which is not allowed"),
     "gigabytes": (of_gigabytes, r"round 1 left out: ONNX Runtime, graph forward"),
     "narrow": (narrow, r"round 1 left out: .*graph forward"),
 }

@@ -13,6 +13,8 @@ export class Advancing {
   working = null;
   /** The one that was worked on, until its model is judged. @type {Open | null} */
   workedOn = null;
+  /** What the last hello said that there is. */
+  samplesSaid = 0;
   #log;
   #parts;
   #readyFor = "";
@@ -143,7 +145,7 @@ export class Advancing {
 
   /** Keep and send what came of a round's work. After that it is not done again. */
   async #made(/** @type {import("./here.js").Made} */ made) {
-    const { sending, telling, hours } = this.#parts;
+    const { sending, telling, hours, hello } = this.#parts;
     const { run, round, message, trouble } = made;
     if (!message && !trouble) {
       this.#log("warning", `round ${round}: sitting out: ${made.reasons.join("; ")}`);
@@ -162,6 +164,7 @@ export class Advancing {
       return;
     }
     telling.made(made);
+    if (message.num_examples > this.samplesSaid) hello(); // some have come since
     await sending.due(hours.clock());
   }
 

@@ -52,10 +52,10 @@ export class Afterwards {
       const missing = await place.look(over);
       if (!missing.length) telling.judged(round, await place.judge(over));
       else if (now < until && (await downloads.advance(missing, now))) return;
-      else warn(`the model of task ${task} has not come in time`);
+      else warn(`the model of task '${task}' has not come in time`);
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
-      warn(`the model of task ${task} is not judged: ${oneLine(error)}`);
+      warn(`the model of task '${task}' is not judged: ${oneLine(error)}`);
       if (now < until && !(error instanceof LeftOut)) return;
     }
     this.#final = null;

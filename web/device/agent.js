@@ -10,6 +10,7 @@ import { Hours } from "./hours.js";
 import { Inbox } from "./inbox.js";
 import { Outbox } from "./outbox.js";
 import { Receiving } from "./receiving.js";
+import { sealer } from "./signing.js";
 import { Voice } from "./speaking.js";
 import * as topics from "./topics.js";
 import { Trust } from "./trust.js";
@@ -24,8 +25,8 @@ import { Trust } from "./trust.js";
  *   tell: (event: import("./telling.js").Happening) => void}} Environment
  *
  * How it takes part: its name, the aggregator's public key (empty: any aggregator's offers count), the task
- * that it is here for (empty: whichever there is).
- * @typedef {{name: string, key?: Uint8Array, task?: string}} Settings
+ * that it is here for (empty: whichever there is), and its own key, by which it signs (empty: it does not).
+ * @typedef {{name: string, key?: Uint8Array, task?: string, secret?: Uint8Array}} Settings
  */
 
 /** Seconds between looks at what is due, while nothing comes in. */
@@ -53,13 +54,15 @@ export class Agent {
     const { disk, tell } = environment;
     /** @param {any} level @param {string} text */
     const log = (level, text) => tell({ type: "log", level, text });
-    const trust = await Trust.open(settings.key ?? new Uint8Array());
-    const parts = { blobs: await Blobs.open(disk), outbox: await Outbox.open(disk, log), trust };
+    const { key = new Uint8Array(), secret = new Uint8Array() } = settings;
+    const trust = await Trust.open(key, undefined, disk, secret.length > 0);
+    const seal = secret.length ? await sealer(secret) : null;
+    const parts = { blobs: await Blobs.open(disk), outbox: await Outbox.open(disk, log), trust, seal };
     return new Agent(settings, { ...environment, log }, parts);
   }
 
   /** @private @param {Settings} settings @param {any} environment @param {any} parts */
-  constructor(settings, environment, { blobs, outbox, trust }) {
+  constructor(settings, environment, { blobs, outbox, trust, seal }) {
     const hours = new Hours(environment.clock);
     const voice = new Voice(settings.name, drawnBoot());
     const around = { ...environment, name: settings.name, clock: () => hours.worked() };
@@ -70,9 +73,11 @@ export class Agent {
     this.#going = new Going(hours, this.#duty, (seconds) => this.#hear(seconds));
     this.#voice = voice;
     this.#voice.key = trust.key;
+    const word = trust.key.length ? trust.word.bind(trust) : null;
+    if (seal) this.#voice.sign(seal, word);
     const parts = { duty: this.#duty, voice };
     this.#attending = new Attending(environment, settings.task ?? "", parts);
-    const hears = { ...parts, attending: this.#attending, following: new Following(trust) };
+    const hears = { ...parts, attending: this.#attending, following: new Following(trust), trust };
     this.#receiving = new Receiving(environment.log, hears);
     /** The owner's word: `pause` and `resume` with a reason. */
     this.hours = hours;

@@ -87,7 +87,7 @@ export class Attending {
     const { deadline_s: deadlineS, remaining_s: remainingS, done } = offer;
     this.#environment.tell({ type: "offer", task, run, round, deadlineS, remainingS, done });
     if (!done) return;
-    this.#environment.log("info", `task ${task} is done after round ${round}`);
+    this.#environment.log("info", `task '${task}' is done after round ${round}`);
     await this.#duty.sending.drop(run);
     this.#duty.finish(taken);
     this.#goElsewhere();
@@ -136,7 +136,7 @@ export class Attending {
     if (!next) return;
     this.#voice.task = next;
     this.done = false;
-    this.#environment.log("info", `on to task ${next}`);
+    this.#environment.log("info", `on to task '${next}'`);
     this.#duty.hello();
   }
 }

@@ -6,6 +6,8 @@ import { Pull } from "./transfer.js";
 
 /** Times that a content may arrive whole and have another hash. */
 export const WRONG_HASHES = 2;
+/** Bytes that what is fetched at one time may have together. */
+export const MOST_BYTES = 2 * 1024 ** 3;
 
 /** @typedef {{blob: any, pull: Pull, beganS: number}} Fetch */
 
@@ -35,10 +37,15 @@ export class Downloads {
   /**
    * Fetch these and nothing else. Resolves to false when the sender does not have one of them, or what it has is
    * never what it is named: a later offer may ask again. Throws BlobError when what came was not what was named;
-   * it is then fetched anew, once. `now` in seconds.
+   * it is then fetched anew, once; and for more than MOST_BYTES, of which nothing is fetched. `now` in seconds.
    */
   async advance(wanted, now) {
     const fetches = new Map();
+    const bytes = [...wanted].reduce((sum, blob) => sum + blob.size, 0);
+    if (bytes > MOST_BYTES) {
+      this.#pulls = fetches;
+      throw new BlobError(`${bytes} bytes are to be fetched at one time: at most ${MOST_BYTES} are`);
+    }
     for (const blob of wanted) {
       const name = hexOf(blob);
       fetches.set(name, this.#pulls.get(name) ?? (await this.#begun(blob, now)));

@@ -143,10 +143,16 @@ export class Duty {
     this.hello();
   }
 
-  /** Who is here, and with what. */
+  /** Who is here, and with how many samples: an aggregator believes no update that says more. */
   hello() {
     this.greeting.said(this.#hours.clock());
-    this.#voice.hello(this.place.hello(this.#voice.boot));
+    const hello = this.place.hello(this.#voice.boot);
+    if (this.ready) {
+      const waiting = [...this.outbox].filter((message) => message.task === this.#voice.task);
+      hello.num_examples = Math.max(hello.num_examples, ...waiting.map((message) => message.num_examples));
+    }
+    this.#round.samplesSaid = hello.num_examples;
+    this.#voice.hello(hello);
     this.#standing.greeted();
   }
 

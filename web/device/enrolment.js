@@ -20,13 +20,15 @@ const Enrolment = struct([
   ["authority", bytes()],
   ["key", bytes()],
   ["issued", int()],
+  ["secret", bytes(), new Uint8Array()],
 ]);
 
 /**
  * @typedef {{ name: string, clientId: string, url: import("./url.js").BrokerUrl, key: Uint8Array, authority: string,
- *   issued: number }} Enrolled
+ *   issued: number, secret: Uint8Array }} Enrolled
  *   `url` has the user and the password; `clientId` is one that others cannot guess; `key` is the aggregator's
- *   public key; `authority` signs the broker's certificate, PEM; `issued` in seconds since 1970.
+ *   public key; `authority` signs the broker's certificate, PEM; `issued` in seconds since 1970;
+ *   `secret` is the device's own key, by which it signs what it says, empty in tokens of earlier versions.
  */
 
 /**
@@ -62,16 +64,19 @@ async function checked(word) {
   return said;
 }
 
-async function enrolled({ url, name, password, authority, key, issued }) {
+async function enrolled({ url, name, password, authority, key, issued, secret }) {
   checkDevice(name);
   if (key.length !== KEY_BYTES) {
     throw new EnrolmentError(`the aggregator's key has ${key.length} bytes, expected ${KEY_BYTES}`);
+  }
+  if (secret.length !== 0 && secret.length !== KEY_BYTES) {
+    throw new EnrolmentError(`the device's own key has ${secret.length} bytes, expected ${KEY_BYTES}`);
   }
   const broker = parseUrl(url);
   if (!broker.secure) throw new EnrolmentError(`${broker.text} is not encrypted: expected mqtts:// or wss://`);
   const clientId = `${name}-${hex(await sha256(utf8(password))).slice(0, 8)}`;
   const address = Object.freeze({ ...broker, user: name, password });
-  return Object.freeze({ name, clientId, url: address, key, authority: pem(authority), issued });
+  return Object.freeze({ name, clientId, url: address, key, authority: pem(authority), issued, secret });
 }
 
 /** A certificate as text. @param {Uint8Array} der */

@@ -98,9 +98,10 @@ export function oneOf(...words) {
 }
 
 /** @param {Type} type @returns {Type} */
-export function listOf(type) {
+export function listOf(type, most = Infinity) {
   const each = (how) => (value, where) => {
     if (!Array.isArray(value)) throw wrong(value, where, "array");
+    if (value.length > most) throw new MessageError(`${where} has ${value.length} items, expected at most ${most}`);
     return Object.freeze(value.map((item, at) => type[how](item, `${where}[${at}]`)));
   };
   return { read: each("read"), write: each("write") };

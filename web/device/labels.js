@@ -1,4 +1,4 @@
-// From the names of classes on this device to the class numbers of the task, as device_runtime/data/labels.py.
+// From the names of classes on this device to the class numbers of the task, as models/data/labels.py.
 
 import { DataError } from "./errors.js";
 

@@ -108,8 +108,25 @@ export const Offer = message("Offer", [
   ["family", listOf(Member), Object.freeze([])],
   ["aside", orNull(Blob), null],
 ]);
-/** `issued` is in seconds since 1970; `offer` are the bytes of an Offer. */
-export const Signed = message("Signed", [["issued", int(0, 2 ** 40 - 1)], ["signature", bytes()], ["offer", bytes()]]);
+/** That an aggregator's key is followed by another, signed by the old one; `made` in seconds since 1970. */
+export const Succession = struct([
+  ["old", bytes()],
+  ["new", bytes()],
+  ["made", int(0, 2 ** 40 - 1)],
+  ["signature", bytes()],
+]);
+/**
+ * `issued` is in seconds since 1970; `offer` are the bytes of an Offer; `successions` lead from the keys of before to
+ * the one that signed this, the oldest first.
+ */
+export const Signed = message("Signed", [
+  ["issued", int(0, 2 ** 40 - 1)],
+  ["signature", bytes()],
+  ["offer", bytes()],
+  ["successions", listOf(Succession, 16), Object.freeze([])],
+]);
+/** Of a device that has a key: `message` are the bytes of a Hello, a Plan or a Contribution. */
+export const FromDevice = message("FromDevice", [["signature", bytes()], ["message", bytes()]]);
 export const Plan = message("Plan", [
   ["task", str()],
   ["round", int()],

@@ -39,10 +39,15 @@ export class Pact {
     this.#secret = secret;
   }
 
-  /** Whether the word is that of the aggregator on this, said there, in this run. @param {Uint8Array} word */
-  async holds(word, topic, run, payload) {
+  /** That one of both says this there, in this run; "" for what belongs to none. */
+  async word(topic, run, payload) {
     const said = concat([utf8(topic), Uint8Array.of(0), utf8(run), Uint8Array.of(0), payload]);
-    const right = (await hmac(this.#secret, said)).subarray(0, WORD_BYTES);
+    return (await hmac(this.#secret, said)).subarray(0, WORD_BYTES);
+  }
+
+  /** Whether the word is that of this. @param {Uint8Array} word */
+  async holds(word, topic, run, payload) {
+    const right = await this.word(topic, run, payload);
     let other = word.length ^ WORD_BYTES; // in the same time, wherever they differ
     for (let at = 0; at < WORD_BYTES; at += 1) other |= right[at] ^ (word[at] ?? 0);
     return other === 0;

@@ -5,16 +5,16 @@
 import { concat } from "./bytes.js";
 import { BundleError } from "./errors.js";
 
-const VARINT = 0;
+export const VARINT = 0;
 const FIXED_64 = 1;
-const DELIMITED = 2;
-const FIXED_32 = 5;
+export const DELIMITED = 2;
+export const FIXED_32 = 5;
 /** A field's number has 29 bits, and its type 3. */
 const MOST_KEY = 2 ** 32;
 
 /**
- * @typedef {{number: number, content: Uint8Array, encoded: Uint8Array}} Field content: of delimited ones,
- *   else empty
+ * @typedef {{number: number, wire: number, content: Uint8Array, encoded: Uint8Array}} Field content: of delimited
+ *   ones, else empty
  */
 
 /**
@@ -39,8 +39,13 @@ export function* fields(data) {
       content = data.subarray(length.end, at);
     } else throw new BundleError(`no field of type ${wire} is known, at byte ${begin}`);
     if (at > data.length) throw new BundleError(`a field ends at byte ${at} of ${data.length}`);
-    yield { number: Math.floor(key.value / 8), content, encoded: data.subarray(begin, at) };
+    yield { number: Math.floor(key.value / 8), wire, content, encoded: data.subarray(begin, at) };
   }
+}
+
+/** What a field of kind VARINT holds; beyond 2**53 it is near. @param {Field} field @returns {number} */
+export function numberOf({ encoded }) {
+  return varint(encoded, varint(encoded, 0).end).value;
 }
 
 /** @param {Uint8Array} data @param {number} at */

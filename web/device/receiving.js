@@ -1,7 +1,7 @@
 /** Messages of the link, by their topics, to whom each is of use: of device_runtime/agent.py. */
 
 import { LostTrack } from "./errors.js";
-import { Get, Receipt, decode } from "./messages.js";
+import { Get, decode } from "./messages.js";
 import { opened } from "./offers.js";
 import { isNext } from "./packets.js";
 import * as topics from "./topics.js";
@@ -15,7 +15,7 @@ export class Receiving {
   /**
    * @param {(level: string, text: string) => void} log
    * @param {{duty: import("./duty.js").Duty, attending: import("./attending.js").Attending,
-   *   following: import("./following.js").Following, voice: import("./speaking.js").Voice}} parts
+   *   following: import("./following.js").Following, trust: import("./trust.js").Trust, voice: import("./speaking.js").Voice}} parts
    */
   constructor(log, parts) {
     this.#log = log;
@@ -47,7 +47,7 @@ export class Receiving {
     const { leaf, sha, index } = topics.parse(said.topic);
     if (leaf === "task") await attending.take(await this.#opened(said, came));
     else if (leaf === "n") await this.#hear({ ...said, retain: false }, came);
-    else if (leaf === "receipt") await duty.settle(decode(Receipt, said.payload));
+    else if (leaf === "receipt") await duty.settle(await this.#parts.trust.receipt(said.topic, said.payload));
     else if (leaf === "get") await duty.answer(decode(Get, said.payload));
     else if (leaf === "block") await duty.block(sha, index, said.payload);
   }

@@ -1,4 +1,4 @@
-// Pictures of another size, as device_runtime/data/resizing.py makes them: the largest part in the middle of the
+// Pictures of another size, as models/data/resizing.py makes them: the largest part in the middle of the
 // wanted proportions, bilinear; reduced, each value is the mean of all that it covers, with falling weights.
 
 /**

@@ -131,10 +131,10 @@ export class Sending {
     }
     const before = this.#sent.get(message.seq);
     this.#sent.delete(message.seq);
-    const short = before ? null : this.#brief.of(message);
+    const short = before || !this.#voice.isBrief ? null : this.#brief.of(message);
     if (short) {
       this.#short.add(message.seq);
-      this.#voice.short(short);
+      this.#voice.short(short, message.run);
     } else {
       this.#short.delete(message.seq);
       this.#brief.sends(message);

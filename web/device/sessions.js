@@ -83,7 +83,7 @@ export class Sessions {
         `graph ${name} takes weights in lower precision, which are not made in a browser`,
       );
     }
-    const { model, names } = outside(this.bundle.graph(name));
+    const { model, names } = this.#examined(name);
     const stray = names.find((one) => !graph.frozen.includes(one));
     if (stray !== undefined)
       throw new BundleError(`graph ${name} asks for ${stray}, which the manifest does not give it`);
@@ -91,6 +91,16 @@ export class Sessions {
     const given = new Map(names.map((one) => [one, bytesOf(/** @type {any} */ (weights.get(one)))]));
     const session = await this.runtime.session(model, given, `graph ${name}`);
     return new Loaded(name, graph, session, this.watch);
+  }
+
+  /** The graph, once it is found to hold nothing that is not allowed. @param {string} name */
+  #examined(name) {
+    try {
+      return outside(this.bundle.graph(name));
+    } catch (error) {
+      if (error instanceof BundleError) throw new BundleError(`graph ${name}: ${error.message}`);
+      throw error;
+    }
   }
 
   /** Those that hold one of these parameters are given back. @param {Set<string>} changed */

@@ -29,6 +29,9 @@ const METRICS_BYTES = 8;
  *   does not count any more.
  */
 
+/** With the word (see pact.js) on `payload` behind it. @param {Uint8Array} payload @param {Uint8Array} word */
+export const withWord = (payload, word) => concat([Uint8Array.of(payload[0] | WITH_WORD), payload.subarray(1), word]);
+
 /** What the word (see pact.js) is on, and the word; empty where there is none. @param {Uint8Array} payload */
 export function parted(payload) {
   if (!(payload[0] & WITH_WORD)) return { said: payload, word: new Uint8Array() };

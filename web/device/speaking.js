@@ -2,8 +2,9 @@
  * What a device says, and through what: its topics, its presence, and of its plans what there is time for.
  */
 
-import { Contribution, Get, Hello, Plan, State, encode } from "./messages.js";
+import { Contribution, FromDevice, Get, Hello, Plan, State, encode } from "./messages.js";
 import { packetBytes } from "./packets.js";
+import { withWord } from "./small.js";
 import * as topics from "./topics.js";
 
 /**
@@ -11,7 +12,14 @@ import * as topics from "./topics.js";
  * `underWay`: messages that the broker has not acknowledged yet, on this topic or on any.
  * @typedef {{publish: (topic: string, payload: Uint8Array, retain?: boolean) => unknown,
  *   underWay: (topic?: string) => number, bytesUp: number, bytesDown: number}} Wire
+ *
+ * That this device says a payload on a topic, in a run (see pact.js).
+ * @typedef {(topic: string, run: string, payload: Uint8Array) => Promise<Uint8Array>} Word
  */
+
+/** Ends of topics whose messages a device with a key signs. */
+const SIGNED = new Set(["hello", "plan", "contribution"]);
+const SIGNATURE_BYTES = 64;
 
 /** In place of reasons that are left out. */
 export const AND_MORE = "...";
@@ -27,11 +35,32 @@ export class Voice {
   #name;
   /** @type {string | null} */
   #planSaid = null;
+  /** @type {import("./signing.js").Seal | null} */
+  #seal = null;
+  /** @type {Word | null} */
+  #word = null;
+  /** What is being signed: its topics, and the end of it all. @type {string[]} */
+  #signing = [];
+  #signed = Promise.resolve();
 
   /** @param {string} name @param {bigint} boot */
   constructor(name, boot) {
     this.#name = name;
     this.boot = boot;
+  }
+
+  /**
+   * Sign hellos, plans and contributions from now on, and put a word on those in few bytes; without `word` there
+   * are none of those. @param {import("./signing.js").Seal} seal @param {Word | null} word
+   */
+  sign(seal, word) {
+    this.#seal = seal;
+    this.#word = word;
+  }
+
+  /** Whether contributions may be sent in few bytes. */
+  get isBrief() {
+    return !this.#seal || this.#word !== null;
   }
 
   /**
@@ -50,7 +79,9 @@ export class Voice {
 
   /** Messages that have not yet reached the broker for sure. @param {string} [leaf] */
   underWay(leaf = "") {
-    return this.link.underWay(leaf ? this.#topic(leaf) : "");
+    const topic = leaf ? this.#topic(leaf) : "";
+    const signing = this.#signing.filter((one) => !topic || one === topic).length;
+    return signing + this.link.underWay(topic);
   }
 
   /** The one who hears it may not have heard the last plan. @param {any} hello */
@@ -68,7 +99,7 @@ export class Voice {
     const passed = plan.reasons.map((/** @type {string} */ reason) => reason.split(" needs")[0]);
     const said = JSON.stringify([plan.kind, ...passed]);
     if (plan.kind && said === this.#planSaid) return;
-    const fits = (/** @type {any} */ one) => packetBytes(this.#topic("plan"), encode(Plan, one)) <= roomBytes;
+    const fits = (/** @type {any} */ one) => packetBytes(this.#topic("plan"), this.#sized(encode(Plan, one))) <= roomBytes;
     let told = plan;
     while (plan.kind && told && !fits(told)) told = shorter(told);
     if (!told) return;
@@ -81,9 +112,12 @@ export class Voice {
     this.#publish("contribution", Contribution, message);
   }
 
-  /** A contribution in few bytes. @param {Uint8Array} payload */
-  short(payload) {
-    this.link.publish(this.#topic("c"), payload);
+  /** A contribution in few bytes, of this run. @param {Uint8Array} payload @param {string} run */
+  short(payload, run) {
+    const topic = this.#topic("c");
+    const word = this.#word;
+    if (word) this.#inTurn(topic, async () => withWord(payload, await word(topic, run, payload)));
+    else this.link.publish(topic, payload);
   }
 
   /** @param {any} get */
@@ -102,7 +136,30 @@ export class Voice {
 
   /** @param {string} leaf @param {any} kind @param {any} message @param {boolean} [retain] */
   #publish(leaf, kind, message, retain = false) {
-    this.link.publish(this.#topic(leaf), encode(kind, message), retain);
+    const topic = this.#topic(leaf);
+    const payload = encode(kind, message);
+    const seal = SIGNED.has(leaf) ? this.#seal : null;
+    if (seal) this.#inTurn(topic, () => seal(topic, payload));
+    else this.link.publish(topic, payload, retain);
+  }
+
+  /**
+   * Publish what takes a moment to sign, after what came before it. Where that fails nothing is sent, and what
+   * has no answer is said again. @param {string} topic @param {() => Promise<Uint8Array>} make
+   */
+  #inTurn(topic, make) {
+    this.#signing.push(topic);
+    this.#signed = this.#signed.then(async () => {
+      const payload = await make().catch(() => null);
+      this.#signing.shift();
+      if (payload) this.link.publish(topic, payload);
+    });
+  }
+
+  /** As many bytes as the payload has on the wire. @param {Uint8Array} payload */
+  #sized(payload) {
+    const signature = new Uint8Array(SIGNATURE_BYTES);
+    return this.#seal ? encode(FromDevice, { signature, message: payload }) : payload;
   }
 
   /** @param {string} leaf */

@@ -49,13 +49,13 @@ async function connectionOf({ broker, enrol, name, insecure }) {
   if (!broker) throw new DeviceError("where is the broker? Give its URL with --broker, or --enrol TOKEN");
   const url = parseUrl(broker, { insecure });
   const who = checkDevice(name ?? url.user ?? "");
-  return { url, name: who, clientId: who, key: new Uint8Array() };
+  return { url, name: who, clientId: who, key: new Uint8Array(), secret: new Uint8Array() };
 }
 
 async function main() {
   const { values: given } = parseArgs({ options: OPTIONS });
   if (!given.data || !given.state) throw new DeviceError("--data FILE and --state FOLDER are needed");
-  const { url, name, clientId, key, authority } = await connectionOf(given);
+  const { url, name, clientId, key, secret, authority } = await connectionOf(given);
   const runtime = await wasmRuntime({ threads: Number(given.threads) });
   const log = (/** @type {string} */ _level, /** @type {string} */ text) => process.stderr.write(`${text}\n`);
   const tell = (/** @type {any} */ event) => {
@@ -63,7 +63,7 @@ async function main() {
     if (given.events) printed(event);
   };
   const agent = await Agent.open(
-    { name, key, task: given.task },
+    { name, key, secret, task: given.task },
     {
       clock: () => performance.now() / 1000,
       disk: new FileDisk(given.state),

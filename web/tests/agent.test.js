@@ -55,7 +55,7 @@ test("rubbish is said to be that, and changes nothing", async () => {
   for (const [topic, payload, text] of rubbish) {
     world.told.length = 0;
     world.say(topic, payload);
-    await world.until(agent, () => world.told.some((one) => one.type === "log" && text.test(one.text)), 50);
+    await world.until(agent, () => world.told.some((one) => one.type === "log" && text.test(one.text)));
   }
   world.say(topics.down("dev", topics.block(new Uint8Array(32), 3)), utf8("nobody asked for it"));
   world.offer = world.round(1);

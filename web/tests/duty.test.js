@@ -100,7 +100,7 @@ test("a last model that does not come in time is waited for no longer, and that 
   world.pass(61);
   await settled(agent);
   assert.equal(agent.finished, true);
-  assert.equal(world.lines("the model of task t has not come in time").length, 1);
+  assert.equal(world.lines("the model of task 't' has not come in time").length, 1);
 });
 
 test("a run that begins anew with the bundle's own weights has them fetched from nowhere", async () => {
@@ -177,4 +177,20 @@ test("a model that another round has taken the place of is not judged any more, 
   await world.until(agent, () => told(world, "evaluated").length > 0);
   assert.deepEqual(world.lines("is not judged"), []);
   assert.deepEqual(told(world, "evaluated").map((one) => one.round), [2]);
+});
+
+test("samples that came after the hello are told of before an update is, which may not say more", async () => {
+  const world = await World.made();
+  let count = SAMPLES_HERE.count() - 10;
+  const some = ({ x, y, shape }) => ({ x: x.slice(0, 64 * count), y: y.slice(0, count), shape });
+  const samples = { training: () => some(SAMPLES_HERE.training()), held: SAMPLES_HERE.held, count: () => count };
+  world.offer = world.round(1);
+  const agent = await world.device({ samples });
+  await world.until(agent, () => told(world, "receipt").length === 1);
+  count += 10;
+  world.receipting = false;
+  world.tellAll(world.round(2));
+  await world.until(agent, () => world.of("contribution").length === 2);
+  const said = world.said.filter(({ leaf }) => leaf === "hello" || leaf === "contribution").slice(-2);
+  assert.deepEqual(said.map((one) => [one.leaf, one.num_examples]), [["hello", 40], ["contribution", 40]]);
 });

@@ -8,15 +8,22 @@ import { vectors } from "./vectors.js";
 
 const given = vectors("enrolment");
 
-for (const { of, token, name, client_id: clientId, url, password, authority, key, issued } of given.tokens) {
+for (const { of, token, name, client_id: clientId, url, password, authority, key, issued, secret } of given.tokens) {
   test(`a token is read as in Python: ${of}`, async () => {
     const read = await enrolmentOf(`  ${token}\n`);
     assert.deepEqual([read.name, read.clientId, read.issued], [name, clientId, issued]);
     assert.deepEqual([read.url.text, read.url.user, read.url.password], [url, name, password]);
     assert.equal(read.authority, authority);
     assert.equal(hex(read.key), key);
+    assert.equal(hex(read.secret), secret);
   });
 }
+
+test("a token of an earlier version is read, and has no key of the device's own", async () => {
+  const read = await enrolmentOf(given.earlier);
+  assert.equal(read.secret.length, 0);
+  assert.equal(read.name, given.tokens[0].name);
+});
 
 for (const { of, token } of given.refused) {
   test(`what Python refuses is refused, and nothing of it said: ${of}`, async () => {

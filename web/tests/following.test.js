@@ -1,11 +1,12 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { fromHex, hex } from "../device/bytes.js";
+import { fromHex, hex, text, utf8 } from "../device/bytes.js";
+import { MemoryDisk } from "../device/disk.js";
 import { DeviceError, MessageError } from "../device/errors.js";
 import { Following } from "../device/following.js";
-import { Contribution, Offer, decode, encode } from "../device/messages.js";
-import { MOST_BYTES, longOf, shortOf } from "../device/small.js";
+import { Contribution, Offer, Receipt, decode, encode } from "../device/messages.js";
+import { MOST_BYTES, longOf, shortOf, withWord } from "../device/small.js";
 import { Trust } from "../device/trust.js";
 import { vectors } from "./vectors.js";
 
@@ -50,6 +51,58 @@ test("a key that is none is refused", async () => {
   await assert.rejects(Trust.open(new Uint8Array(31)), { name: "NotTrusted", message: /31 bytes, expected 32/ });
   const zero = Uint8Array.of(1, ...new Uint8Array(31)); // y = 1: the map has no value there
   await assert.rejects(Trust.open(zero), { name: "NotTrusted" });
+});
+
+test("an offer older than one taken is refused in another life, by the same aggregator's key alone", async () => {
+  const [first, old] = given.enrolled.find((one) => one.of === "the time of issue only goes up").heard;
+  const disk = new MemoryDisk();
+  const key = fromHex(given.key);
+  await (await Trust.open(key, own, disk)).offer(first.topic, fromHex(first.payload));
+  const again = await Trust.open(key, own, disk);
+  await assert.rejects(again.offer(old.topic, fromHex(old.payload)), { message: /issued at 8, and one of 9 was taken/ });
+  for (const rubbish of ["", "{}", '{"key":"', "\u00ff"]) {
+    await disk.put("issued", utf8(rubbish));
+    assert.ok(await (await Trust.open(key, own, disk)).offer(old.topic, fromHex(old.payload)));
+  }
+});
+
+test("the aggregator's new key is kept for other lives, with what was issued before it", async () => {
+  const heard = given.enrolled.find((one) => one.of === "another key follows").heard;
+  const offer = (trust, { topic, payload }) => trust.offer(topic, fromHex(payload));
+  const [disk, key] = [new MemoryDisk(), fromHex(given.key)];
+  const [first, , followed, old] = heard;
+  await offer(await Trust.open(key, own, disk), first);
+  await offer(await Trust.open(key, own, disk), followed);
+  const again = await Trust.open(key, own, disk);
+  await assert.rejects(offer(again, old), { name: "NotTrusted" });
+  assert.equal((await offer(again, followed)).round, 3);
+  assert.equal(JSON.parse(text(await disk.get("issued"))).issued.t, 9);
+  const other = await Trust.open(fromHex(given.says.public), own, disk); // another enrolment on the same disk
+  await assert.rejects(offer(other, followed), { name: "NotTrusted" });
+  await disk.put("successor", utf8("{"));
+  assert.equal((await offer(await Trust.open(key, own, disk), old)).round, 3);
+});
+
+test("a receipt counts by its word alone, where the device signs", async () => {
+  const { receipt_topic: topic, receipt, receipt_with_word: withWord } = given.says;
+  const trust = await Trust.open(fromHex(given.key), own, null, true);
+  const read = await trust.receipt(topic, fromHex(withWord));
+  assert.deepEqual({ ...read }, { ...decode(Receipt, fromHex(receipt)) });
+  const bent = fromHex(withWord);
+  bent[5] ^= 1;
+  for (const forged of [fromHex(receipt), bent, new Uint8Array()]) {
+    await assert.rejects(trust.receipt(topic, forged), { name: "NotTrusted" });
+  }
+  await assert.rejects(trust.receipt(`${topic}s`, fromHex(withWord)), { name: "NotTrusted" });
+  const unsigned = await Trust.open(fromHex(given.key), own);
+  assert.equal((await unsigned.receipt(topic, fromHex(receipt))).seq, 2);
+});
+
+test("a contribution in few bytes has the word that Python's has", async () => {
+  const trust = await Trust.open(fromHex(given.key), own, null, true);
+  const { short, short_topic: topic, short_with_word: expected } = given.says;
+  const word = await trust.word(topic, "r", fromHex(short));
+  assert.equal(hex(withWord(fromHex(short), word)), expected);
 });
 
 test("a browser that cannot agree says no key, and takes whole offers alone", async (t) => {

@@ -23,7 +23,7 @@ export async function freePort() {
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** Waits for it; throws where it does not come true in `ms`. */
-export async function until(condition, ms = 20_000) {
+export async function until(condition, ms = 120_000) {
   for (const end = Date.now() + ms; Date.now() < end; await pause(10)) if (await condition()) return;
   throw new Error(`not within ${ms} ms: ${condition}`);
 }

@@ -24,6 +24,13 @@ function noise(seed, count) {
   return Array.from({ length: count }, () => (x = (75 * x + 74) % 65537));
 }
 
+/** As bytes that are rounded from floats: one in 500, or one at all, may be off by 1. */
+function assertRoundedAlike(made, expected, of) {
+  assert.equal(made.length, expected.length);
+  const off = [...made].map((value, i) => Math.abs(value - expected[i])).filter((step) => step !== 0);
+  assert.ok(off.every((step) => step === 1) && off.length <= Math.max(1, made.length / 500), `${of}: ${off.length} are off`);
+}
+
 const bytesOf = (floats) => hex(new Uint8Array(floats.buffer, floats.byteOffset, floats.byteLength));
 
 test("raw values become the same float32 values as in Python", () => {
@@ -42,9 +49,11 @@ test("pictures are cut and resized as in Python", () => {
   for (const one of known.pictures) {
     const count = one.height * one.width * one.channels;
     const raw = pictureRaw(one.input, { ...one, pixels: Uint8Array.from(noise(7, count), (value) => value % 256) });
-    assert.equal(raw.length, one.raw.length);
-    const near = white(one.input) === 255 ? 0 : 1e-5;
-    raw.forEach((value, i) => assert.ok(Math.abs(value - one.raw[i]) <= near, `${i}: ${value}, expected ${one.raw[i]}`));
+    if (white(one.input) === 255) assertRoundedAlike(raw, fromHex(one.levels), `${one.height}x${one.width}`);
+    else {
+      assert.equal(raw.length, one.raw.length);
+      raw.forEach((value, i) => assert.ok(Math.abs(value - one.raw[i]) <= 1e-5 * Math.max(1, one.raw[i]), `${i}: ${value}, expected ${one.raw[i]}`));
+    }
   }
 });
 
@@ -62,9 +71,9 @@ test("digits of 16 greys are light on a dark ground", () => {
 });
 
 test("log-mel features of sounds at any rate are those of Python", () => {
-  for (const { input, rate, count, raw } of known.sounds) {
+  for (const { input, rate, count, levels } of known.sounds) {
     const samples = noise(rate, count).map((value, i) => Math.floor(((value - 32768) * ((i * 7) % 997)) / 1024));
-    assert.equal(hex(soundRaw(input, Float32Array.from(samples), rate)), raw, `at ${rate} Hz`);
+    assertRoundedAlike(soundRaw(input, Float32Array.from(samples), rate), fromHex(levels), `at ${rate} Hz`);
   }
 });
 

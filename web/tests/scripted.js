@@ -118,7 +118,7 @@ export class World {
   }
 
   /** Let the device work until this is so. */
-  async until(agent, condition, steps = 2000) {
+  async until(agent, condition, steps = 20_000) {
     for (let step = 0; step < steps; step += 1) {
       if (condition()) return;
       await agent.step(0.002);

@@ -1,13 +1,13 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { fromHex } from "../device/bytes.js";
+import { fromHex, hex } from "../device/bytes.js";
 import { NotTrusted } from "../device/errors.js";
 import { Signed, decode, encode } from "../device/messages.js";
-import { Verifier } from "../device/signing.js";
+import { Verifier, sealer } from "../device/signing.js";
 import { vectors } from "./vectors.js";
 
-const { key, enrolled } = vectors("following");
+const { key, enrolled, says } = vectors("following");
 /** Offers that Python sealed, with the right key, another, or none, and what is no offer. */
 const heard = enrolled.flatMap(({ heard: all }) => all.map((one) => ({ ...one, payload: fromHex(one.payload) })));
 
@@ -41,6 +41,12 @@ test("a browser without Ed25519 believes the offers that one with it believes, a
   assert.deepEqual(found, known);
   assert.equal(known[heard.indexOf(one)].issued, signed.issued);
   for (const refused of known.slice(-3)) assert.match(refused, /^NotTrusted: .*not signed by the aggregator/);
+});
+
+test("a device signs as in Python, also in a browser without Ed25519", async () => {
+  const signs = async () => (await sealer(fromHex(says.secret)))(says.topic, fromHex(says.message));
+  assert.equal(hex(await signs()), says.sealed);
+  assert.equal(hex(await without("Ed25519", signs)), says.sealed);
 });
 
 test("a key of another length is none", async () => {

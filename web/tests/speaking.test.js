@@ -1,11 +1,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { fromHex } from "../device/bytes.js";
 import { Hours } from "../device/hours.js";
-import { Contribution, Hello, Plan, State, decode } from "../device/messages.js";
+import { Contribution, FromDevice, Hello, Plan, State, decode } from "../device/messages.js";
 import { bareHello } from "../device/reports.js";
 import { AND_MORE, Voice } from "../device/speaking.js";
+import { sealer } from "../device/signing.js";
 import { Standing } from "../device/standing.js";
+import { vectors } from "./vectors.js";
 
 const BOOT = 7n;
 const PLAN = { task: "t", round: 3, kind: "few-shot", seconds: 1, memory_bytes: 2, energy_j: 3 };
@@ -41,6 +44,39 @@ test("the same plan is told once, and again to who has heard a new hello; sittin
   voice.plan({ ...plan, kind: "" }, 0);
   voice.plan({ ...plan, kind: "" }, 0);
   assert.deepEqual(said.map((one) => one.leaf), ["plan", "hello", "plan", "plan", "plan"]);
+});
+
+test("a device with a key signs what it says of itself, in the order in which it says it, and nothing else", async () => {
+  const sent = [];
+  const voice = new Voice("dev", BOOT);
+  voice.link = { publish: (topic, payload) => sent.push({ topic, payload }), underWay: () => 0, bytesUp: 0, bytesDown: 0 };
+  const secret = fromHex(vectors("following").says.secret);
+  voice.sign(await sealer(secret), async () => new Uint8Array(8).fill(9));
+  voice.paused(true);
+  voice.hello(bareHello(BOOT));
+  voice.plan({ ...PLAN, reasons: [] }, 1e4);
+  voice.short(Uint8Array.of(4, 1, 2), "r");
+  assert.deepEqual([voice.underWay(), voice.underWay("hello"), voice.underWay("contribution")], [3, 1, 0]);
+  while (voice.underWay()) await new Promise((resolve) => setTimeout(resolve, 1));
+  assert.deepEqual(sent.map(({ topic }) => topic.split("/").at(-1)), ["state", "hello", "plan", "c"]);
+  const [state, hello, plan, short] = sent.map((one) => one.payload);
+  assert.equal(decode(State, state).paused, true);
+  assert.equal(decode(Hello, decode(FromDevice, hello).message).boot, BOOT);
+  assert.equal(decode(Plan, decode(FromDevice, plan).message).round, 3);
+  assert.equal(decode(FromDevice, plan).signature.length, 64);
+  assert.deepEqual([...short], [0x14, 1, 2, ...new Uint8Array(8).fill(9)]);
+  assert.ok(voice.isBrief);
+  voice.sign(await sealer(secret), null);
+  assert.ok(!voice.isBrief, "nobody could tell whose they are");
+});
+
+test("a plan has room for its signature, or is not told", async () => {
+  const { voice, said } = spoken();
+  voice.plan({ ...PLAN, reasons: [] }, 75);
+  assert.equal(said.length, 1);
+  voice.sign(await sealer(new Uint8Array(32)), null);
+  voice.plan({ ...PLAN, kind: "full", reasons: [] }, 75);
+  assert.equal(voice.underWay(), 0);
 });
 
 test("reasons that there is no time for are left out, from the end, and then the plan", () => {

@@ -4,10 +4,10 @@ import { h, s, table } from "./dom.js";
 
 const WIDTH = 360;
 const HEIGHT = 180;
-const LEFT = 56;
 const RIGHT = 8;
 const TOP = 8;
 const BOTTOM = 24;
+const LETTER = 7.2; // a wide digit of a label's 11 pixels
 const MOST = 60; // columns or points; more rounds are gathered into as many
 
 /** `series`: [{name, colour, values}], one value a round, null where there is none. */
@@ -15,15 +15,16 @@ export function lines(title, numbers, series, unit, floor = null) {
   const { rounds, values } = gathered(numbers, series, mean);
   const all = values.flat().filter((value) => value !== null);
   const [low, high] = range(all, floor);
+  const left = margin(low, high, unit);
   const y = scale(low, high, HEIGHT - BOTTOM, TOP);
-  const x = (place) => (rounds.length < 2 ? (LEFT + WIDTH - RIGHT) / 2 : LEFT + 6 + (place * (WIDTH - LEFT - RIGHT - 12)) / (rounds.length - 1));
+  const x = (place) => (rounds.length < 2 ? (left + WIDTH - RIGHT) / 2 : left + 6 + (place * (WIDTH - left - RIGHT - 12)) / (rounds.length - 1));
   const marks = values.flatMap((line, index) => {
     const points = line.map((value, place) => (value === null ? null : [x(place), y(value)])).filter(Boolean);
     const path = points.map(([px, py], i) => `${i ? "L" : "M"}${px.toFixed(1)} ${py.toFixed(1)}`).join("");
     const dots = points.length <= 20 ? points.map(([px, py]) => s("circle", { cx: px, cy: py, r: 2.5, class: `dot c${series[index].colour}` })) : [];
     return [s("path", { d: path, class: `line c${series[index].colour}` }), ...dots];
   });
-  return framed({ title, rounds, series, values, unit, low, high, y, x, marks });
+  return framed({ title, rounds, series, values, unit, low, high, left, y, x, marks });
 }
 
 /** The same as columns, one upon the other. */
@@ -31,9 +32,10 @@ export function columns(title, numbers, series, unit) {
   const { rounds, values } = gathered(numbers, series, sum);
   const totals = rounds.map((_, place) => values.reduce((total, one) => total + (one[place] ?? 0), 0));
   const high = nice(Math.max(0, ...totals)) || 1;
+  const left = margin(0, high, unit);
   const y = scale(0, high, HEIGHT - BOTTOM, TOP);
-  const step = (WIDTH - LEFT - RIGHT) / Math.max(1, rounds.length);
-  const x = (place) => LEFT + step * (place + 0.5);
+  const step = (WIDTH - left - RIGHT) / Math.max(1, rounds.length);
+  const x = (place) => left + step * (place + 0.5);
   const wide = Math.max(1, Math.min(24, step * 0.78));
   const marks = rounds.flatMap((_, place) => {
     let below = 0;
@@ -45,18 +47,22 @@ export function columns(title, numbers, series, unit) {
       return value ? s("rect", { ...shape, class: `bar c${series[index].colour}` }) : null;
     });
   });
-  return framed({ title, rounds, series, values, unit, low: 0, high, y, x, marks });
+  return framed({ title, rounds, series, values, unit, low: 0, high, left, y, x, marks });
 }
 
-function framed({ title, rounds, series, values, unit, low, high, y, x, marks }) {
-  const ticks = [low, (low + high) / 2, high];
-  const grid = ticks.flatMap((value) => [
-    s("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value), class: "grid" }),
-    s("text", { x: LEFT - 6, y: y(value) + 4, class: "tick end" }, unit(value)),
+const ticksOf = (low, high) => [low, (low + high) / 2, high];
+
+/** Room for the longest label beside the axis. */
+const margin = (low, high, unit) => 10 + LETTER * Math.max(...ticksOf(low, high).map((value) => unit(value).length));
+
+function framed({ title, rounds, series, values, unit, low, high, left, y, x, marks }) {
+  const grid = ticksOf(low, high).flatMap((value) => [
+    s("line", { x1: left, x2: WIDTH - RIGHT, y1: y(value), y2: y(value), class: "grid" }),
+    s("text", { x: left - 6, y: y(value) + 4, class: "tick end axis" }, unit(value)),
   ]);
   const names = new Set([0, rounds.length - 1, Math.floor((rounds.length - 1) / 2)]);
   const bottom = [...names].filter((place) => place >= 0 && rounds.length).map((place) =>
-    s("text", { x: x(place), y: HEIGHT - 7, class: "tick middle" }, rounds[place]),
+    s("text", { x: inside(x(place), rounds[place]), y: HEIGHT - 7, class: "tick middle" }, rounds[place]),
   );
   const picture = s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" }, ...grid, ...marks, ...bottom);
   const told = series.length === 1 && series[0].name === title.toLowerCase();
@@ -69,6 +75,9 @@ function framed({ title, rounds, series, values, unit, low, high, y, x, marks })
   const figures = h("details", {}, h("summary", {}, "figures"), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `${title}: figures` }, table(title, heads, rows, "none")));
   return h("figure", {}, h("figcaption", {}, title), picture, legend, figures);
 }
+
+/** Where the middle of a label is to be, so that its end is in the picture. */
+const inside = (at, text) => Math.min(at, WIDTH - 1 - (LETTER * text.length) / 2);
 
 export function swatch(colour) {
   return s("svg", { viewBox: "0 0 10 10", class: "swatch", "aria-hidden": "true" }, s("rect", { width: 10, height: 10, rx: 2, class: `bar c${colour}` }));

@@ -6,23 +6,26 @@ import { ago, bytes, joules, seconds } from "./format.js";
 
 let offset = 0;
 
-const provenance = (d) => `${joules(d.energy_j)}${d.energy_uncertainty === null ? "" : ` ± ${Math.round(100 * d.energy_uncertainty)} %`}, ${d.energy_source}`;
+const spread = (d) => (d.energy_uncertainty === null ? "" : ` ± ${Math.round(100 * d.energy_uncertainty)} %`);
+
+/** A figure or a word, and what there is to say of it on a line of its own. */
+const two = (first, second) => h("span", {}, first, first && second ? h("br") : "", second);
+const quiet = (text) => h("span", { class: "quiet" }, text);
 
 /** By what it says of its engine. */
 const isBrowser = (d) => d.engine.startsWith("onnxruntime-web");
 
 const columns = [
   { head: "device", look: "name", cell: (d) => h("span", { class: d.online ? "on" : "off" }, d.device, h("span", { class: "sr" }, d.online ? ", online" : ", offline")) },
-  { head: "class", cell: (d) => h("span", {}, isBrowser(d) ? h("span", { class: "browser" }, "browser") : "", " ", [d.profile, d.engine].filter(Boolean).join(", ")) },
+  { head: "class", look: "prose", cell: (d) => h("span", {}, isBrowser(d) ? h("span", { class: "browser" }, "browser") : "", " ", [d.profile, d.engine].filter(Boolean).join(", ")) },
   { head: "battery", look: "number", cell: (d) => (d.battery_percent === null ? "" : `${d.battery_percent} %`) },
-  { head: "kind", look: "name", cell: (d) => d.kind || d.doing },
+  { head: "kind", look: "name", cell: (d) => (d.kind || d.doing) && two(d.kind, d.doing && h("span", { class: `tag ${d.doing.replace(" ", "-")}` }, `${d.doing} in ${d.round}`)) },
   { head: "why", look: "wide", cell: (d) => d.why },
-  { head: "now", cell: (d) => h("span", { class: `tag ${d.doing.replace(" ", "-")}` }, d.doing && `${d.doing} in ${d.round}`) },
   { head: "samples", look: "number", cell: (d) => `${d.num_examples}` },
   { head: "time", look: "number", cell: (d) => (d.train_s === null ? "" : seconds(d.train_s)) },
   { head: "up", look: "number", cell: (d) => (d.bytes_up ? bytes(d.bytes_up) : "") },
-  { head: "energy", look: "number", cell: (d) => (d.energy_j === null ? "" : provenance(d)) },
-  { head: "counted", look: "number", cell: (d) => `${d.contributions}${d.not_counted ? ` (${d.not_counted} not)` : ""}` },
+  { head: "energy", look: "number", cell: (d) => (d.energy_j === null ? "" : two(`${joules(d.energy_j)}${spread(d)}`, quiet(d.energy_source))) },
+  { head: "counted", look: "number", cell: (d) => two(`${d.contributions}`, d.not_counted ? quiet(`${d.not_counted} not`) : "") },
   { head: "seen", look: "stamp", cell: (d) => ago(d.last_seen) },
 ];
 

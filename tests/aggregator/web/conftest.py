@@ -16,7 +16,7 @@ pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[se
 SERVE = "import sys; from device_runtime.cli import main; sys.exit(main(['serve', *sys.argv[1:]]))"
 TOKEN = "a-token-of-more-than-sixteen-characters"
 HOSTILE = "full needs <script>document.title='owned'</script> <img src=x onerror=alert(1)> \"quoted\" & more"
-PATIENCE_MS = 90_000
+PATIENCE_MS = 240_000
 """Of a page."""
 
 
@@ -61,7 +61,7 @@ class Running:
             headers["Authorization"] = f"Bearer {token}"
         request = urllib.request.Request(self.url + path, headers=headers, method=method)  # noqa: S310 - ours
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310
                 return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, answer.read())
         except urllib.error.HTTPError as error:
             return Answer(error.code, {k.lower(): v for k, v in error.headers.items()}, error.read())
@@ -69,7 +69,7 @@ class Running:
     def live(self, task="digits"):
         return self.get(f"/api/v1/tasks/{task}").json["live"]
 
-    def wait(self, true, timeout_s=150):
+    def wait(self, true, timeout_s=300):
         """Until something is true of `live`; the test fails when it does not become so."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
@@ -140,7 +140,7 @@ def started(tmp_path):
             [sys.executable, "-c", SERVE, "--config", str(tmp_path / "server.toml"), *flags],
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=300,
             cwd=tmp_path,
         )
         return done.returncode, done.stderr + done.stdout

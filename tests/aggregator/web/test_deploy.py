@@ -1,5 +1,6 @@
 """What lies in deploy/, as far as a machine can check it without starting containers."""
 
+import json
 import queue
 import re
 import shutil
@@ -12,9 +13,12 @@ import pytest
 from aggregator import config
 from aggregator import task as tasks
 from aggregator.exits import Exit
+from aggregator.task import tomllib
 from aggregator.web.metrics import Metrics
+from broker import mosquitto
 from broker.errors import BrokerRefused
 from broker.link import Link
+from broker.running import BrokerOptions
 from broker.url import BrokerUrl
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -33,7 +37,8 @@ def test_systemd_reads_the_unit():
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     complaints = [line for line in done.stderr.splitlines() if "/opt/device-runtime/bin" not in line]
     assert [line for line in complaints if "device-runtime.service" in line] == []
-    assert f"RestartPreventExitStatus={Exit.SETTINGS:d} {Exit.MISSING:d}\n" in unit.read_text()
+    numbers = f"{Exit.SETTINGS:d} {Exit.MISSING:d} {Exit.FRUITLESS:d}"
+    assert f"RestartPreventExitStatus={numbers}\n" in unit.read_text()
 
 
 def test_the_compose_file_has_all_that_it_mounts():
@@ -61,6 +66,49 @@ def test_alerts_ask_for_metrics_that_there_are(tmp_path, clock):
     names = set(re.findall(r"device_runtime_\w+", " ".join(rule["expr"] for rule in rules)))
     assert len(names) >= 4
     assert [name for name in names if name not in there] == []
+
+
+def test_mosquitto_of_the_compose_file_has_the_limits_and_the_access_list_of_the_others():
+    lines = (DEPLOY / "mosquitto.conf").read_text().splitlines()
+    assert set(mosquitto.LIMITS) | {f"max_connections {mosquitto.CONNECTIONS}"} <= set(lines)
+    assert (DEPLOY / "access").read_text() == mosquitto.access_list(BrokerOptions())
+
+
+def test_every_image_and_what_is_installed_into_it_has_an_exact_version():
+    files = [DEPLOY / "Dockerfile", DEPLOY / "device.Dockerfile", DEPLOY / "compose.yaml"]
+    text = "\n".join(path.read_text() for path in files)
+    images = re.findall(r"^(?:FROM|\s+image:) +(\S+)", text, re.MULTILINE)
+    assert len(images) == 7
+    for image in images:
+        assert re.fullmatch(r"\S+(:v?\d+\.\d+\.\d+\S*|@sha256:[0-9a-f]{64})", image), image
+    commands = re.findall(r"pip install (.*?)(?:&&|\n(?!\s))", text.replace("\\\n", " "), re.DOTALL)
+    assert len(commands) == 4
+    for command in commands:
+        assert re.search(r"pip==\d+\.\d+", command) or "-c deploy/constraints.txt" in command, command
+    assert "npm ci " in text
+
+
+def test_constraints_name_all_that_the_images_install_in_versions_that_are_meant():
+    from packaging.requirements import Requirement
+
+    lines = (DEPLOY / "constraints.txt").read_text().splitlines()[1:]
+    pinned = dict(line.split("==") for line in lines)
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    wanted = [*project["project"]["dependencies"], *extras["aggregator"], *extras["service"]]
+    for text in [*wanted, *project["build-system"]["requires"]]:
+        one = Requirement(text)
+        if one.name != "tomli":  # for a Python that no image has
+            assert one.specifier.contains(pinned[one.name]), text
+
+
+def test_what_a_page_loads_of_libraries_is_checked_by_its_hash():
+    lock = json.loads((DEPLOY.parent / "web" / "package-lock.json").read_text())
+    packages = {name: one for name, one in lock["packages"].items() if name}
+    assert len(packages) > 10
+    for name, one in packages.items():
+        assert one["integrity"].startswith("sha512-"), name
+        assert "resolved" not in one, name
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def device(url):
 def received(page, size):
     data = b""
     while len(data) < size:
-        data += page.recv(timeout=10)
+        data += page.recv(timeout=120)
     return data
 
 
@@ -181,7 +181,7 @@ def test_when_one_side_ends_so_does_the_other(running, echo, eventually):  # noq
     with device(url) as one:
         echo.hang_up()
         with pytest.raises(ConnectionClosed):
-            one.recv(timeout=10)
+            one.recv(timeout=120)
     with device(url):
         pass
     eventually(lambda: echo.connections[-1].fileno() == -1)
@@ -204,7 +204,7 @@ def test_who_does_not_say_who_it_is_in_time_holds_no_place(running, echo, monkey
         if said:
             one.send(said)
         with pytest.raises(ConnectionClosed):
-            one.recv(timeout=10)
+            one.recv(timeout=120)
     assert echo.heard == b""
 
 
@@ -213,11 +213,12 @@ def test_who_does_not_say_who_it_is_in_time_holds_no_place(running, echo, monkey
     [b"GET / HTTP/1.1", b"\x30\x00", b"\x10\xff\xff\xff\x7f", b"\x10\x80\x80\x80\x80", b"\x10\x81\x80\x01"],
     ids=["HTTP", "a message first", "256 MB", "no end of its length", "a byte too many"],
 )
-def test_what_begins_otherwise_does_not_reach_the_broker(running, echo, said):  # noqa: F811
+def test_what_begins_otherwise_does_not_reach_the_broker(running, echo, monkeypatch, said):  # noqa: F811
+    monkeypatch.setattr(gateway, "CONNECT_S", 600.0)  # what closes it is not that
     with page(running(open_to(echo.port))) as one:
         one.send(said)
         with pytest.raises(ConnectionClosed):
-            one.recv(timeout=5)
+            one.recv(timeout=120)
     assert echo.heard == b""
 
 
@@ -233,7 +234,7 @@ def test_a_page_from_which_nothing_comes_for_very_long_is_closed(running, echo, 
     """It has vanished, and the broker did not see it."""
     monkeypatch.setattr(gateway, "QUIET_S", 1.0)
     with device(running(open_to(echo.port))) as one, pytest.raises(ConnectionClosed):
-        one.recv(timeout=10)
+        one.recv(timeout=120)
 
 
 def test_only_so_many_pages_are_let_in(running, echo, monkeypatch):  # noqa: F811
@@ -334,7 +335,7 @@ def test_who_does_not_read_is_cut_off_and_what_waits_for_it_is_bounded(
     monkeypatch.setattr(connections, "SLOW_S", 1.0)
     with unread(running(open_to(flooding.port))) as one:
         one.send(CONNECT)
-        assert flooding.ended.wait(30)
+        assert flooding.ended.wait(600)
         assert flooding.sent < 32 * 2**20  # of which most is what the system holds on the way
 
 
@@ -344,7 +345,7 @@ def test_who_pings_and_does_not_read_is_cut_off(running, flooding):  # noqa: F81
         with pytest.raises((ConnectionClosed, OSError)):
             for _ in range(100_000):
                 one.ping()
-        assert flooding.ended.wait(30)
+        assert flooding.ended.wait(600)
 
 
 def test_a_message_of_endless_frames_is_cut_off(running, echo):  # noqa: F811
@@ -363,11 +364,11 @@ def test_a_device_is_at_a_real_broker_through_it(running, broker):  # noqa: F811
     try:
         link.connect()
         other.connect()
-        assert inbox.get(timeout=5) == Connected(first=True)
+        assert inbox.get(timeout=120) == Connected(first=True)
         for _ in range(8):
             other.publish("dn/block", BLOCK)
         for _ in range(8):
-            assert inbox.get(timeout=5) == Received("dn/block", BLOCK)
+            assert inbox.get(timeout=120) == Received("dn/block", BLOCK)
     finally:
         link.close()
         other.close()

@@ -105,7 +105,7 @@ def test_only_who_has_the_token_learns_anything_and_no_log_or_answer_holds_it(se
     for path in ("/static/../site.py", "/static/%2e%2e/site.py", "/static//etc/passwd", "/nothing"):
         assert service.get(path).status == 404, path
     service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(60) == 0
+    assert service.process.wait(600) == 0
     assert TOKEN not in service.log.read_text()
 
 
@@ -121,7 +121,7 @@ def test_bad_questions_are_answered_with_what_was_expected(serve):
         b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 50_000,
         b"POST /metrics HTTP/1.1\r\n\r\n",
     ):
-        with socket.create_connection((host, int(port)), timeout=20) as raw, suppress(OSError):
+        with socket.create_connection((host, int(port)), timeout=120) as raw, suppress(OSError):
             raw.sendall(rubbish)
             raw.recv(100)
     assert service.live()["phase"] == "waiting"
@@ -140,7 +140,7 @@ def until(raw, wanted):
 def test_a_live_view_hears_of_what_happens_and_ends_with_the_service(serve, fleet):
     service = serve(TASK)
     host, port = service.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as raw:
+    with socket.create_connection((host, int(port)), timeout=120) as raw:
         ask = f"GET /api/v1/tasks/digits/events HTTP/1.1\r\nHost: {host}\r\n"
         raw.sendall(f"{ask}Authorization: Bearer {TOKEN}\r\n\r\n".encode())
         heard = until(raw, b"event: live")
@@ -153,7 +153,7 @@ def test_a_live_view_hears_of_what_happens_and_ends_with_the_service(serve, flee
     events = [json.loads(line[6:]) for line in heard.decode().splitlines() if line.startswith("data: ")]
     versions = [event["version"] for event in events]
     assert versions == sorted(versions)
-    assert service.process.wait(60) == 0
+    assert service.process.wait(600) == 0
 
 
 def test_a_stopped_service_goes_on_with_its_log_of_contributions(serve, fleet, eventually):
@@ -228,7 +228,7 @@ def test_logs_are_lines_of_json(serve, fleet):
     fleet("full")
     service.wait(lambda live: live["closed_rounds"] >= 1)
     service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(60) == 0
+    assert service.process.wait(600) == 0
     lines = [json.loads(line) for line in service.log.read_text().splitlines()]
     assert all({"time", "level", "logger", "event"} <= line.keys() for line in lines)
     closed = [line for line in lines if line["event"] == "round closed"]

@@ -38,7 +38,7 @@ def asked(url, trust, token="", **headers):
     given = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(url, headers={**given, **headers})  # noqa: S310 - ours
     try:
-        with urllib.request.urlopen(request, context=trust, timeout=60) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, context=trust, timeout=120) as answer:  # noqa: S310
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -106,7 +106,7 @@ def served(site, authority):
     """The certificate of a new connection, verified."""
     trust = ssl.create_default_context(cadata=authority.certificate)
     address = ("127.0.0.1", int(site.url.rpartition(":")[2]))
-    plain = socket.create_connection(address, timeout=60)
+    plain = socket.create_connection(address, timeout=120)
     with trust.wrap_socket(plain, server_hostname="127.0.0.1") as secure:
         return ssl.DER_cert_to_PEM_cert(secure.getpeercert(binary_form=True))
 

@@ -5,6 +5,7 @@ import pwd
 import queue
 import re
 import subprocess
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from broker import link_book, links, mosquitto, register, topics
 from broker.link import Link
 from broker.messages import Hello, State, encode
 from broker.running import BrokerOptions, find_port
+from broker.signing import DeviceSigner
 from broker.site import Opened
 
 from .conftest import PATIENCE_MS
@@ -41,7 +43,7 @@ def house(tmp_path, program, launched, eventually):
     with launched(tmp_path / "mosquitto.log", other=command):
         eventually(lambda: "running" in (tmp_path / "mosquitto.log").read_text())
         with launched(log, *serve, "--web", "--http", "127.0.0.1:0") as process:
-            eventually(lambda: "browsers join at" in log.read_text() or process.poll() is not None, 60)
+            eventually(lambda: "browsers join at" in log.read_text() or process.poll() is not None, 300)
             words = log.read_text().split()
             url = next(word for word in words if word.startswith("http://"))
             token = (tmp_path / "run" / "http-token").read_text().strip()
@@ -116,11 +118,13 @@ def test_the_fleet_says_which_devices_are_browsers(visit, house):
     linked = Link(opened.for_aggregator, "fleet", queue.SimpleQueue())  # it may speak for all
     linked.connect()
     for name, engine in (("phone", "onnxruntime-web 1.30.0 wasm"), ("pi", "onnxruntime 1.31.0")):
+        signer = DeviceSigner(register.add(opened, name, datetime.now(timezone.utc)).secret)
         linked.publish(topics.up(name, "state"), encode(State(boot=1, online=True)), True)
         hello = Hello(
             boot=1, num_examples=1, profile="here", memory_bytes=1, engine=engine, battery_percent=-1
         )
-        linked.publish(topics.up(name, "hello"), encode(hello))
+        topic = topics.up(name, "hello")
+        linked.publish(topic, signer.seal(topic, encode(hello)))
     row = page.locator("#fleet-table tr:has-text('phone')")
     expect(row.locator(".browser")).to_have_text("browser", timeout=PATIENCE_MS)
     expect(page.locator("#fleet-table tr:has-text('pi')").first).to_contain_text("onnxruntime 1.31.0")

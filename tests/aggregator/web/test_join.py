@@ -77,7 +77,7 @@ def of(opened, **changes):
 
 
 def ask(url, path, method="GET", body=None, token=None, **headers):
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
     if token:
         headers["Authorization"] = f"Bearer {token}"
     if body is not None:

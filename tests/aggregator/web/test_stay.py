@@ -31,7 +31,7 @@ def test_http_answers_when_all_is_done_until_it_is_stopped(serve, fleet, eventua
         True,
     )
     service.process.send_signal(signal.SIGTERM)
-    assert service.process.wait(60) == 0
+    assert service.process.wait(600) == 0
 
 
 def test_a_done_task_that_is_served_again_stays_too(serve, fleet, eventually):
@@ -44,4 +44,4 @@ def test_a_done_task_that_is_served_again_stays_too(serve, fleet, eventually):
     assert eventually(lambda: "http answers until it is stopped" in again.log.read_text())
     assert again.get("/api/v1/tasks/digits/versions").status == 200
     again.process.send_signal(signal.SIGTERM)
-    assert again.process.wait(60) == 0
+    assert again.process.wait(600) == 0

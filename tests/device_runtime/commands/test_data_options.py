@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from device_runtime.commands import data_options, join
-from device_runtime.data import Place
-from device_runtime.errors import DataError
 from device_runtime.personal.wish import Wish
+from models.data import Place
+from models.errors import DataError
 
 
 def parsed(*arguments):

@@ -14,14 +14,14 @@ from broker.authority import issue, make_authority
 from broker.blobs import name
 from broker.brokers import start
 from broker.enrolment import Enrolment
-from broker.link import Link, LinkOptions
+from broker.link import Link, LinkOptions, Received
 from broker.messages import Base, Offer
 from broker.running import BrokerOptions, find_port
 from broker.signing import Signer
 from broker.url import TLS, BrokerUrl
 from device_runtime import examining_broker
 from device_runtime.connecting import Connection, connect
-from device_runtime.examining_broker import DAY_S, examine
+from device_runtime.examining_broker import DAY_S, _all_offered, examine
 
 needs_mosquitto = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
 NOW = datetime.now(timezone.utc)
@@ -95,7 +95,7 @@ def test_a_device_that_is_not_called_like_its_user_may_not_write_its_branch(runn
     broker = running({"other": "one", "aggregator": "all"})
     seen = found(plain(broker.url, "other"))
     assert seen["own branch"].state == "problem"
-    assert "pattern write fl/v1/d/%u/up/#" in seen["own branch"].advice
+    assert "pattern write fl/v1/d/%u/up/LEAF" in seen["own branch"].advice
 
 
 @needs_mosquitto
@@ -201,9 +201,20 @@ def test_whose_offers_there_are(running, by, state):
     assert "the offer is of" in seen["clock"].found
 
 
+def test_an_offer_left_by_an_earlier_key_is_no_problem_beside_one_that_is_believed():
+    connection, blob = plain("mqtt://127.0.0.1:1", key=SIGNER.public), name(b"x")
+    where = {"bundle": blob, "kinds": (), "base": Base(checkpoint=(blob,), sha=blob.sha)}
+    given = Offer(task="t", run="r", round=3, seed=1, deadline_s=1.0, remaining_s=1.0, **where)
+    topic = f"{topics.ROOT}/all/round/t"
+    by = [Received(topic, signer.seal(topic, given, 5), True) for signer in (Signer(bytes(32)), SIGNER)]
+    assert [one.state for one in _all_offered(connection, by)] == ["missing", "ok"]
+    assert [one.state for one in _all_offered(connection, by[:1])] == ["problem"]
+
+
 def test_an_enrolment_that_others_can_read_is_a_problem(tmp_path):
     port = find_port(BrokerOptions())
-    Enrolment(f"mqtts://127.0.0.1:{port}", "pi-1", "secret", b"der", bytes(32), 5).save(tmp_path)
+    enrolment = Enrolment(f"mqtts://127.0.0.1:{port}", "pi-1", "secret", b"der", bytes(32), 5, bytes(32))
+    enrolment.save(tmp_path)
     options = argparse.Namespace(
         broker=None, name=None, state=tmp_path, ca=None, cert=None, key=None, insecure=False
     )
@@ -211,3 +222,17 @@ def test_an_enrolment_that_others_can_read_is_a_problem(tmp_path):
     (tmp_path / "enrolment.json").chmod(0o644)
     seen = found(connect(options))["enrolment"]
     assert (seen.state, seen.advice) == ("problem", f"chmod 600 {tmp_path / 'enrolment.json'}")
+
+
+def test_a_device_without_a_key_of_its_own_is_told_what_the_broker_could_do(tmp_path):
+    url = f"mqtts://127.0.0.1:{find_port(BrokerOptions())}"
+    given = {"broker": None, "name": None, "ca": None, "cert": None, "key": None, "insecure": False}
+    for secret, state in ((bytes(32), "ok"), (b"", "missing")):
+        Enrolment(url, "pi-1", "secret", b"der", bytes(32), 5, secret).save(tmp_path)
+        seen = found(connect(argparse.Namespace(**given, state=tmp_path)))["enrolment"]
+        assert seen.state == state
+        assert ("whoever runs the broker can send updates in its name" in seen.found) == (not secret)
+    assert "device add pi-1 --again" in seen.advice
+    given["broker"] = "mqtt://127.0.0.1:1"
+    seen = found(connect(argparse.Namespace(**given, state=tmp_path / "none")))["enrolment"]
+    assert "whoever runs the broker can send updates in its name" in seen.found

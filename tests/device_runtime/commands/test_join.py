@@ -1,11 +1,15 @@
 """`join`, as far as the link: who the device is, and where."""
 
 import argparse
+import signal
 
+import numpy as np
 import pytest
 from nacl.signing import SigningKey
 
 from broker.enrolment import Enrolment
+from broker.errors import BrokerRefused
+from device_runtime.cli import main
 from device_runtime.commands import join
 
 
@@ -64,3 +68,79 @@ def test_joining_by_an_address_alone_past_an_enrolment_is_said(joined, caplog):
     caplog.clear()
     joined("mqtts://192.0.2.7", "--name", "pi-1")
     assert caplog.text == ""
+
+
+@pytest.fixture
+def devices(tmp_path, monkeypatch):
+    """Where the devices of this machine have their folders; the board's is there."""
+    folder = tmp_path / "state"
+    monkeypatch.setattr("device_runtime.connecting._root", lambda: folder)
+    (folder / "board" / "outbox").mkdir(parents=True)
+    np.savez(tmp_path / "samples.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.arange(4))
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    yield folder
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+class Refuses:
+    """A link to a broker that does not let the device in."""
+
+    bytes_up = bytes_down = 0
+
+    def __init__(self, *_):
+        pass
+
+    def connect(self):
+        raise BrokerRefused("the broker at mqtt://127.0.0.1:1 refuses user 'a'")
+
+    def close(self, farewell):
+        assert farewell.topic == "fl/v1/d/a/up/state"
+
+
+def test_a_device_whose_samples_are_not_there_leaves_no_folder(devices, tmp_path, capsys):
+    assert main(["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "nothing")]) == 2
+    assert [path.name for path in devices.iterdir()] == ["board"]
+    assert main(["traffic"]) == 0  # there is one device, and no need to say which
+    assert "say which" not in capsys.readouterr().err
+
+
+def test_a_device_that_the_broker_refuses_leaves_no_folder(devices, tmp_path, monkeypatch):
+    monkeypatch.setattr(join, "Link", Refuses)
+    words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
+    assert main([*words, "--in-process"]) == 2
+    assert [path.name for path in devices.iterdir()] == ["board"]
+
+
+def test_a_device_that_never_found_its_broker_leaves_no_folder(devices, tmp_path, monkeypatch):
+    monkeypatch.setattr(join, "reach", lambda *_, **__: False)  # stopped before one answered
+    words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
+    assert main([*words, "--in-process"]) == 0
+    assert [path.name for path in devices.iterdir()] == ["board"]
+
+
+def test_a_refused_device_that_was_there_before_keeps_its_folder(devices, tmp_path, monkeypatch):
+    monkeypatch.setattr(join, "Link", Refuses)
+    (devices / "a" / "outbox").mkdir(parents=True)
+    (devices / "a" / "outbox" / "update").write_text("of yesterday")
+    words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
+    assert main([*words, "--in-process"]) == 2
+    assert (devices / "a" / "outbox" / "update").read_text() == "of yesterday"
+
+
+def test_an_empty_folder_that_was_given_stays_and_is_empty_again(devices, tmp_path, monkeypatch):
+    monkeypatch.setattr(join, "Link", Refuses)
+    (tmp_path / "mine").mkdir()
+    words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
+    assert main([*words, "--in-process", "--state", str(tmp_path / "mine")]) == 2
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_device_that_joined_keeps_its_folder(devices, tmp_path, monkeypatch):
+    monkeypatch.setattr(join, "Link", Refuses)
+    monkeypatch.setattr(join, "reach", lambda *_, **__: True)
+    monkeypatch.setattr(join.Agent, "run", lambda *_, **__: None)
+    words = ["join", "mqtt://127.0.0.1:1", "--name", "a", "--data", str(tmp_path / "samples.npz")]
+    assert main([*words, "--in-process"]) == 0
+    assert (devices / "a" / "outbox").is_dir()

@@ -28,10 +28,11 @@ def device(tmp_path, bundle):
 
 def test_what_is_kept_is_told_and_how_good_it_is(device, capsys):
     assert main(["predict", "--state-dir", str(device)]) == 0
-    assert capsys.readouterr().out == "digits-wrn-10-1, task digits, round 4, not judged here yet\n"
+    told = "digits-wrn-10-1, task 'digits', the model of round 3"
+    assert capsys.readouterr().out == f"{told}, not judged here yet\n"
     Keeper(device).judge(Judged(4, Evaluation(0.75, 1.0, 8), Evaluation(0.5, 2.0, 8)), None)
     assert main(["predict", "--state", str(device)]) == 0
-    assert "round 4; 75.0% of 8 samples held out; with an own head 50.0% of" in capsys.readouterr().out
+    assert f"{told}; 75.0% of 8 samples held out; with an own head 50.0% of" in capsys.readouterr().out
 
 
 def test_files_are_answered_and_what_is_none_is_said(device, tmp_path, capsys):
@@ -62,7 +63,7 @@ def test_json_has_files_labels_and_probabilities(device, tmp_path, capsys):
 def test_the_model_is_written_as_one_file(device, tmp_path, capsys):
     assert main(["predict", "--state", str(device), "--export-onnx", str(tmp_path / "m.onnx")]) == 0
     assert (tmp_path / "m.onnx").stat().st_size > 300_000
-    assert "m.onnx: digits-wrn-10-1, task digits, round 4" in capsys.readouterr().err
+    assert "m.onnx: digits-wrn-10-1, task 'digits', the model of round 3" in capsys.readouterr().err
 
 
 def test_without_a_device_or_a_model_it_says_what_to_do(tmp_path, capsys):

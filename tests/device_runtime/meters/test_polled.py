@@ -30,12 +30,12 @@ def test_the_thread_looks_in_between_and_stops_at_rest(clock):
     meter = polled(look, clock, every_s=0.001)
     meter.read()
     for _ in range(5):
-        assert looked.acquire(timeout=60)
+        assert looked.acquire(timeout=120)
     meter.rest()
     rested = meter._integral.reading
     assert rested.joules >= 2.0 * 3
     for thread in [one for one in threading.enumerate() if one.name == "meter"]:
-        thread.join(timeout=60)
+        thread.join(timeout=120)
     assert meter._integral.reading == rested
 
 

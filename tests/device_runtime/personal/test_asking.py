@@ -1,13 +1,15 @@
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import numpy as np
 import onnxruntime
 import pytest
 
 from device_runtime import Personal
-from device_runtime.errors import DataError
 from device_runtime.personal.kept import Keeper
+from models.errors import DataError
 from models.onnx_engine import OnnxModel
 
 
@@ -31,6 +33,32 @@ def test_each_sample_of_a_file_gets_its_labels_the_most_probable_first(personal,
     ]
 
 
+def test_a_table_is_asked_about_with_and_without_its_labels(personal, digits, tmp_path):
+    pixels = digits[0][:4].reshape(4, 64).astype(int).tolist()
+    rows = [",".join(map(str, row)) for row in pixels]
+    header = ",".join(f"pixel_{n}" for n in range(64))
+    (tmp_path / "plain.csv").write_text("\n".join(rows))
+    (tmp_path / "named.csv").write_text("\n".join([header, *rows]))
+    (tmp_path / "first.csv").write_text("\n".join([f"digit,{header}", *(f"3,{row}" for row in rows)]))
+    (tmp_path / "last.tsv").write_text("\n".join(f"{row},3".replace(",", "\t") for row in rows))
+    np.save(tmp_path / "x.npy", digits[0][:4])
+    expected = [one.guesses for one in personal.predict(tmp_path / "x.npy")]
+    for name in ("plain.csv", "named.csv", "first.csv", "last.tsv"):
+        assert [one.guesses for one in personal.predict(tmp_path / name)] == expected, name
+
+
+def test_a_query_is_asked_about(personal, digits, tmp_path):
+    with closing(sqlite3.connect(tmp_path / "d.db")) as database, database:
+        database.execute("CREATE TABLE seen (pixels BLOB, label TEXT)")
+        database.executemany(
+            "INSERT INTO seen VALUES (?, '')", [(x.astype(np.uint8).tobytes(),) for x in digits[0][:2]]
+        )
+    np.save(tmp_path / "x.npy", digits[0][:2])
+    query = "SELECT pixels, label FROM seen"
+    found = personal.predict(f"sqlite:{tmp_path / 'd.db'}?{query}")
+    assert [one.guesses for one in found] == [one.guesses for one in personal.predict(tmp_path / "x.npy")]
+
+
 def test_the_head_of_one_s_own_is_asked_where_there_is_one(tmp_path, bundle, offer, digits):
     keeper, head = Keeper(tmp_path), bundle.manifest.head
     keeper.keep(offer(4), bundle, bundle.weights())
@@ -52,6 +80,8 @@ def test_the_head_of_one_s_own_is_asked_where_there_is_one(tmp_path, bundle, off
         ("a.txt", b"text", "the task's input is no text"),
         ("a.wav", b"RIFF", "a damaged sound"),
         ("none.png", None, "cannot be read"),
+        ("a.csv", b"1,2,3\n", "another number of features"),
+        ("b.csv", b"", "an empty table"),
     ],
 )
 def test_a_file_that_is_none_is_an_error_of_one_line(personal, tmp_path, name, content, message):

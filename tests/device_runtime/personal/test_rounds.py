@@ -5,9 +5,8 @@ import pytest
 
 from broker.blobs import name
 from broker.link import Connected
-from broker.messages import Base, Get
+from broker.messages import Base, Contribution, Get, Hello
 from device_runtime.agent import Agent
-from device_runtime.data import Place
 from device_runtime.duty import FINAL_S
 from device_runtime.errors import WorkDied
 from device_runtime.personal.judging import judged
@@ -15,6 +14,7 @@ from device_runtime.personal.kept import Keeper
 from device_runtime.personal.wish import Wish
 from device_runtime.settings import Settings
 from models import tensors
+from models.data import Place
 
 
 @pytest.fixture
@@ -49,7 +49,8 @@ def test_after_each_round_the_served_model_is_kept_and_judged(device, caplog):
     [contribution, _] = stage.contributions
     assert contribution.num_examples + found.rounds[0].served.num_examples == 120
     assert 15 <= found.rounds[0].served.num_examples <= 45
-    assert "round 2: the served model is right in" in caplog.text
+    assert "the model from before round 1 is right in" in caplog.text
+    assert "the model of round 1 is right in" in caplog.text  # which round 2 began with
 
 
 def test_an_own_head_is_trained_where_it_is_wished_for(device):
@@ -100,7 +101,7 @@ def test_a_device_that_is_to_stop_ends_judging_at_its_next_step(device, caplog, 
     stage.link.announce(stage.offer(1))
     stage.go()
     assert (len(stage.contributions), record(stage).rounds) == (1, ())
-    assert "the model of round 1 is not judged: the device stops" in caplog.text
+    assert "the model from before round 1 is not judged: the device stops" in caplog.text
 
 
 def test_a_disk_that_fails_costs_a_warning_and_no_round(device, caplog, monkeypatch):
@@ -112,7 +113,7 @@ def test_a_disk_that_fails_costs_a_warning_and_no_round(device, caplog, monkeypa
     stage.link.announce(stage.offer(1))
     stage.go()
     assert len(stage.contributions) == 1
-    assert "the model of round 1 cannot be kept: the disk is full" in caplog.text
+    assert "the model from before round 1 cannot be kept: the disk is full" in caplog.text
 
 
 def test_samples_that_come_between_rounds_take_part_in_the_next(device, digits):
@@ -123,6 +124,24 @@ def test_samples_that_come_between_rounds_take_part_in_the_next(device, digits):
     stage.link.announce(stage.offer(2))
     stage.go()
     assert [c.num_examples for c in stage.contributions] == [120, 150]
+    sent = [one for one in stage.link.sent if isinstance(one, Hello | Contribution)]
+    assert [type(one) for one in sent[-2:]] == [Hello, Contribution]
+    assert sent[-2].num_examples == 150  # an aggregator takes no more than the hello says
+
+
+def test_a_hello_says_no_fewer_samples_than_what_waits_to_be_sent(device, digits):
+    stage = device(Wish())
+    stage.link.receipts = False
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    [waiting] = stage.contributions
+    np.savez(stage.folder / "samples" / "b.npz", x=digits[0][:9], y=digits[1][:9])
+    (stage.folder / "samples" / "a.npz").unlink()
+    stage.link.announce(stage.offer(2))
+    stage.go()
+    assert (waiting.num_examples, stage.contributions[-1].num_examples) == (120, 9)
+    stage.agent.hello()
+    assert stage.link.of(Hello)[-1].num_examples == 120
 
 
 def test_a_round_without_samples_is_left_out_and_the_next_with_some_is_not(device, digits, caplog):
@@ -205,7 +224,7 @@ def test_a_final_model_is_tried_for_again_where_the_process_dies_at_it(device, c
     offer, data = over(stage)
     stage.link.announce(offer, unasked=False)
     assert stage.go().agent.finished
-    assert "the model of task t is not kept: it was ended by SIGKILL" in caplog.text
+    assert "the model of task 't' is not kept: it was ended by SIGKILL" in caplog.text
     assert tensors.encode(Keeper(stage.folder).read().weights) == data
 
 
@@ -220,7 +239,7 @@ def test_a_final_model_that_does_not_come_in_time_is_not_waited_for(device, capl
     stage.clock.now += FINAL_S
     stage.go()
     assert stage.agent.finished
-    assert "the model of task t has not come in time" in caplog.text
+    assert "the model of task 't' has not come in time" in caplog.text
     assert record(stage).round == 1
 
 

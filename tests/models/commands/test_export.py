@@ -1,11 +1,11 @@
 import argparse
-import shlex
 import sys
 
 import numpy as np
 import pytest
 
 from models import tensors
+from models.bundle import Bundle
 from models.commands import export
 from models.errors import ExportError
 from models.manifest import Source
@@ -21,10 +21,28 @@ PLACE = ("--input", "1,8,8", "--labels", "0,1", "--out", "out")
 WRN = "models.torch_networks.wide_resnet:wrn"
 
 
-def test_example_can_be_parsed():
-    words = shlex.split(export.EXAMPLE)
-    assert words[:2] == ["device-runtime", "export"]
-    assert parsed(*words[2:]).input == "1,8,8"
+def test_a_bundle_that_is_there_is_overwritten_only_where_that_is_asked_for(tmp_path):
+    folder = tmp_path / "pets"
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{}")
+    words = (WRN, "--input", "1,8,8", "--labels", "0,1", "--out", str(folder))
+    with pytest.raises(ExportError, match=f"{folder} is a bundle already: --overwrite replaces it"):
+        export.run(parsed(*words))
+    assert (folder / "manifest.json").read_text() == "{}"
+    assert export.run(parsed(*words, "--set", "in_channels=1", "--set", "classes=2", "--overwrite")) == 0
+    assert Bundle.open(folder).manifest.name == "pets"
+
+
+def test_a_folder_with_other_things_is_not_written_into(tmp_path):
+    (tmp_path / "letter.txt").write_text("dear")
+    words = (WRN, "--input", "1,8,8", "--labels", "0,1", "--out", str(tmp_path), "--overwrite")
+    with pytest.raises(ExportError, match="is there and is no bundle: give another --out"):
+        export.run(parsed(*words))
+    with pytest.raises(ExportError, match="is there and is no bundle"):
+        export.check_free(tmp_path / "letter.txt", True)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    (tmp_path / "empty").mkdir()
+    export.check_free(tmp_path / "empty", False)
 
 
 def test_missing_torch_says_what_to_install(monkeypatch):
@@ -172,6 +190,27 @@ def test_numbers_and_levels_are_read_from_the_words():
     assert spec.source is None
     with pytest.raises(ExportError, match="'1,x' are not numbers"):
         export.spec(parsed(WRN, "--input", "1,x", "--labels", "0", "--out", "o"))
+
+
+def test_a_mean_may_be_negative_in_words_of_its_own():
+    pytest.importorskip("torch")
+    words = ("--input", "3,8,8", *PLACE[2:], "--mean", "-0.5,1,2", "--std", "-.5,1,2")
+    spec = export.spec(parsed(WRN, *words))
+    assert (spec.input.mean, spec.input.std) == ((-0.5, 1.0, 2.0), (-0.5, 1.0, 2.0))
+
+
+def test_mean_and_std_may_be_those_of_the_training_samples(tmp_path):
+    """Columns 1, 3, 5 and 7, 7, 7, times 2: means 6 and 14, deviations 2 * sqrt(8 / 3), and 1 for none."""
+    pytest.importorskip("torch")
+    (tmp_path / "train.csv").write_text("label,a,b\n0,1,7\n1,3,7\n0,5,7\n")
+    words = ("--input", "2", "--labels", "0,1", "--out", "o", "--scale", "2")
+    spec = export.spec(parsed(WRN, *words, "--standardise", str(tmp_path / "train.csv")))
+    assert spec.input.mean == (6.0, 14.0)
+    assert spec.input.std == pytest.approx((2 * (8 / 3) ** 0.5, 1.0))
+    prepared = spec.input.prepare(np.array([[1, 7], [3, 7], [5, 7]]))
+    assert prepared.mean(0) == pytest.approx([0, 0], abs=1e-6)
+    with pytest.raises(ExportError, match="give neither"):
+        export.spec(parsed(WRN, *words, "--mean", "1", "--standardise", str(tmp_path / "train.csv")))
 
 
 @pytest.mark.parametrize(

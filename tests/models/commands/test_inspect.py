@@ -4,6 +4,7 @@ import shlex
 import msgspec
 import pytest
 
+from device_runtime.commands.table import COMMANDS
 from models.bundle import write
 from models.commands import inspect
 from models.errors import BundleError
@@ -18,7 +19,7 @@ def shown(capsys, *words: str) -> str:
 
 
 def test_example_shows_parameters_by_level_and_graphs(capsys, digits):
-    out = shown(capsys, *shlex.split(inspect.EXAMPLE)[2:])
+    out = shown(capsys, *shlex.split(COMMANDS["inspect"].example)[2:])
     lines = out.splitlines()
     assert digits.sha256 in lines[0]
     assert "input 1x8x8, 64 features, 10 labels" in out

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from device_runtime.cli import main
+from device_runtime.commands.table import COMMANDS
 from simulation.commands import compare
 from simulation.errors import SimulationError
 from simulation.papers import catalogue
@@ -148,7 +149,7 @@ def test_what_cannot_be_done_is_one_line(monkeypatch, tmp_path, capsys, argument
 
 @pytest.mark.slow
 def test_the_example_works(tmp_path):
-    _, *words = shlex.split(compare.EXAMPLE)
+    _, *words = shlex.split(COMMANDS["compare"].example)
     ended = subprocess.run(
         [COMMAND, *words], capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False
     )

@@ -44,7 +44,7 @@ def test_vectors_of_a_text_s_vocabulary_are_written(tmp_path, capsys):
     [
         (["--devices", "2000"], "2000 devices, but 1437 training samples"),
         (["--data", "mnist"], "source mnist needs a path"),
-        (["--set", "colour=1"], "unknown field `colour`"),
+        (["--set", "colour=1"], "data.colour: there is no such key; there are source, "),
         (["--set", "alpha"], "'alpha' is not NAME=VALUE"),
         (["--vectors-out", "v.npy"], "--vectors-out is for text"),
         (["nowhere.toml"], "nowhere.toml"),

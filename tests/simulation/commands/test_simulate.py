@@ -45,7 +45,7 @@ def small(tmp_path):
     return tmp_path
 
 
-def run(folder, *arguments, timeout=120):
+def run(folder, *arguments, timeout=300):
     return subprocess.run(
         [COMMAND, "simulate", *arguments], capture_output=True, text=True, timeout=timeout, cwd=folder
     )
@@ -85,11 +85,11 @@ def test_an_interrupted_comparison_keeps_what_is_finished_and_says_how_to_go_on(
     )
     rounds = small / "here" / "runs" / "choose-0" / "rounds.jsonl"
     waited = 0.0
-    while not (rounds.exists() and rounds.stat().st_size) and waited < 60:
+    while not (rounds.exists() and rounds.stat().st_size) and waited < 300:
         time.sleep(0.1)
         waited += 0.1
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "stopped: 0 of 1 runs are finished; go on with: device-runtime simulate --run-dir here" in said
 
@@ -100,7 +100,7 @@ def test_runs_end_with_a_command_that_is_killed_and_what_it_left_is_gone_on_with
         [COMMAND, "simulate", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=small
     )
     rounds = small / "here" / "runs" / "choose-0" / "rounds.jsonl"
-    for _ in range(600):
+    for _ in range(3000):
         if rounds.exists() and rounds.stat().st_size:
             break
         time.sleep(0.1)
@@ -108,8 +108,8 @@ def test_runs_end_with_a_command_that_is_killed_and_what_it_left_is_gone_on_with
     assert second.returncode == 2
     assert "another simulation is at work in here" in second.stderr
     process.kill()
-    process.communicate(timeout=60)
-    with occupied(small / "here", patience_s=30):  # no run holds it any more
+    process.communicate(timeout=300)
+    with occupied(small / "here", patience_s=120):  # no run holds it any more
         size = rounds.stat().st_size
         time.sleep(0.3)
         assert rounds.stat().st_size == size

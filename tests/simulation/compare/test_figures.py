@@ -11,7 +11,7 @@ from simulation.metrics.tally import tally
 
 @pytest.fixture
 def ran(round_line, ask):
-    def make(policy="choose", seed=0, accuracies=(0.4, 0.8, 0.6)):
+    def make(policy="choose", seed=0, accuracies=(0.4, 0.8, 0.6), labels=()):
         rounds = tuple(
             round_line(round=n, opened_s=10.0 * (n - 1), closed_s=10.0 * n, eval_acc=accuracy)
             for n, accuracy in enumerate(accuracies, 1)
@@ -22,7 +22,9 @@ def ran(round_line, ask):
             ask(device="pi-5-1", fate="late"),
             ask(round=2, kind="few-shot", device="a"),
         ]
-        info = Info(policy=policy, seed=seed, sha256="", params_sent={"full": 1000, "few-shot": 10})
+        info = Info(
+            policy=policy, seed=seed, sha256="", labels=labels, params_sent={"full": 1000, "few-shot": 10}
+        )
         return Ran(Name(policy, seed), info, rounds, tally(asks))
 
     return make
@@ -46,6 +48,14 @@ def test_equal_time_is_the_earliest_end_and_the_target_what_all_reach(ran):
     runs = [ran(), ran("drop", accuracies=(0.3, 0.5))]
     assert terms(runs, 10, None) == Terms(at_s=20.0, target=0.5, devices=10)
     assert terms(runs, 10, 0.7).target == 0.7
+
+
+def test_a_target_is_above_chance_also_where_a_run_learns_nothing(ran):
+    ten = tuple("0123456789")
+    runs = [ran(labels=ten), ran("drop", accuracies=(0.1, 0.092), labels=ten)]
+    assert terms(runs, 10, None).target == pytest.approx(0.1 + (0.8 - 0.1) / 2)
+    assert isnan(summarise(runs, terms(runs, 10, None))["drop"]["time_to_target_s"].mean)
+    assert isnan(terms(runs[1:], 10, None).target)
 
 
 def test_runs_that_were_never_evaluated_have_no_target(ran):

@@ -69,8 +69,8 @@ def folders(scratch: Path) -> list[Path]:
 
 
 def gone(pid: int) -> bool:
-    """Ended, or soon: within ten seconds. Whoever should note that it has ended may not have done so."""
-    end = time.monotonic() + 10
+    """Ended, or soon. Whoever should note that it has ended may not have done so."""
+    end = time.monotonic() + 120
     while time.monotonic() < end:
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
@@ -222,7 +222,6 @@ def test_a_job_that_ends_every_worker_is_named(world, bases):
 
 
 def test_nothing_is_left_behind_when_it_is_closed(world, bases, scratch):
-    before = {path.name for path in Path("/dev/shm").glob("*")}
     executor = Processes(world, 2)
     pids = executor.pids
     results = executor.run(bases, [*jobs_of("class-means", 1), Job(3, "pi-3", ENDLESS, 77, "1")])
@@ -232,7 +231,8 @@ def test_nothing_is_left_behind_when_it_is_closed(world, bases, scratch):
     executor.close()
     assert all(gone(pid) for pid in pids)
     assert folders(scratch) == []
-    assert {path.name for path in Path("/dev/shm").glob("*")} <= before
+    ours = {str(pid) for pid in (os.getpid(), *pids)}  # other processes have shared memory of their own
+    assert not [path for path in Path("/dev/shm").glob("*") if ours & set(path.name.split("_"))]
     with pytest.raises(ExecutorError, match="closed"):
         next(results)
 
@@ -302,6 +302,20 @@ class Started:
         self.workers = [int(pid) for pid in self.process.stdout.readline().split()]
 
 
+def at_work(pids) -> bool:
+    """Whether each of these processes computes, which one that waits for a job does not."""
+
+    def seconds(pid):
+        return sum(psutil.Process(pid).cpu_times()[:2])
+
+    before, end = [seconds(pid) for pid in pids], time.monotonic() + 120
+    while time.monotonic() < end:
+        if all(seconds(pid) > then + 0.5 for pid, then in zip(pids, before, strict=True)):
+            return True
+        time.sleep(0.05)
+    return False
+
+
 @pytest.fixture
 def started(world, tmp_path, scratch):
     return lambda epochs: Started(world, tmp_path, scratch, epochs)
@@ -309,7 +323,7 @@ def started(world, tmp_path, scratch):
 
 def test_a_program_that_forgets_to_close_it_leaves_nothing_behind(started, scratch):
     script = started(epochs=1)
-    _, said = script.process.communicate(timeout=30)
+    _, said = script.process.communicate(timeout=300)
     assert (script.process.returncode, said) == (0, "")
     assert len(script.workers) == 2
     assert all(gone(pid) for pid in script.workers)
@@ -319,16 +333,17 @@ def test_a_program_that_forgets_to_close_it_leaves_nothing_behind(started, scrat
 def test_an_interrupt_is_not_told_by_each_worker(started, scratch):
     script = started(epochs=1_000_000)
     os.killpg(script.process.pid, signal.SIGINT)
-    _, said = script.process.communicate(timeout=30)
+    _, said = script.process.communicate(timeout=300)
     assert said.count("Traceback") == 1
     assert "KeyboardInterrupt" in said
     assert all(gone(pid) for pid in script.workers)
     assert folders(scratch) == []
 
 
-def test_workers_of_a_killed_program_end_by_themselves_and_take_its_folder(started, scratch):
-    script = started(epochs=3)
+def test_workers_of_a_killed_program_end_in_the_middle_of_a_job_and_take_its_folder(started, scratch):
+    script = started(epochs=1_000_000)
+    assert at_work(script.workers)
     script.process.kill()
-    script.process.communicate(timeout=30)
+    script.process.communicate(timeout=300)
     assert all(gone(pid) for pid in script.workers)
     assert folders(scratch) == []

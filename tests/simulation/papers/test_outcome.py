@@ -77,7 +77,7 @@ def test_cells_are_means_over_seeds_and_what_was_not_run_is_unknown(outcome):
 
 def test_a_terminal_shows_the_paper_beside_ours_the_claims_and_what_differs(outcome):
     shown = rendering.text(outcome)
-    assert shown.startswith("Table 9.9 of thesis 002 (Shi): Few shots (scale cpu)")
+    assert shown.startswith("Table 9.9 of Shi 2025 (PhD thesis, Sheffield): Few shots (scale cpu)")
     lines = [" ".join(line.split()) for line in shown.splitlines()]
     assert "Dirichlet(0.5): best test accuracy; 25% of asks go to stragglers" in lines
     assert "FedAvg 80.00±1.00 55.0 ± 7.1%" in lines  # 50 and 60

@@ -129,3 +129,24 @@ def test_a_run_that_is_missing_is_named(comparison):
     (plan.of(Name("drop", 1)) / "run.json").unlink()
     with pytest.raises(SimulationError, match=r"drop-1 holds no finished run"):
         write(plan)
+
+
+def test_the_best_policy_is_set_against_the_nearest_and_not_the_weakest(comparison):
+    policies = ("choose", "drop", "full")
+    plan = comparison(policies, seeds=1)
+    summary = write(plan).compared.summary
+    reached = {policy: summary[policy]["acc_at_equal_time"].mean for policy in policies}
+    best, nearest, weakest = sorted(reached, key=lambda policy: -reached[policy])
+    lead = (plan.folder / "report.html").read_text("utf-8").partition("<dl>")[0]
+    points = 100 * (reached[best] - reached[nearest])
+    assert f"{best} has {reached[best]:.1%}, {points:.1f} points more than {nearest}, the nearest" in lead
+    assert reached[nearest] > reached[weakest]
+
+
+def test_where_no_run_beats_chance_there_is_no_target_and_the_curves_are_drawn(comparison, monkeypatch):
+    from simulation.compare import figures
+
+    monkeypatch.setattr(figures, "_reachable", lambda runs: float("nan"))
+    plan = comparison(seeds=1)
+    assert "time to –" in write(plan).text()
+    assert (plan.folder / "plots" / "accuracy-time.png").is_file()

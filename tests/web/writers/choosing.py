@@ -28,6 +28,8 @@ RICH = [
 CODED = [
     ("full", {"codec": word}) for word in ("int8", "delta+half", "deflate", "delta+deflate", "half+deflate")
 ]
+NEAR = {"cost": 1e-14, "after": 1e-14}
+"""Sums of a few float64 numbers, which Python 3.12 and later add without the error that 3.11 makes."""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,13 @@ from broker.enrolment import PREFIX, TOKEN_LIMIT, Enrolment, EnrolmentError
 
 KEY = bytes(range(32))
 AUTHORITY = bytes(range(200))
-WHOLE = Enrolment("wss://broker.example:8884/mqtt", "phone-7", "a/b#c?d@é:", AUTHORITY, KEY, 1_800_000_000)
+OWN = bytes(range(100, 132))
+WHOLE = Enrolment(
+    "wss://broker.example:8884/mqtt", "phone-7", "a/b#c?d@é:", AUTHORITY, KEY, 1_800_000_000, OWN
+)
 TOKENS = {
     "over WebSockets": WHOLE,
-    "over TCP": Enrolment("mqtts://10.0.0.7", "pi", "secret", b"\x30\x82", KEY, 0),
+    "without a key of its own": Enrolment("mqtts://10.0.0.7", "pi", "secret", b"\x30\x82", KEY, 0),
 }
 
 
@@ -40,6 +43,7 @@ REFUSED = {
     "no broker": changed(0, "https://broker.example"),
     "another name": changed(1, "phone 7"),
     "a short key": changed(4, KEY[:31]),
+    "a short key of its own": token_of([*FIELDS, OWN[:31]]),
     "a number too few": token_of(FIELDS[:5]),
     "no array": token_of({"url": WHOLE.url}),
     "a number for a name": changed(1, 7),
@@ -55,7 +59,10 @@ def refused(token: str) -> str:
 
 
 def vectors() -> dict[str, Any]:
+    earlier = token_of(FIELDS)  # as an earlier version wrote it
+    assert not Enrolment.of_token(earlier).secret
     return {
+        "earlier": earlier,
         "tokens": [
             {
                 "of": of,
@@ -67,6 +74,7 @@ def vectors() -> dict[str, Any]:
                 "authority": one.address.tls.authority,
                 "key": one.key,
                 "issued": one.issued,
+                "secret": one.secret,
             }
             for of, one in TOKENS.items()
         ],

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from broker import pact, small, steps
+from broker import messages as wire
+from broker import pact, small, steps, topics
 from broker.messages import (
     Base,
     Blob,
@@ -14,12 +15,13 @@ from broker.messages import (
     MessageError,
     Metrics,
     Offer,
+    Receipt,
     Step,
     Stretch,
     encode,
     pack,
 )
-from broker.signing import Signer
+from broker.signing import DeviceSigner, Signer
 from broker.small import Next
 from broker.topics import down
 from broker.topics import offer as topic_of
@@ -29,6 +31,7 @@ from models import tensors
 
 SIGNER, OTHER = Signer(bytes(range(32))), Signer(bytes(32))
 OWN, EARLIER = bytes(range(7, 39)), bytes(range(8, 40))
+SECRET = bytes(range(60, 92))
 BLOB = Blob(bytes(range(32)), 310_000)
 TOPIC, TASK, MINE = topic_of("t"), down("a", "task"), down("a", "n")
 
@@ -143,6 +146,23 @@ ENROLLED: dict[str, list[Heard]] = {
         plain(sealed(offer(2, done=True), TOPIC), retained=True),
         plain(sealed(offer(2, run="r2")), TASK),
     ],
+    "the time of issue only goes up": [
+        plain(sealed(offer(), issued=9), TASK),
+        plain(sealed(offer(3, run="r2"), issued=8), TASK),
+        plain(sealed(offer(3, run="r2"), TOPIC, issued=8), retained=True),
+        plain(sealed(offer(3, run="r2", done=True), TOPIC, issued=8), retained=True),
+        plain(sealed(offer(3), issued=9), TASK),
+        plain(sealed(offer(4), issued=10), TASK),
+        plain(sealed(offer(4), issued=9), TASK),
+    ],
+    "another key follows": [
+        plain(sealed(offer(), issued=9), TASK),
+        plain(OTHER.seal(TASK, offer(3), 9, (OTHER.succeeded(OTHER.public, 3),)), TASK),
+        plain(OTHER.seal(TASK, offer(3), 9, (SIGNER.succeeded(OTHER.public, 3),)), TASK),
+        plain(sealed(offer(3), issued=10), TASK),
+        plain(said(4, OTHER), MINE, task="t"),
+        plain(said(4), MINE, task="t"),
+    ],
     "the word": [
         plain(sealed(offer()), TASK),
         plain(after(3)),
@@ -220,11 +240,33 @@ SENT = {
 }
 
 
+def says() -> dict[str, Any]:
+    """What a device with a key of its own says, and what is said to it alone."""
+    signer, agreed = DeviceSigner(SECRET), SIGNER.agree(pact.public(OWN))
+    hello = encode(wire.Hello(boot=7, num_examples=1, profile="p", memory_bytes=1, engine="e"))
+    receipt = encode(Receipt(boot=7, seq=2, round=3, status="accepted"))
+    short = b"\x04\x03rest"
+    return {
+        "secret": SECRET,
+        "public": signer.public,
+        "topic": topics.up("a", "hello"),
+        "message": hello,
+        "sealed": signer.seal(topics.up("a", "hello"), hello),
+        "short_topic": topics.up("a", "c"),
+        "short": short,
+        "short_with_word": small.with_word(short, agreed.word(topics.up("a", "c"), "r", short)),
+        "receipt_topic": down("a", "receipt"),
+        "receipt": receipt,
+        "receipt_with_word": receipt + agreed.word(down("a", "receipt"), "", receipt),
+    }
+
+
 def vectors() -> dict[str, Any]:
     return {
         "key": SIGNER.public,
         "own": OWN,
         "device_key": Trust(SIGNER.public, lambda size: OWN[:size]).key,
+        "says": says(),
         "open": [{"of": of, "heard": told(b"", heard)} for of, heard in OPEN.items()],
         "enrolled": [{"of": of, "heard": told(SIGNER.public, heard)} for of, heard in ENROLLED.items()],
         "like": encode(LIKE),

@@ -56,7 +56,14 @@ EXAMPLES: tuple[Message, ...] = (
         kinds=(),
         done=True,
     ),
+    wire.FromDevice(signature=bytes(range(64)), message=b"a message"),
     wire.Signed(issued=1_800_000_000, signature=bytes(range(64)), offer=b"an offer"),
+    wire.Signed(
+        issued=0,
+        signature=bytes(64),
+        offer=b"",
+        successions=(wire.Succession(bytes(32), bytes(range(32)), 2**40 - 1, bytes(range(64))),),
+    ),
     wire.Plan(
         task="digits",
         round=300,

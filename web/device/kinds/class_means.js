@@ -17,13 +17,20 @@ export class ClassMeans extends Usual {
     steps: [whole(), 20],
     lr: [number, 0.1],
     gathered: [truth, false],
+    smallest_count: [whole(), 2],
   };
 
   /** @param {any} settings Throws RangeError. */
   constructor(settings) {
     super(settings);
-    counts(settings, ["steps"]);
+    counts(settings, ["steps", "smallest_count"]);
     positive(settings, "lr");
+  }
+
+  /** @param {import("./kind.js").Workload} workload */
+  unfit({ classCounts }) {
+    const [smallest, most] = [this.settings.smallest_count, Math.max(0, ...classCounts)];
+    return most >= smallest ? "" : `a class needs ${smallest} samples to be sent, the largest here has ${most}`;
   }
 
   /** @param {import("./kind.js").Workload} workload */
@@ -43,8 +50,10 @@ export class ClassMeans extends Usual {
     const { labels, head } = model.manifest;
     const sums = new Float64Array(labels.length * head.features);
     const seen = new Int32Array(labels.length);
+    for (const label of data.y) seen[label] += 1;
+    seen.forEach((n, label) => (seen[label] = n < this.settings.smallest_count ? 0 : n));
     data.y.forEach((label, row) => {
-      seen[label] += 1;
+      if (!seen[label]) return;
       for (let i = 0; i < head.features; i += 1)
         sums[label * head.features + i] += features[row * head.features + i];
     });
@@ -52,7 +61,7 @@ export class ClassMeans extends Usual {
       ["sums", float32([labels.length, head.features], Float32Array.from(sums))],
       ["counts", { dtype: "int32", shape: [labels.length], data: seen }],
     ]);
-    return { kind: this.name, form: this.form, tensors, numExamples: data.y.length, trainLoss: NaN };
+    return { kind: this.name, form: this.form, tensors, numExamples: seen.reduce((sum, n) => sum + n, 0), trainLoss: NaN };
   }
 
   /** @param {import("../manifest.js").Manifest} manifest */

@@ -1,0 +1,81 @@
+"""Writes docs/task.md from the code: python docs/task.py"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from aggregator.task import KindSettings, Task
+from device_runtime.commands.kinds import example
+from strategies import ranges, registry
+from strategies.ranges import Listed
+
+HERE = Path(__file__).parent
+PAGE = HERE / "task.md"
+
+HEAD = """<!-- Written by `python docs/task.py` from the code. Change the code, then run it again. -->
+
+# Every setting of a task
+
+A task says what is learnt and by which rules. `device-runtime serve TASK.toml` reads it, and its flags stand
+over the file: `--rounds` over `rounds`, `--deadline` over `round_deadline_s`. Learning rate, local epochs and
+batch size are set by `--lr`, `--epochs` and `--batch` on all kinds offered that train in epochs; `serve` says
+which. Others keep their own; where only such are offered, `--lr` sets theirs. What no kind
+offered has is refused. A simulation has these keys in the table `[task]` of its scenario, and these flags.
+Paths are relative to the file. In the tables, "none" is a key that is left out.
+
+[deploy/task.toml](../deploy/task.toml), an example:
+
+"""
+
+KINDS = """
+## Kinds of update
+
+Each `[[kinds]]` table offers one kind, the preferred first. Without any, a round offers {usual}.
+`device-runtime kinds` lists the kinds, `device-runtime kinds NAME` shows what stands here;
+[kinds.md](kinds.md) says how they merge. A table `[[kinds]]` has:
+
+"""
+
+
+def page() -> str:
+    """All of docs/task.md."""
+    usual = ", ".join(f"`{name}`" for name in registry.USUAL)
+    toml = (HERE.parent / "deploy" / "task.toml").read_text("utf-8")
+    parts = [HEAD, f"```toml\n{toml}```\n", "\n## Keys of a task\n\n", _table(ranges.listed(Task))]
+    parts += [KINDS.format(usual=usual), _table(ranges.listed(KindSettings))]
+    parts += [_kind(name) for name in registry.KINDS]
+    return "".join(parts)
+
+
+def overview() -> str:
+    """The kinds, as docs/kinds.md has them."""
+    rows = [
+        (f"`{name}`", kind.about.trains, kind.about.sends, kind.about.source)
+        for name, kind in registry.KINDS.items()
+    ]
+    return _markdown(("kind", "a device trains", "sends", "method"), rows)
+
+
+def _kind(name: str) -> str:
+    kind = registry.KINDS[name]
+    settings = list(ranges.listed(kind, kind.refused))
+    about = f"A device trains {kind.about.trains}; it sends {kind.about.sends}. {kind.about.source}."
+    return f"\n### {name}\n\n{about}\n\n```toml\n{example(kind, settings)}\n```\n\n{_table(settings)}"
+
+
+def _table(settings: Iterable[Listed]) -> str:
+    rows = [
+        (f"`{row.name}`", row.type, f"`{row.default}`", row.range, row.unit, row.meaning, f"`{row.example}`")
+        for row in settings
+    ]
+    return _markdown(("key", "type", "default", "range", "unit", "meaning", "example"), rows)
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

@@ -1,0 +1,68 @@
+"""Contributions are read a few at a time, and those of all rounds at once."""
+
+from collections import Counter
+
+import pytest
+
+from aggregator.contributions import AT_ONCE, Bytes, Stored
+from aggregator.observer import RoundRecord
+from aggregator.store import CarriedBlobs, Store
+from broker.messages import Base, Metrics
+
+DATABASES = ("sqlite", "postgres")
+
+
+@pytest.fixture
+def store(tmp_path, database):
+    opened = Store(tmp_path / "run", database=database)
+    yield opened
+    opened.close()
+
+
+def stored(device, number=1, kind="full", body=b"body"):
+    return Stored(device, number, number, kind, 10, Metrics(0.5, 1500, 2000, 1024), "", None, body)
+
+
+def record(number):
+    return RoundRecord(number, 0.5, 0.5, 0.5, 0.5, 40, 0.0, 0.0, 0, 0, 1.0)
+
+
+def test_those_of_a_round_come_in_order_however_many_there_are(store, monkeypatch):
+    monkeypatch.setattr("aggregator.contributions.AT_ONCE", 4)
+    devices = [f"pi-{number:02d}" for number in range(10)]
+    for device in reversed(devices):
+        store.contributions.keep(stored(device, kind="b" if device < "pi-03" else "a"), Bytes(1, 2))
+    store.contributions.keep(stored("another", 2), Bytes(1, 2))
+    store.contributions.settle()
+    read = [(one.kind, one.device, one.body) for one in store.contributions.of_round(1)]
+    assert read == [("a", device, b"body") for device in devices[3:]] + [
+        ("b", device, b"body") for device in devices[:3]
+    ]
+
+
+def test_a_restart_reads_all_records_with_few_queries(store, monkeypatch):
+    rounds, count = 5, 40
+    for number in range(1, rounds + 1):
+        store.open_round(number, Base(checkpoint=(), sha=b""), CarriedBlobs())
+        for device in range(count):
+            store.contributions.keep(stored(f"pi-{device:02d}", number), Bytes(number, device))
+        store.contributions.settle()
+        store.close_round(record(number))
+    asked, rows = Counter(), store._db.rows
+
+    def counted(sql, *values):
+        asked["queries"] += 1
+        return rows(sql, *values)
+
+    monkeypatch.setattr(store._db, "rows", counted)
+    closed = store.closed()
+    assert asked["queries"] <= 3
+    assert [one.record.round for one in closed] == [1, 2, 3, 4, 5]
+    moved = [[each.bytes_down for each in one.contributions] for one in closed]
+    assert moved == [list(range(count))] * rounds
+    assert {each.bytes_up for each in closed[3].contributions} == {4}
+    asked.clear()
+    assert len(list(store.contributions.of_round(3))) == count
+    assert asked["queries"] <= count // AT_ONCE + 2
+    [alone] = store.closed(4)
+    assert [each.device for each in alone.contributions] == [each.device for each in closed[3].contributions]

@@ -1,0 +1,49 @@
+import json
+import re
+import runpy
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aggregator import task as tasks
+from aggregator.task import KindSettings, Task, tomllib
+from strategies import ranges
+
+ROOT = Path(__file__).parents[2]
+PAGE = runpy.run_path(str(ROOT / "docs" / "task.py"))
+KEYS = [(Task, row) for row in ranges.listed(Task)] + [
+    (KindSettings, row) for row in ranges.listed(KindSettings)
+]
+
+
+def test_the_page_of_a_task_s_settings_is_what_the_command_writes():
+    written = (ROOT / "docs" / "task.md").read_text("utf-8")
+    assert written == PAGE["page"](), "run: python docs/task.py"
+
+
+def test_the_page_of_kinds_has_the_table_that_the_command_prints():
+    assert PAGE["overview"]() in (ROOT / "docs" / "kinds.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("owner", "row"), KEYS, ids=[f"{owner.__name__}-{row.name}" for owner, row in KEYS])
+def test_every_key_is_described_and_its_example_is_accepted(owner, row):
+    assert row.meaning.endswith(".")
+    assert row.unit
+    needed = {"bundle": "b"} if owner is Task else {"name": "full"}
+    settings = tomllib.loads(row.example)
+    assert settings == json.loads(msgspec.json.encode(row.given))
+    msgspec.convert({**needed, **settings}, owner)
+
+
+def test_the_task_file_of_the_deployment_is_read_also_with_all_that_it_proposes(tmp_path):
+    text = (ROOT / "deploy" / "task.toml").read_text("utf-8")
+    assert tasks.load(ROOT / "deploy" / "task.toml", {}).rounds == 100
+    whole = re.sub(r"^# (?=\w+ = |\[)", "", text, flags=re.M)
+    (tmp_path / "task.toml").write_text(whole, "utf-8")
+    task = tasks.load(tmp_path / "task.toml", {})
+    assert (task.robust, task.server.name, task.devices_per_round) == ("median", "fedadam", 10)
+    assert [(kind.name, dict(kind.settings)) for kind in task.kinds] == [
+        ("full", {"epochs": 5, "lr": 0.05, "batch": 32}),
+        ("few-shot", {"join_base": True}),
+    ]

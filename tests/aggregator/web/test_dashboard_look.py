@@ -1,0 +1,190 @@
+"""What the dashboard looks like with a fleet of real names: measured in a Chromium, on made-up answers."""
+
+import json
+import os
+import time
+from importlib import resources
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from aggregator.web.shapes import (
+    Device,
+    Devices,
+    Entries,
+    Entry,
+    KindFigures,
+    Live,
+    Round,
+    Rounds,
+    TaskInfo,
+)
+
+from .conftest import PATIENCE_MS
+
+pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
+
+STATIC = resources.files("aggregator.web") / "static"
+TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+KINDS = ("full+few-shot", "full", "width-slice", "entropy-subset", "few-shot", "zeroth-order", "class-means")
+WHY = (
+    "full needs 41.2 s of 27.0 s (compute); entropy-subset 50% needs 214 MB of 128 MB; the richest that fits"
+)
+NOW = time.time()
+MEMBERS = (
+    ("raspberrypi-4b-greenhouse-north-2", "raspberry-pi-4-model-b", "onnxruntime 1.23.2 on 4 threads"),
+    ("jetson-orin-nano-loading-dock", "jetson-orin-nano", "onnxruntime-training 1.19.2"),
+    ("pixel-7-anna", "Chrome 140 on Android 15", "onnxruntime-web 1.23.0 wasm"),
+    ("pi-zero-2w-door", "raspberry-pi-zero-2-w", "onnxruntime 1.23.2 on 1 thread"),
+)
+
+
+def device(number):
+    name, profile, engine = MEMBERS[number % len(MEMBERS)]
+    kind = ("", *KINDS)[number % (len(KINDS) + 1)]
+    return Device(
+        device=f"{name}-{number}",
+        online=number % 5 != 4,
+        profile=profile,
+        engine=engine,
+        num_examples=1234 * (number + 1),
+        battery_percent=80 if "pixel" in name else None,
+        doing="sent" if kind else "sits out",
+        round=118,
+        kind=kind,
+        why=WHY if number % 3 else "fits",
+        train_s=101.5,
+        energy_j=1234.5,
+        energy_source="jetson" if "jetson" in name else "modelled",
+        energy_uncertainty=0.25,
+        bytes_up=312_300,
+        contributions=117,
+        not_counted=number % 4,
+        last_seen=NOW - 12,
+    )
+
+
+def closed(number):
+    figures = KindFigures(3, 600, 312_300, 312_300, 1234.5, 0.000663 * number)
+    return Round(
+        round=number,
+        closed_at=NOW,
+        accuracy=1 - 1 / (number + 1),
+        loss=0.02 / number,
+        base_accuracy=None,
+        train_loss=0.000663,
+        participants=21,
+        bytes_up=312_300,
+        bytes_down=312_300,
+        energy_j=1234.5,
+        train_s=10.0,
+        duration_s=60.0,
+        note="",
+        kinds=dict.fromkeys(KINDS, figures),
+    )
+
+
+def entry(number):
+    name, _, _ = MEMBERS[number % len(MEMBERS)]
+    status = ("accepted", "refused", "late")[number % 3]
+    return Entry(
+        number, 1.0, 118, name, KINDS[number % 7], status, WHY, 600, 0.000663, 101.5, 1234.5, 312_300
+    )
+
+
+LIVE = Live(
+    task="digits", run="r", phase="collecting", round=119, rounds=200, opened_at=NOW - 9, closes_at=NOW + 99,
+    needed=2, contributions=dict.fromkeys(KINDS, 3), devices=25, online=20, closed_rounds=118, accuracy=0.963,
+    loss=0.000663, bytes_up=10**9, bytes_down=10**9, energy_j=123456.0,
+)  # fmt: skip
+ANSWERS = {
+    "tasks": [TaskInfo("digits", "digits-wrn-10-1", "run", {"kinds": [{"name": k} for k in KINDS]}, LIVE)],
+    "devices": Devices(25, [device(number) for number in range(25)]),
+    "rounds": Rounds(118, [closed(number) for number in range(1, 119)]),
+    "contributions": Entries([entry(number) for number in range(25)], None),
+    "links": {"address": "", "can": False, "why": "", "links": []},
+}
+
+
+def answer(route):
+    path = urlsplit(route.request.url).path
+    if not path.startswith("/api/"):
+        file = STATIC / (path.removeprefix("/static/") if path != "/" else "index.html")
+        if not file.is_file():
+            return route.fulfill(status=404)
+        return route.fulfill(body=file.read_bytes(), content_type=TYPES[Path(file.name).suffix])
+    leaf = path.rsplit("/", 1)[-1]
+    if leaf == "events":
+        data = msgspec.json.encode(LIVE).decode()
+        return route.fulfill(body=f"data: {data}\n\n", content_type="text/event-stream")
+    body = msgspec.json.encode(ANSWERS[leaf])
+    if leaf == "rounds" and "after=118" in route.request.url:
+        body = json.dumps({"total": 118, "rounds": []}).encode()
+    return route.fulfill(body=body, content_type="application/json")
+
+
+@pytest.fixture(scope="module", params=[360, 1280])
+def page(request, browser, tmp_path_factory):
+    """The dashboard at this width, all of it filled."""
+    context = browser.new_context(viewport={"width": request.param, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.route("**/*", answer)
+    page.goto("http://dashboard.test/")
+    page.wait_for_selector("#fleet-table tbody tr:nth-child(25)")
+    page.wait_for_selector("#charts figure:nth-child(6)")
+    page.wait_for_selector("#log-table tbody tr:nth-child(25)")
+    pictures = Path(os.environ.get("SCREENSHOTS") or tmp_path_factory.mktemp("look"))
+    page.screenshot(path=pictures / f"look-{request.param}.png", full_page=True)
+    yield page
+    context.close()
+
+
+def test_nothing_is_wider_than_the_window(page):
+    width = page.viewport_size["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    wide = """width => [...document.querySelectorAll('#board *')].filter((e) => {
+        const at = e.getBoundingClientRect();
+        return at.width && !e.closest('details, .sr, thead') && (at.right > width + 0.5 || at.left < -0.5);
+    }).map((e) => `${e.tagName} ${e.className}`)"""
+    assert page.evaluate(wide, width) == []
+
+
+def test_all_labels_of_the_charts_lie_inside_their_pictures(page):
+    outside = """() => [...document.querySelectorAll('#charts figure > svg')].flatMap((svg) => {
+        const frame = svg.getBoundingClientRect();
+        return [...svg.querySelectorAll('text')].filter((text) => {
+            const at = text.getBoundingClientRect();
+            return at.left < frame.left || at.right > frame.right
+                || at.top < frame.top || at.bottom > frame.bottom;
+        }).map((text) => text.textContent);
+    })"""
+    assert page.evaluate(outside) == []
+    assert "0.000663" in page.text_content("#charts")
+
+
+def test_labels_of_an_axis_do_not_run_into_each_other_or_into_the_curves(page):
+    met = """() => [...document.querySelectorAll('#charts figure > svg')].flatMap((svg) => {
+        const frames = [...svg.querySelectorAll('text')].map((text) => text.getBoundingClientRect());
+        const left = svg.querySelector('.grid').getBoundingClientRect().left;
+        const ends = [...svg.querySelectorAll('text.axis')]
+            .filter((text) => text.getBoundingClientRect().right > left);
+        const met = frames.flatMap((a, i) => frames.slice(i + 1).filter((b) =>
+            a.left < b.right && b.left < a.right && a.top < b.bottom - 2 && b.top < a.bottom - 2));
+        return [...ends.map((t) => t.textContent), ...met.map(() => 'two labels')];
+    })"""
+    assert page.evaluate(met) == []
+
+
+def test_a_row_of_the_fleet_is_a_few_lines_of_whole_words(page):
+    rows = """(table) => [...document.querySelectorAll(`#${table} tbody tr`)].map((row) => ({
+        lines: Math.max(...[...row.children].map((cell) => cell.getBoundingClientRect().height / 20.25)),
+        narrowest: Math.min(...[...row.children].filter((cell) => cell.textContent.trim().length > 8)
+            .map((cell) => cell.getBoundingClientRect().width)),
+    }))"""
+    for table in ("fleet-table", "log-table"):
+        for row in page.evaluate(rows, table):
+            assert row["lines"] <= 6, table
+            assert row["narrowest"] >= 64, table

@@ -1,0 +1,130 @@
+"""What the owner of a device lets tasks ask for."""
+
+import argparse
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from broker.link import Connected
+from broker.messages import Contribution, Get, Plan
+from device_runtime import owner
+from device_runtime.agent import Agent
+from device_runtime.allow_list import AllowList
+from device_runtime.commands import policy_options
+from device_runtime.commands.join import add_arguments
+from device_runtime.dispatches import Terms
+from device_runtime.policy import Conditions, Policy, judge
+from device_runtime.settings import Settings
+from strategies import registry
+from strategies.attention_transfer import AttentionTransfer
+from strategies.class_means import ClassMeans
+from strategies.full import Full
+from strategies.representatives import Representatives
+from strategies.zeroth_order import ZerothOrder
+
+
+def parsed(*words):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(["mqtt://127.0.0.1", *words])
+
+
+def allowing(stage, allowed):
+    """The device of the stage, with this list."""
+    settings = replace(Settings("a", stage.folder / "a.npz", stage.folder), allowed=allowed)
+    stage.agent = Agent(settings, 1, stage.clock)
+    stage.link = stage.wire(stage.agent)
+    stage.agent.inbox.put(Connected(first=True))
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("allowed", "kind", "why"),
+    [
+        (AllowList(), Full(), ""),
+        (AllowList(kinds=("full",)), Full(), ""),
+        (
+            AllowList(kinds=("few-shot", "full")),
+            ClassMeans(),
+            "is not allowed by the owner, who allows few-shot, full",
+        ),
+        (AllowList(most_scalars=4), ZerothOrder(num_z=4), ""),
+        (AllowList(most_scalars=4), ZerothOrder(num_z=5), "sends 5 scalars, the owner allows 4"),
+        (AllowList(most_scalars=4), Full(), ""),
+        (AllowList(smallest_count=2), ClassMeans(), ""),
+        (
+            AllowList(smallest_count=5),
+            ClassMeans(),
+            "sends classes of 2 samples, the owner allows 5 or more",
+        ),
+        (AllowList(smallest_count=5), ClassMeans(smallest_count=9), ""),
+    ],
+)
+def test_what_an_owner_does_not_allow_is_barred_with_the_reason(allowed, kind, why):
+    assert allowed.bars(kind) == why
+
+
+@pytest.mark.parametrize("kind", [AttentionTransfer, Representatives])
+def test_with_a_smallest_count_no_feature_maps_of_single_samples_are_sent(kind):
+    assert "feature maps of single samples" in AllowList(smallest_count=2).bars(kind())
+    assert AllowList().bars(kind()) == ""
+
+
+def test_a_device_trains_the_next_kind_that_its_owner_allows_and_tells_why(stage):
+    allowing(stage, AllowList(kinds=("class-means",)))
+    kinds = (registry.write(Full()), registry.write(ClassMeans()))
+    stage.link.announce(stage.offer(kinds=kinds))
+    stage.go()
+    assert [sent.kind for sent in stage.contributions] == ["class-means"]
+    told = "full is not allowed by the owner, who allows class-means"
+    assert told in stage.link.of(Plan)[-1].reasons
+
+
+def test_a_device_whose_owner_allows_nothing_of_a_round_sits_it_out(stage):
+    allowing(stage, AllowList(most_scalars=1))
+    stage.link.announce(stage.offer(kinds=(registry.write(ZerothOrder(num_z=1024)),)))
+    stage.go()
+    assert stage.contributions == []
+    assert stage.link.of(Plan)[-1].reasons == ("zeroth-order sends 1024 scalars, the owner allows 1",)
+
+
+def test_a_bundle_that_is_not_allowed_is_not_even_fetched(stage, caplog):
+    offer = stage.offer()
+    allowing(stage, AllowList(bundles=("0" * 16,)))
+    stage.link.announce(offer, unasked=False)
+    stage.go()
+    assert not stage.link.of(Get) and not stage.link.of(Contribution)
+    assert f"bundle {offer.bundle.hex} is not among those that the owner allows" in caplog.text
+    allowing(stage, AllowList(bundles=("0" * 16, offer.bundle.hex[:16])))
+    stage.link.announce(offer)
+    stage.go()
+    assert len(stage.contributions) == 1
+
+
+def test_the_list_is_given_as_options_kept_and_shown_among_the_rules(tmp_path):
+    words = "--allow-kinds full,few-shot --most-scalars 8 --smallest-count 5 --allow-bundle " + "AB" * 8
+    policy = policy_options.policy(parsed(*words.split()))
+    assert policy.allowed == AllowList(("full", "few-shot"), ("ab" * 8,), 8, 5)
+    owner.keep(policy, tmp_path)
+    assert owner.kept(tmp_path) == policy
+    verdict = judge(policy, Conditions(datetime(2026, 1, 1)))
+    assert [(rule.name, rule.allows, rule.why) for rule in verdict.rules] == [
+        ("kinds", True, "only full, few-shot"),
+        ("bundles", True, f"only {'ab' * 8}"),
+        ("scalars", True, "at most 8 in a zeroth-order round"),
+        ("classes", True, "nothing of classes with fewer than 5 samples"),
+    ]
+    assert policy_options.policy(parsed()) == Policy()
+
+
+@pytest.mark.parametrize("text", ["abc", "x" * 64, "a" * 65])
+def test_what_is_no_sha256_is_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--allow-bundle", text)
+    assert f"'{text}' is not the sha256 of a bundle: expected 16 to 64 hex digits" in capsys.readouterr().err
+
+
+def test_the_list_crosses_to_the_process_that_works(tmp_path):
+    settings = Settings("a", tmp_path / "a.npz", tmp_path, allowed=AllowList(("full",), ("ab" * 8,), 8, 5))
+    assert Terms.of(settings, "modelled", 0).settings(None).allowed == settings.allowed

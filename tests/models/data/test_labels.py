@@ -1,0 +1,67 @@
+import pytest
+
+from models.data import Place
+from models.data.labels import LabelMap
+from models.data.refusal import Refused
+from models.errors import DataError
+
+ANIMALS = ("cat", "dog", "Wild boar")
+
+
+def test_names_are_the_task_s_labels_whatever_their_case():
+    known = LabelMap(ANIMALS)
+    assert [known.number(name) for name in ("cat", "CAT", " dog ", "wild BOAR")] == [0, 0, 1, 2]
+
+
+def test_numbers_are_class_numbers_only_where_no_label_is_a_number():
+    assert LabelMap(ANIMALS).number("2") == 2
+    assert LabelMap(("5", "7")).number("7") == 1
+    for labels, name in ((ANIMALS, "3"), (("5", "7"), "1"), (ANIMALS, "-1"), (ANIMALS, "9" * 40)):
+        with pytest.raises(Refused, match="is not of the task"):
+            LabelMap(labels).number(name)
+
+
+def test_labels_that_differ_in_case_alone_are_told_apart():
+    known = LabelMap(("a", "A", "b"))
+    assert [known.number(name) for name in ("a", "A", "B")] == [0, 1, 2]
+    with pytest.raises(Refused):
+        LabelMap(("ab", "AB")).number("aB")
+
+
+def test_a_map_names_aliases_and_what_is_left_out(tmp_path):
+    (tmp_path / "labels.toml").write_text(
+        '[labels]\nkitty = "cat"\nnoise = ""\n"*" = "Wild boar"\n[aliases]\ndog = ["puppy", "hound"]\n'
+    )
+    known = LabelMap.of(Place(tmp_path), ANIMALS)
+    names = ("kitty", "Kitty", "puppy", "hound", "cat", "a thing")
+    assert [known.number(name) for name in names] == [0, 0, 1, 1, 0, 2]
+    with pytest.raises(Refused, match="label 'noise' is left out by the label map"):
+        known.number("noise")
+
+
+def test_a_map_that_is_given_goes_before_the_one_beside_the_samples(tmp_path):
+    (tmp_path / "labels.toml").write_text('[labels]\nx = "cat"\n')
+    (tmp_path / "mine").write_text('[labels]\nx = "dog"\n')
+    assert LabelMap.of(Place(tmp_path, labels=tmp_path / "mine"), ANIMALS).number("x") == 1
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('[labels]\nx = "cow"\n', "'x' is mapped to 'cow', the task has cat, dog, Wild boar"),
+        ("labels = 3", "is no label map"),
+        ("[label]", "is no label map"),
+        ("[[[", "is no label map"),
+    ],
+)
+def test_a_map_that_does_not_fit_is_an_error(tmp_path, text, message):
+    (tmp_path / "labels.toml").write_text(text)
+    with pytest.raises(DataError, match=message):
+        LabelMap.of(Place(tmp_path), ANIMALS)
+    with pytest.raises(DataError, match="is no label map"):
+        LabelMap.of(Place(tmp_path, labels=tmp_path / "none"), ANIMALS)
+
+
+def test_accents_that_are_written_apart_are_the_same_name():
+    labels = LabelMap(["gr\u00fcn", "cafe\u0301"])
+    assert [labels.number(name) for name in ("gru\u0308n", "GR\u00dcN", "caf\u00e9")] == [0, 0, 1]

@@ -1,0 +1,81 @@
+import os
+
+import numpy as np
+import pytest
+
+from models.data import Place, opened, raw
+from models.data.listing import listing
+from models.data.refusal import OTHER, REASONS, Skip, Tally
+
+
+def strays(found):
+    return {skipped.reason: skipped.examples for skipped in found.strays}
+
+
+def test_a_pipe_or_a_broken_link_is_passed_over(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "a").mkdir()
+    os.mkfifo(tmp_path / "a" / "pipe.png")
+    (tmp_path / "a" / "gone.png").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    found = listing(Place(tmp_path))
+    assert (found.units, strays(found)) == ({}, {})
+
+
+def test_names_that_cannot_be_printed_are_escaped_and_stay_apart(tmp_path, digit_png):
+    folder = os.fsencode(tmp_path / "7")
+    os.mkdir(folder)  # noqa: PTH102
+    for name in (b"a\xff.png", b"a\xfe.png", b"line\nbreak.png", "ü.png".encode()):
+        with open(os.path.join(folder, name), "wb") as file:  # noqa: PTH118, PTH123
+            file.write(digit_png())
+    assert sorted(listing(Place(tmp_path)).units) == [
+        "7/a\\udcfe.png", "7/a\\udcff.png", "7/line\\nbreak.png", "7/ü.png",
+    ]  # fmt: skip
+
+
+def test_what_is_not_read_is_said_by_its_kind(tmp_path, digit_png):
+    for name in ("a.doc", "b.doc", "README", "alone.png", "all.sqlite", ".hidden"):
+        (tmp_path / name).write_bytes(digit_png())
+    assert strays(listing(Place(tmp_path))) == {
+        "a kind of file that is not read (.doc)": ("a.doc", "b.doc"),
+        "a kind of file that is not read (no ending)": ("README",),
+        "a file without a label: it lies in no class folder": ("alone.png",),
+        "a database is read by a query: sqlite:FILE?QUERY": ("all.sqlite",),
+    }
+
+
+@pytest.mark.parametrize("count", [REASONS, 5 * REASONS])
+def test_however_many_reasons_there_are_the_report_stays_short(count):
+    tally = Tally()
+    for number in range(count):
+        tally.add(Skip(f"reason {number}", f"file {number}"))
+    found = {skipped.reason: skipped.count for skipped in tally}
+    assert len(found) <= REASONS + 1
+    assert sum(found.values()) == count
+    assert found.get(OTHER, 0) == count - min(count, REASONS)
+
+
+def test_each_sample_of_an_array_is_one_as_it_is_stored(tmp_path):
+    (tmp_path / "7").mkdir()
+    np.save(tmp_path / "7" / "a.npy", np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8))
+    whole, rows = raw(tmp_path)
+    assert len(whole) == 1
+    assert rows.shape == (3, 1, 8, 8)
+
+
+def test_an_array_file_may_have_one_sample_or_many(tmp_path, bundle):
+    (tmp_path / "7").mkdir()
+    for name, shape in (("one", (1, 8, 8)), ("flat", (8, 8)), ("many", (5, 8, 8)), ("wrong", (8, 9))):
+        np.save(tmp_path / "7" / f"{name}.npy", np.ones(shape))
+    shelf = opened(tmp_path, bundle.manifest)
+    assert len(shelf.training) == 7
+    assert [skipped.examples for skipped in shelf.skipped] == [("7/wrong.npy: (8, 9), expected (1, 8, 8)",)]
+
+
+def test_a_link_that_no_name_can_be_is_passed_over(tmp_path, digit_png):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "a.png").write_bytes(digit_png())
+    for folder in (tmp_path, tmp_path / "7"):
+        (folder / "odd.png").symlink_to("x" * 300)
+    assert list(listing(Place(tmp_path)).units) == ["7/a.png"]

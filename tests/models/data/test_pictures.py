@@ -1,0 +1,183 @@
+import io
+import struct
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.data import bmp, netpbm, photo
+from models.data.picture import Picture, white
+from models.data.refusal import Refused
+from models.data.resizing import resized
+from models.inputs import InputSpec
+
+COLOURS = np.random.default_rng(1).integers(0, 256, (23, 31, 3)).astype(np.uint8)
+BYTES = 0.00392157  # 1 / 255, as it is often written
+
+
+def written(form, pixels=COLOURS, **options):
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form, **options)
+    return file.getvalue()
+
+
+def test_ppm_and_pgm_are_read_as_text_and_as_bytes():
+    assert np.array_equal(netpbm.decode(written("PPM")).pixels, COLOURS)
+    assert np.array_equal(netpbm.decode(written("PPM", COLOURS[:, :, 0])).pixels[:, :, 0], COLOURS[:, :, 0])
+    text = b"P2 # grey\n2 2\n15\n0 5\n10 # and\n15"
+    assert netpbm.decode(text).pixels[:, :, 0].tolist() == [[0, 85], [170, 255]]
+    deep = b"P5 1 2 65535\n" + struct.pack(">2H", 1, 65535)
+    assert netpbm.decode(deep).pixels[:, 0, 0].tolist() == [1, 65535]
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (b"P6 2 2 255\n" + bytes(11), "11 of 12 values"),
+        (b"P5 1 1 7\n\x08", "values of 8 to 8, white is 7"),
+        (b"P7 2 2", "neither with P2"),
+        (b"P5 0 2 255\n", "without pixels"),
+        (b"P5 999999999 999999999 255\n", "too large"),
+        (b"P2 1 1 255\nx", "a damaged picture"),
+    ],
+)
+def test_a_damaged_ppm_is_refused(data, message):
+    with pytest.raises(Refused, match=message):
+        netpbm.decode(data)
+
+
+def test_bmp_with_and_without_a_palette():
+    assert np.array_equal(bmp.decode(written("BMP")).pixels, COLOURS)
+    few = COLOURS // 128 * 255
+    grey = written("BMP", few[:, :, 0])
+    assert np.array_equal(bmp.decode(grey).pixels[:, :, 1], few[:, :, 0])
+    down = bytearray(written("BMP"))  # a negative height: the first line comes first
+    down[22:26] = struct.pack("<i", -23)
+    assert np.array_equal(bmp.decode(bytes(down)).pixels, COLOURS[::-1])
+
+
+@pytest.mark.parametrize("cut", [10, 53, 500])
+def test_a_bmp_that_ends_too_early_is_refused(cut):
+    with pytest.raises(Refused, match="only its beginning|ends too early"):
+        bmp.decode(written("BMP")[:cut])
+
+
+@pytest.mark.parametrize("decode", [bmp.decode, netpbm.decode, photo.decode])
+@pytest.mark.parametrize("form", ["BMP", "PPM", "JPEG"])
+@settings(max_examples=60)
+@given(cut=st.integers(0, 400), junk=st.binary(max_size=30))
+def test_any_bytes_are_a_picture_or_refused(decode, form, cut, junk):
+    data = written(form)
+    try:
+        assert decode(data[:cut] + junk + data[cut + len(junk) :]).pixels.size
+    except Refused as error:
+        assert error.reason
+
+
+def test_jpeg_is_read_by_pillow_and_its_absence_is_said(monkeypatch):
+    decoded = photo.decode(written("JPEG", quality=95)).pixels
+    assert decoded.shape == COLOURS.shape
+    assert photo.decode(written("JPEG", COLOURS[:, :, 0])).pixels.shape == (23, 31, 1)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(Refused, match=r"needs Pillow: pip install 'device-runtime\[images\]'"):
+        photo.decode(b"\xff\xd8\xff")
+
+
+def test_a_jpeg_that_is_too_large_is_refused_before_it_is_decoded(monkeypatch):
+    monkeypatch.setattr("models.data.picture.LARGEST_PIXELS", 100)
+    with pytest.raises(Refused, match="31x23"):
+        photo.decode(written("JPEG"))
+
+
+@pytest.mark.parametrize("height, width", [(8, 8), (46, 62), (12, 40), (40, 12), (23, 31)])
+def test_another_size_is_that_of_pillow(height, width):
+    from PIL import Image, ImageOps
+
+    wanted = ImageOps.fit(Image.fromarray(COLOURS), (width, height), Image.Resampling.BILINEAR)
+    ours = np.rint(resized(COLOURS, height, width))
+    assert np.abs(ours - np.asarray(wanted, np.float32)).max() <= 1
+
+
+def test_a_reduced_picture_is_the_mean_of_what_it_covers():
+    checks = np.indices((64, 64)).sum(0)[:, :, None] % 2 * 200
+    assert resized(checks.astype(np.uint8), 4, 4)[1:3, 1:3] == pytest.approx(100.0, abs=0.01)
+    steps = np.repeat(np.arange(4), 16)[:, None, None] * np.ones((1, 64, 1)) * 10
+    # the filter reaches 16 lines to each side of the centre of 16: three quarters are of its own step
+    assert resized(steps.astype(np.uint8), 4, 4)[1:3, 1, 0] == pytest.approx([10.0, 20.0], abs=0.01)
+
+
+def test_colours_become_what_the_input_has():
+    grey = Picture(np.full((2, 2, 1), 7, np.uint8)).raw(InputSpec((3, 2, 2), BYTES))
+    assert (grey.shape, grey.dtype, set(grey.ravel().tolist())) == ((1, 3, 2, 2), np.uint8, {7})
+    red = np.zeros((2, 2, 3), np.uint8)
+    red[..., 0] = 100
+    assert set(Picture(red).raw(InputSpec((1, 2, 2), BYTES)).ravel().tolist()) == {30}  # 29.9
+
+
+def test_white_is_what_the_scale_of_the_input_brings_to_one():
+    assert [white(InputSpec((1, 2, 2), scale)) for scale in (BYTES, 1 / 255, 0.0625, 1.0)] == [
+        255,
+        255,
+        16,
+        255,
+    ]
+    centred = InputSpec((1, 2, 2), 1 / 127.5, (1.0,)), InputSpec((1, 2, 2), 1 / 128, (1.0,))
+    folded = (
+        InputSpec((3, 2, 2), 1 / (255 * 0.225), (2.12, 2.03, 1.8)),
+        InputSpec((1, 2, 2), 1 / (255 * 0.3081)),
+    )
+    assert [white(given) for given in (*centred, *folded)] == [255] * 4
+    deep = Picture(np.full((2, 2, 1), 65535, np.uint16))
+    assert deep.raw(InputSpec((1, 2, 2), 0.0625)).ravel().tolist() == [16.0] * 4
+    assert deep.raw(InputSpec((1, 2, 2), BYTES)).ravel().tolist() == [255] * 4
+
+
+@pytest.mark.parametrize(
+    "given", [InputSpec((5,)), InputSpec((2, 4, 4)), InputSpec((4,), dtype="int64", vocabulary=9)]
+)
+def test_a_task_that_is_not_of_pictures_takes_none(given):
+    with pytest.raises(Refused, match="the task's input is no picture"):
+        Picture(COLOURS).raw(given)
+
+
+def test_a_photo_is_turned_as_its_camera_noted():
+    from PIL import Image
+
+    taken = Image.new("L", (4, 2))
+    taken.putpixel((0, 0), 255)
+    noted = Image.Exif()
+    noted[0x0112] = 6  # to be turned to the right
+    file = io.BytesIO()
+    taken.save(file, "TIFF", exif=noted)
+    pixels = photo.decode(file.getvalue()).pixels
+    assert pixels.shape == (4, 2, 1)
+    assert np.argwhere(pixels).tolist() == [[0, 1, 0]]
+
+
+def test_a_photo_of_more_than_8_bits_is_refused_and_not_made_white():
+    file = written("TIFF", np.full((3, 3), 700, np.uint16))
+    with pytest.raises(Refused, match=r"a picture that is not read: TIFF of mode I;16"):
+        photo.decode(file)
+
+
+def test_whatever_pillow_raises_refuses_the_picture(monkeypatch):
+    from PIL import ImageOps
+
+    def broken(_):
+        raise ZeroDivisionError("of EXIF")
+
+    monkeypatch.setattr(ImageOps, "exif_transpose", broken)
+    with pytest.raises(Refused, match="a damaged picture: of EXIF"):
+        photo.decode(written("JPEG"))
+
+
+def test_text_that_would_take_much_memory_and_values_below_black_are_refused(monkeypatch):
+    with pytest.raises(Refused, match="values of -1 to 2"):
+        netpbm.decode(b"P2 2 1 255\n-1 2 ")
+    monkeypatch.setattr(netpbm, "LARGEST_TEXT", 20)
+    with pytest.raises(Refused, match="too large"):
+        netpbm.decode(b"P2 2 2 255\n1 2 3 4 5 6 7 8 9")

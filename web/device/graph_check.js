@@ -1,0 +1,194 @@
+/**
+ * Examines a graph before a session is made of it: nothing is in it but what the table allows
+ * (models/graph_check.py, whose words these are).
+ */
+
+import { ALLOWED } from "./allowed_graphs.js";
+import { hex, text } from "./bytes.js";
+import { BundleError } from "./errors.js";
+import { DELIMITED, FIXED_32, VARINT, fields, numberOf } from "./protobuf.js";
+
+/** @type {Record<string, number>} */
+const WIRES = { varint: VARINT, fixed32: FIXED_32, delimited: DELIMITED };
+/** Where a file has "ORTM" after four bytes, ONNX Runtime may read it as its own format, not as protobuf. */
+const OTHER_FORMAT = "4f52544d";
+const LARGEST = 2 ** 53;
+
+/**
+ * @typedef {{name: string, wire: string, needed?: boolean, times?: number, most?: number, message?: string,
+ *   from?: number, to?: number, one_of?: number[]}} Rule
+ * @typedef {Record<string, any[]>} Message values by field name; a field that is not there has none
+ */
+
+/** @type {Record<string, Record<string, Rule>>} */
+const MESSAGES = /** @type {any} */ (ALLOWED.messages);
+/** @type {Map<string, Set<string>>} */
+const OPERATORS = new Map(Object.entries(ALLOWED.operators).map(([domain, names]) => [domain, new Set(names)]));
+
+/**
+ * Names of the initialisers that the session must be given. Raises BundleError for a graph with anything that is
+ * not allowed.
+ * @param {Uint8Array} onnx @returns {string[]}
+ */
+export function checkGraph(onnx) {
+  if (onnx.length > ALLOWED.most_bytes) {
+    throw new BundleError(`it has ${onnx.length} bytes, at most ${ALLOWED.most_bytes} are read`);
+  }
+  if (hex(onnx.subarray(4, 8)) === OTHER_FORMAT) {
+    throw new BundleError("it is in ONNX Runtime's own format, expected ONNX");
+  }
+  const model = read(onnx, "model", { left: ALLOWED.most_fields });
+  const [graph] = model.graph;
+  checkDomains(model);
+  graph.node.forEach(checkOperator);
+  graph.node.forEach(checkAttributes);
+  checkNames(graph);
+  return graph.initializer.filter(liesOutside).map((/** @type {Message} */ tensor) => tensor.name[0]);
+}
+
+/** @param {Uint8Array} data @param {string} kind @param {{left: number}} budget fields to come @returns {Message} */
+function read(data, kind, budget) {
+  const rules = MESSAGES[kind];
+  /** @type {Message} */
+  const found = Object.fromEntries(Object.values(rules).map((rule) => [rule.name, []]));
+  for (const field of fields(data)) {
+    budget.left -= 1;
+    if (budget.left < 0) throw new BundleError(`it has more than ${ALLOWED.most_fields} fields`);
+    const rule = rules[field.number];
+    if (!rule) throw new BundleError(unknown(kind, field.number));
+    if (field.wire !== WIRES[rule.wire]) {
+      throw new BundleError(`${rule.name} of ${a(kind)} is of kind ${field.wire}, expected ${rule.wire}`);
+    }
+    const [values, times] = [found[rule.name], rule.times ?? 1];
+    if (values.length === times) {
+      throw new BundleError(`${a(kind)} has ${rule.name} more than ${times === 1 ? "once" : `${times} times`}`);
+    }
+    if (rule.message) values.push(read(field.content, rule.message, budget));
+    else if (rule.wire === "delimited") values.push(textOf(kind, rule, field.content));
+    else values.push(rule.wire === "varint" ? checkedNumber(kind, rule, numberOf(field)) : null);
+  }
+  const missing = Object.values(rules).find((rule) => rule.needed && !found[rule.name].length);
+  if (missing) throw new BundleError(`${a(kind)} has no ${missing.name}`);
+  return found;
+}
+
+/** @param {string} kind @param {number} field */
+function unknown(kind, field) {
+  /** @type {Record<string, Record<string, string>>} */
+  const refused = ALLOWED.refused;
+  return `${a(kind)} has ${refused[kind]?.[field] ?? `field ${field}`}, which is not allowed`;
+}
+
+/** @param {string} kind */
+const a = (kind) => (/^[aeio]/.test(kind) ? `an ${kind}` : `a ${kind}`);
+
+/** Of data nothing is said here. @param {string} kind @param {Rule} rule @param {Uint8Array} content */
+function textOf(kind, rule, content) {
+  if (rule.most === undefined) return "";
+  if (content.length > rule.most) {
+    throw new BundleError(`${rule.name} of ${a(kind)} has ${content.length} bytes, at most ${rule.most} are read`);
+  }
+  try {
+    return text(content);
+  } catch {
+    throw new BundleError(`${rule.name} of ${a(kind)} is not UTF-8: ${hex(content.subarray(0, 40))}`);
+  }
+}
+
+/** @param {string} kind @param {Rule} rule @param {number} value */
+function checkedNumber(kind, rule, value) {
+  const said = `${rule.name} of ${a(kind)} is ${value <= LARGEST ? value : "beyond 2**53"}, expected`;
+  if (rule.one_of && !rule.one_of.includes(value)) {
+    throw new BundleError(`${said} one of ${rule.one_of.join(", ")}`);
+  }
+  if (rule.from !== undefined && (value < rule.from || value > (rule.to ?? 0))) {
+    throw new BundleError(`${said} ${rule.from} to ${rule.to}`);
+  }
+  return value;
+}
+
+/** @param {Message} model */
+function checkDomains(model) {
+  const domains = model.opset_import.map(domainOf);
+  domains.forEach((domain, index) => {
+    if (!OPERATORS.has(domain)) {
+      throw new BundleError(`it takes operators of ${shown(domain)}, which are not allowed`);
+    }
+    if (domains.indexOf(domain) < index) throw new BundleError(`it takes operators of ${shown(domain)} twice`);
+  });
+}
+
+/** @param {Message} node */
+function checkOperator(node) {
+  const domain = domainOf(node);
+  const operator = node.op_type[0];
+  if (!OPERATORS.get(domain)?.has(operator)) {
+    throw new BundleError(`operator ${shown(domain ? `${domain}.${operator}` : operator)} is not allowed`);
+  }
+  if (ALLOWED.all_inputs.includes(operator) && node.input.includes("")) {
+    throw new BundleError(`operator ${operator} has an input without a name`);
+  }
+}
+
+/** The ONNX domain has two names. @param {Message} message @returns {string} */
+function domainOf({ domain: [domain = ""] }) {
+  return domain === "ai.onnx" ? "" : domain;
+}
+
+/** Each is there once, and has the value of its type and no other. @param {Message} node */
+function checkAttributes(node) {
+  const seen = new Set();
+  /** @type {Record<string, string>} */
+  const named = ALLOWED.value_of_type;
+  for (const attribute of node.attribute) {
+    const [[name], [kind]] = [attribute.name, attribute.type];
+    if (seen.has(name)) throw new BundleError(`a node has attribute ${shown(name)} twice`);
+    seen.add(name);
+    const other = Object.values(named).find((one) => attribute[one].length && one !== named[kind]);
+    if (other) throw new BundleError(`attribute ${shown(name)} is of type ${kind} and has ${other}`);
+  }
+}
+
+/** Every value is made once: by an input, an initialiser or a node. @param {Message} graph */
+function checkNames(graph) {
+  const made = new Set();
+  const named = [...graph.input, ...graph.initializer].map((one) => one.name[0]);
+  for (const name of [...named, ...graph.node.flatMap((/** @type {Message} */ node) => node.output.filter(Boolean))]) {
+    if (made.has(name)) throw new BundleError(`value ${shown(name)} is made twice`);
+    made.add(name);
+  }
+}
+
+/** Whether it has no data. Raises BundleError where it names anything but what is given. @param {Message} tensor */
+function liesOutside(tensor) {
+  const name = shown(tensor.name[0]);
+  if (!tensor.data_location[0]) {
+    if (tensor.external_data.length) throw new BundleError(`initialiser ${name} has data, and names a file`);
+    return false;
+  }
+  if (ALLOWED.data.some((data) => tensor[data].length)) {
+    throw new BundleError(`initialiser ${name} has data inside and outside`);
+  }
+  /** @type {Record<string, number>} */
+  const sizes = ALLOWED.element_bytes;
+  const length = tensor.dims.reduce((product, size) => product * size, sizes[tensor.data_type[0]]);
+  if (length > ALLOWED.most_tensor_bytes) throw new BundleError(`initialiser ${name} has too many bytes`);
+  const said = new Map(tensor.external_data.map((entry) => [entry.key[0], entry.value[0]]));
+  const expected = new Map([...Object.entries(ALLOWED.outside), ["length", String(length)]]);
+  if (said.size !== expected.size || [...expected].some(([key, value]) => said.get(key) !== value)) {
+    throw new BundleError(`initialiser ${name} lies in ${entries(said)}, expected ${entries(expected)}`);
+  }
+  return true;
+}
+
+/** @param {Map<string, string>} said */
+function entries(said) {
+  const sorted = [...said].sort(([one], [other]) => (one < other ? -1 : 1));
+  return sorted.map(([key, value]) => `${shown(key)} ${shown(value)}`).join(", ") || "no file";
+}
+
+/** As one printable line of some length. @param {string} words */
+function shown(words) {
+  const plain = words.slice(0, 80);
+  return /^[^\p{C}\p{Zl}\p{Zp}]+$/u.test(plain) ? plain : `'${JSON.stringify(plain).slice(1, -1)}'`;
+}

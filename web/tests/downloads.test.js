@@ -1,0 +1,24 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Blobs } from "../device/blobs.js";
+import { MemoryDisk } from "../device/disk.js";
+import { Downloads, MOST_BYTES } from "../device/downloads.js";
+import { BlobError } from "../device/errors.js";
+
+const blob = (number, size) => ({ sha: new Uint8Array(32).fill(number), size });
+
+test("of an offer of more than a device takes nothing is fetched, and the next one is", async () => {
+  const asked = [];
+  const blobs = await Blobs.open(new MemoryDisk());
+  const downloads = new Downloads(blobs, { ask: (get) => asked.push(get), arrived: () => {} });
+  const huge = [1, 2, 3].map((number) => blob(number, MOST_BYTES / 2 - 1));
+  await assert.rejects(downloads.advance(huge, 0), (error) => {
+    assert.ok(error instanceof BlobError);
+    assert.match(error.message, /^3221225469 bytes are to be fetched at one time: at most 2147483648 are$/);
+    return true;
+  });
+  assert.deepEqual(asked, []);
+  assert.ok(await downloads.advance([blob(4, 1000)], 1));
+  assert.deepEqual(asked.map((get) => get.blob.size), [1000]);
+});
