@@ -110,7 +110,7 @@ class ClassMeans(Usual):
         ranges.check(self)
 
     def unfit(self, workload: Workload) -> str:
-        return too_few_of_each(workload, self.smallest_count)
+        return super().unfit(workload) or too_few_of_each(workload, self.smallest_count)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         values = (workload.feature_width + 1) * workload.labels

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -424,3 +424,26 @@ def text_bundle(tmp_path_factory: pytest.TempPathFactory, reviews: Path) -> Bund
     words += ["--tunable", "bias", "--tunable", "lora:rank=2", "--tunable", "head", "--tunable", "all"]
     assert main([*words, "--out", str(out)]) == 0
     return Bundle.open(out)
+
+
+@pytest.fixture(scope="module")
+def chromiums() -> Iterator[Callable[[Sequence[str]], Any]]:
+    """Starts a Chromium of this machine with these flags; all end with the module.
+
+    While Playwright runs, its event loop counts as this thread's: nothing else could start one of its own.
+    """
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None)
+    if program is None:
+        pytest.skip("no Chromium is installed")
+    with playwright.sync_playwright() as running:
+        started: list[Any] = []
+
+        def start(flags: Sequence[str]) -> Any:
+            started.append(running.chromium.launch(executable_path=program, args=list(flags)))
+            return started[-1]
+
+        yield start
+        for browser in started:
+            browser.close()

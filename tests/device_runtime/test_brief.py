@@ -155,7 +155,7 @@ def test_a_short_one_goes_on_its_own_topic(line):
     published = []
     line.publish = lambda topic, payload, retain=False: published.append((topic, payload))
     voice.link = line
-    voice.short(b"abc")
+    voice.short(b"abc", "a run")
     assert published == [(up("pi-0", "c"), b"abc")]
 
 

@@ -27,7 +27,7 @@ def fuzz():
 
 
 MESSAGES = ["State", "Hello", "Plan", "Contribution", "Receipt", "Get"]
-NAMES = [*MESSAGES, "topic", "safetensors", "manifest", "bundle zip", "task", "url"]
+NAMES = [*MESSAGES, "topic", "safetensors", "manifest", "bundle zip", "task", "url", "graph"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,5 @@
 """A Chromium of this machine, and pages in it that note what went wrong and what they asked for."""
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,31 +33,16 @@ OPEN: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="session")
-def chromiums() -> Iterator[Callable[[Sequence[str]], Any]]:
-    """Starts one with these flags."""
+def needs_page() -> None:
+    """Skip where the page could not be served whole."""
     pytest.importorskip("fastapi", reason="HTTP needs pip install 'device-runtime[service]'")
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip("no Chromium is installed")
     if not (WEB / "vendor" / "msgpack" / "index.mjs").exists():
         pytest.skip("web/vendor is missing: npm ci && npm run vendor in web/")
-    with playwright.sync_playwright() as running:
-        started: list[Any] = []
-
-        def start(flags: Sequence[str]) -> Any:
-            started.append(running.chromium.launch(executable_path=program, args=list(flags)))
-            return started[-1]
-
-        yield start
-        for browser in started:
-            browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(chromiums: Callable[[Sequence[str]], Any]) -> Any:
+    needs_page()
     return chromiums(FLAGS)
 
 
@@ -67,9 +51,10 @@ def props(tmp_path_factory: pytest.TempPathFactory) -> Props:
     return Props(tmp_path_factory.mktemp("props"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def studio(chromiums: Callable[[Sequence[str]], Any], props: Props) -> Any:
     """A Chromium of which `props` say what it hears and sees."""
+    needs_page()
     return chromiums((*FLAGS, *props.flags))
 
 

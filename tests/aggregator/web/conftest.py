@@ -21,19 +21,8 @@ PATIENCE_MS = 240_000
 
 
 @pytest.fixture(scope="module")
-def browser():
-    """A Chromium of this machine."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs pip install playwright")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip("no Chromium is installed")
-    with playwright.sync_playwright() as running:
-        chromium = running.chromium.launch(
-            executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield chromium
-        chromium.close()
+def browser(chromiums):
+    return chromiums(["--no-sandbox", "--disable-dev-shm-usage"])
 
 
 @dataclass

@@ -135,11 +135,11 @@ def test_a_hello_says_no_fewer_samples_than_what_waits_to_be_sent(device, digits
     stage.link.announce(stage.offer(1))
     stage.go()
     [waiting] = stage.contributions
-    np.savez(stage.folder / "samples" / "b.npz", x=digits[0][:9], y=digits[1][:9])
+    np.savez(stage.folder / "samples" / "b.npz", x=digits[0][:30], y=digits[1][:30])
     (stage.folder / "samples" / "a.npz").unlink()
     stage.link.announce(stage.offer(2))
     stage.go()
-    assert (waiting.num_examples, stage.contributions[-1].num_examples) == (120, 9)
+    assert (waiting.num_examples, stage.contributions[-1].num_examples) == (120, 30)
     stage.agent.hello()
     assert stage.link.of(Hello)[-1].num_examples == 120
 
@@ -147,7 +147,7 @@ def test_a_hello_says_no_fewer_samples_than_what_waits_to_be_sent(device, digits
 def test_a_round_without_samples_is_left_out_and_the_next_with_some_is_not(device, digits, caplog):
     stage = device(Wish())
     (stage.folder / "samples" / "a.npz").rename(stage.folder / "samples" / "a.away")
-    np.savez(stage.folder / "samples" / "b.npz", x=digits[0][:9], y=digits[1][:9])
+    np.savez(stage.folder / "samples" / "b.npz", x=digits[0][:30], y=digits[1][:30])
     stage.link.announce(stage.offer(1))
     stage.go()
     (stage.folder / "samples" / "b.npz").unlink()
@@ -158,7 +158,7 @@ def test_a_round_without_samples_is_left_out_and_the_next_with_some_is_not(devic
     (stage.folder / "samples" / "a.away").rename(stage.folder / "samples" / "a.npz")
     stage.link.announce(stage.offer(4))
     stage.go()
-    assert [(c.round, c.num_examples) for c in stage.contributions] == [(1, 9), (4, 120)]
+    assert [(c.round, c.num_examples) for c in stage.contributions] == [(1, 30), (4, 120)]
 
 
 def over(stage, number=1):

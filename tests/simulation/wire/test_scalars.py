@@ -47,8 +47,8 @@ def caught_up(monkeypatch):
     known, fetched = {}, Counter()
     begin, close = Holdings.__init__, Host.close
 
-    def init(self, folder):
-        begin(self, folder)
+    def init(self, folder, *limits):
+        begin(self, folder, *limits)
         known[folder.name] = self
 
     def last(self):
