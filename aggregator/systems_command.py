@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-from tabulate import tabulate
-
-from . import systems
 from .errors import AggregatorError
-from .known_systems import SYSTEMS
-from .task import Task
+
+if TYPE_CHECKING:
+    from .task import Task
 
 ERRORS = (AggregatorError,)
 
@@ -53,6 +50,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_all(form: str) -> None:
+    import msgspec
+    from tabulate import tabulate
+
+    from . import systems
+    from .known_systems import SYSTEMS
+
     if form == "json":
         known = {name: {"says": system.says, "source": system.source} for name, system in SYSTEMS.items()}
         print(msgspec.json.format(msgspec.json.encode(known)).decode())
@@ -68,6 +71,12 @@ def _print_all(form: str) -> None:
 
 
 def _print_one(options: argparse.Namespace) -> None:
+    import msgspec
+    from tabulate import tabulate
+
+    from . import systems
+    from .task import Task
+
     task = systems.under(options.name, Task(bundle="any", rounds=options.rounds))
     parts = tuple(_offered(task))
     if options.format == "json":
@@ -82,6 +91,8 @@ def _print_one(options: argparse.Namespace) -> None:
 
 
 def _offered(task: Task) -> Iterator[Offered]:
+    import msgspec
+
     for kind in task.kinds:
         settings = msgspec.to_builtins(kind.strategy)
         yield Offered(kind.name, kind.from_round, kind.until_round, settings)

@@ -50,27 +50,29 @@ def log_to_stderr() -> None:
 
 def _run(name: str, words: Sequence[str]) -> int:
     command = COMMANDS[name]
-    expected = _expected()
+    if {"-h", "--help"} & set(words) and lacks(command):
+        _parser(name, command).print_help()
+        return 0
+    errors: tuple[type[Exception], ...] = ()
     code: Callable[[Exception], int] = _refused
     try:
         module = import_module(command.module)
-        expected = (*expected, *getattr(module, "ERRORS", ()))
+        errors = getattr(module, "ERRORS", ())
         code = getattr(module, "exit_code", _refused)
         parser = _parser(name, command)
         module.add_arguments(parser)
         options = parser.parse_args(words)
         log_to_stderr()
         return int(module.run(options))
-    except expected as error:
-        return _fail(str(error), code(error))
     except ModuleNotFoundError as error:
         extra = extra_for(command, error.name or "")
         if extra is None:
             raise
-        if {"-h", "--help"} & set(words):
-            _parser(name, command).print_help()
-            return 0
         return _fail(f"{name} needs {error.name}: pip install 'device-runtime[{extra}]'", code(error))
+    except Exception as error:
+        if isinstance(error, (*_expected(), *errors)):
+            return _fail(str(error), code(error))
+        raise
 
 
 def _expected() -> tuple[type[Exception], ...]:

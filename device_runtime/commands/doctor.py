@@ -6,31 +6,16 @@ import argparse
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-import msgspec
-import platformdirs
-from tabulate import tabulate
+from typing import TYPE_CHECKING
 
 from broker.errors import BrokerError
-from device_runtime import examining_broker
 from device_runtime.connecting import connect, is_enrolled
-from device_runtime.examining import (
-    Finding,
-    broker,
-    engines,
-    extras,
-    machine,
-    memory,
-    privacy,
-    storage,
-    work,
-)
-from device_runtime.examining_meters import energy
-from device_runtime.examining_rules import rules
-from models.bundle import Bundle, find
 from models.errors import BundleError
 
 from .options import add_connection
+
+if TYPE_CHECKING:
+    from device_runtime.examining import Finding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +33,10 @@ def run(options: argparse.Namespace) -> int:
 
     The broker is examined where one is given, or this device is enrolled.
     """
+    import msgspec
+    import platformdirs
+    from tabulate import tabulate
+
     folder = options.state or Path(platformdirs.user_state_dir("device-runtime"))
     found = list(examine(options.bundle, folder))
     if options.broker or is_enrolled(options):
@@ -63,6 +52,21 @@ def run(options: argparse.Namespace) -> int:
 
 def examine(bundle: str, folder: Path) -> Iterator[Finding]:
     """All findings; without a sound bundle, those that need none."""
+    from device_runtime.examining import (
+        Finding,
+        broker,
+        engines,
+        extras,
+        machine,
+        memory,
+        privacy,
+        storage,
+        work,
+    )
+    from device_runtime.examining_meters import energy
+    from device_runtime.examining_rules import rules
+    from models.bundle import Bundle, find
+
     yield from machine()
     try:
         opened = Bundle.open(find(bundle))
@@ -88,6 +92,9 @@ def examine(bundle: str, folder: Path) -> Iterator[Finding]:
 
 def broker_findings(options: argparse.Namespace) -> Iterator[Finding]:
     """What is between this device and its rounds."""
+    from device_runtime import examining_broker
+    from device_runtime.examining import Finding
+
     try:
         connection = connect(options)
     except BrokerError as error:

@@ -5,22 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-import platformdirs
-from tabulate import tabulate
-
-from device_runtime import owner
-from device_runtime.choose import MAIN, Candidate, Plan, choose
-from device_runtime.examining_rules import rules
-from models import data as local_data
-from models.bundle import Bundle, find
-from profiles import Cost, Workload
-from strategies import registry
-from strategies.workload import workload
-
-from . import profile as profile_command
 from .options import add_engine, add_pretence, count, positive
+
+if TYPE_CHECKING:
+    from device_runtime.choose import Candidate, Plan
+    from models.bundle import Bundle
+    from profiles import Cost, Workload
 
 
 @dataclass(frozen=True)
@@ -62,6 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    import msgspec
+    import platformdirs
+    from tabulate import tabulate
+
+    from device_runtime import owner
+    from device_runtime.choose import MAIN, choose
+    from device_runtime.examining_rules import rules
+    from models.bundle import Bundle, find
+    from strategies import registry
+
+    from . import profile as profile_command
+
     bundle = Bundle.open(find(options.bundle))
     profile = profile_command.measured(bundle, options)
     load = _workload(options, bundle)
@@ -87,6 +91,9 @@ HEADERS = ("", "kind", "seconds", "peak MB", "kB up", "kB down", "joule", "why")
 
 
 def _workload(options: argparse.Namespace, bundle: Bundle) -> Workload:
+    from models import data as local_data
+    from strategies.workload import workload
+
     manifest, labels = bundle.manifest, len(bundle.manifest.labels)
     if options.data:
         return workload(manifest, local_data.load(options.data, manifest, bundle.texts).class_counts(labels))

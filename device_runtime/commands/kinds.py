@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-import msgspec
-from tabulate import tabulate
-
-from strategies import ranges, registry
-from strategies.kind import AnyStrategy
-from strategies.ranges import Listed
+if TYPE_CHECKING:
+    from strategies.kind import AnyStrategy
+    from strategies.ranges import Listed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises KindError for an unknown name."""
+    from strategies import ranges, registry
+
     if options.name is None:
         print(_json(_overview()) if options.format == "json" else _kinds())
         return 0
@@ -34,10 +34,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _overview() -> list[dict[str, str]]:
+    from strategies import registry
+
     return [{"name": name, **asdict(kind.about)} for name, kind in registry.KINDS.items()]
 
 
 def _kinds() -> str:
+    from tabulate import tabulate
+
+    from strategies import registry
+
     rows = [tuple(row.values()) for row in _overview()]
     head, usual = ("kind", "a device trains", "and sends", "method"), ", ".join(registry.USUAL)
     return (
@@ -57,6 +63,8 @@ def _plain(row: Listed) -> dict[str, object]:
 
 
 def _settings(kind: type[AnyStrategy], settings: list[Listed]) -> str:
+    from tabulate import tabulate
+
     rows = [(row.name, row.default, row.range, row.unit, row.meaning) for row in settings]
     head = ("setting", "default", "range", "unit", "meaning")
     return (
@@ -75,4 +83,6 @@ def example(kind: type[AnyStrategy], settings: list[Listed]) -> str:
 
 
 def _json(value: object) -> str:
+    import msgspec
+
     return msgspec.json.format(msgspec.json.encode(value)).decode()

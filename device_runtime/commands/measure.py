@@ -9,22 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, nan
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-from tabulate import tabulate
-
-from device_runtime.one_kind import Device, Figures, Order, Pretended
-from device_runtime.pretence import Time
-from device_runtime.trials import HEADERS, Row, cells, idle_watts, interleaved, lines, row
 from models import data as local_data
-from models.bundle import Bundle, find
 from models.errors import DataError
-from models.manifest import ARENA_FACTOR
-from profiles import Speed
-from strategies import registry
 
 from . import profile as profile_command
 from .options import add_engine, add_meter, add_pretence, count, engine_wish, memory_bytes, meter, positive
+
+if TYPE_CHECKING:
+    from device_runtime.one_kind import Device, Figures, Order
+    from device_runtime.trials import Row
+    from profiles import Speed
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=200,
         help="Draw this many samples, evenly of every class (default: 200).",
     )
-    add("--kinds", help=f"Measure these kinds, separated by commas (default: {','.join(registry.USUAL)}).")
+    add("--kinds", help="Measure these kinds, separated by commas (default: the usual ones).")
     add("--codec", default="", metavar="WORD", help="Send updates by this codec, such as delta+int8+deflate.")
     add(
         "--repeats",
@@ -81,6 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 1 where no kind could be done."""
+    from device_runtime.pretence import Time
+    from device_runtime.trials import idle_watts, interleaved, row
+    from models.bundle import Bundle, find
+
     bundle, names = Bundle.open(find(options.bundle)), _kinds(options)
     draw = _drawing(options)
     found = meter(options)
@@ -107,6 +107,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _kinds(options: argparse.Namespace) -> list[str]:
     """Checked before anything is measured. Raises KindError, DataError."""
+    from strategies import registry
+
     names = list(dict.fromkeys(options.kinds.split(","))) if options.kinds else list(registry.USUAL)
     for name in names:
         registry.make(name, registry.coding(name, options.codec))
@@ -119,12 +121,17 @@ def _kinds(options: argparse.Namespace) -> list[str]:
 
 
 def _device(options: argparse.Namespace, speed: Speed, idle_w: float) -> Device:
+    from device_runtime.one_kind import Device, Pretended
+    from models.manifest import ARENA_FACTOR
+
     pretended = Pretended(options.pretend, options.slow, options.uplink) if options.pretend else None
     wish = replace(engine_wish(options), run_bytes=speed.run_bytes // ARENA_FACTOR)
     return Device(speed, wish, memory_bytes(options), pretended, options.meter, idle_w)
 
 
 def _order(options: argparse.Namespace, kind: str, device: Device) -> Order:
+    from device_runtime.one_kind import Order
+
     data = str(options.data.absolute()) if options.data else ""
     return Order(options.bundle, kind, options.codec, data, options.samples, device)
 
@@ -134,6 +141,10 @@ def _tell(order: Order, figures: Figures) -> None:
 
 
 def _text(report: Report) -> str:
+    from tabulate import tabulate
+
+    from device_runtime.trials import HEADERS, cells
+
     made = [one for one in report.kinds if one.runs]
     lines = [f"{report.device}, {report.bundle}; energy: {report.meter}, {report.energy}"]
     if isfinite(report.idle_w):
@@ -148,10 +159,14 @@ def _text(report: Report) -> str:
 
 
 def _json(report: Report) -> str:
+    import msgspec
+
     return msgspec.json.format(msgspec.json.encode(report)).decode()
 
 
 def _write(path: Path, runs: Sequence[Figures]) -> None:
+    from device_runtime.trials import lines
+
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(lines(runs))
 

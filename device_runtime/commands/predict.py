@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-
-import msgspec
-from tabulate import tabulate
+from typing import TYPE_CHECKING
 
 from device_runtime.connecting import folder_of
-from device_runtime.personal.asking import Personal, Prediction
-from device_runtime.personal.kept import begun_with
 from models.errors import DataError
-from models.softmax import Evaluation
 
 from .options import add_engine, count, engine_wish
 from .policy_options import add_place
+
+if TYPE_CHECKING:
+    from device_runtime.personal.asking import Personal, Prediction
+    from models.softmax import Evaluation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """1 where a file could not be read; the others are answered. Raises NothingKept, NoDevice, ModelError."""
+    import msgspec
+    from tabulate import tabulate
+
+    from device_runtime.personal.asking import Personal
+
     model = Personal.open(folder_of(options), engine_wish(options))
     if options.export_onnx:
         model.export_onnx(options.export_onnx)
@@ -70,6 +74,8 @@ def _row(one: Prediction, found: list[Prediction]) -> list[str]:
 
 def _known(model: Personal) -> str:
     """What is kept, and how good it is."""
+    from device_runtime.personal.kept import begun_with
+
     record, judged = model.record, model.judged
     text = f"{model.manifest.name}, task {record.task!r}, {begun_with(record.round)}"
     if judged is None or judged.served is None:

@@ -5,20 +5,14 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import replace
-
-import msgspec
-from tabulate import tabulate
-
-from device_runtime.measuring import clocks
-from device_runtime.measuring import measured as measured_speed
-from device_runtime.measuring import profile as make_profile
-from device_runtime.watching import own_memory, watcher
-from models.bundle import Bundle, find
-from models.engines import engine_choice, open_model
-from models.manifest import Manifest
-from profiles import DeviceProfile
+from typing import TYPE_CHECKING
 
 from .options import add_engine, add_meter, add_pretence, engine_wish, memory_bytes, meter, pretence
+
+if TYPE_CHECKING:
+    from models.bundle import Bundle
+    from models.manifest import Manifest
+    from profiles import DeviceProfile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    import msgspec
+    from tabulate import tabulate
+
+    from models.bundle import Bundle, find
+
     bundle = Bundle.open(find(options.bundle))
     found = meter(options)
     profile = measured(bundle, options)
@@ -51,6 +50,12 @@ def run(options: argparse.Namespace) -> int:
 
 def measured(bundle: Bundle, options: argparse.Namespace) -> DeviceProfile:
     """The profile of this device (or of the one it pretends to be) for this bundle, measured now."""
+    from device_runtime.measuring import clocks
+    from device_runtime.measuring import measured as measured_speed
+    from device_runtime.measuring import profile as make_profile
+    from device_runtime.watching import own_memory, watcher
+    from models.engines import engine_choice, open_model
+
     other = pretence(options)
     watch = watcher(other, memory_bytes(options))
     wish = replace(engine_wish(options), run_bytes=watch.run_bytes)
