@@ -32,12 +32,12 @@ T = TypeVar("T")
 Words = tuple[str, ...]
 TEACHING, LEVELS = ("train", "attention", "prototype", "distil"), ("low", "mid", "up")
 
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    and threading.current_thread() is threading.main_thread()
-):
-    # A shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+if threading.current_thread() is threading.main_thread():
+    # A shell that runs the tests in the background has them, and all that they start, ignore Ctrl-C; nohup
+    # has them ignore the end of the terminal.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
