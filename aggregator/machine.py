@@ -248,12 +248,14 @@ def _advance(state: State, now: float) -> Result:
 def _extended(state: State, now: float) -> Result:
     """The deadline begins anew; or the run is given up, where too many have been fruitless.
 
-    A deadline is fruitless that brought no contribution though devices were there. Where none was, the round
-    waits for devices, however long. A learnt deadline is first made longer, as far as it may be.
+    A deadline is fruitless that brought no contribution though a device was there which has none in the round
+    yet. Where none was, the round waits for other devices, however long. A learnt deadline is first made
+    longer, as far as it may be.
     """
     before, brought = state, state.contributions > state.had
     if state.rules.max_extensions and not state.rules.given:
-        fruitless = 0 if brought else state.fruitless + bool(state.ready)
+        could = any(device not in state.counted for device in state.ready)
+        fruitless = 0 if brought else state.fruitless + could
         state = state.but(had=state.contributions, fruitless=fruitless)
     if before.extensions_left == 1 and state.fruitless > before.fruitless:
         sat_out, missed = tuple(sorted(state.sat_out)), tuple(sorted(state.waiting))

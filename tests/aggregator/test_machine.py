@@ -195,6 +195,23 @@ def test_while_no_device_is_there_a_round_waits_however_long(away):
     assert state.fruitless == 0
 
 
+def test_where_all_that_are_there_have_contributed_a_round_waits_for_more_devices_however_long():
+    state = collecting("a", rules=replace(IN_VAIN, min_contributions=2))
+    state, _ = play(state, believed("a"))
+    for now in range(10, 1000, 10):
+        state, commands = play(state, Tick(float(now)))
+        assert commands == [Extend(1, 1)]
+    state, _ = play(state, *online("b"), *sitting_out("b", now=1001.0), Tick(1010.0))
+    assert (state.phase, state.fruitless) == ("collect", 1)
+
+
+def test_a_device_whose_contribution_was_not_believed_does_not_keep_the_run_waiting():
+    state, _ = play(collecting("a", rules=IN_VAIN), Disbelieved(1.0, update("a"), "not finite"))
+    for now in (10.0, 20.0, 30.0):
+        state, commands = play(state, Tick(now))
+    assert commands == [GiveUp(1, 3, 10.0, (), ())]
+
+
 def test_a_device_that_is_silent_is_not_there_after_two_deadlines():
     state = collecting("a", rules=IN_VAIN)
     for now in range(10, 1000, 10):
