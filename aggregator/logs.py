@@ -66,7 +66,7 @@ class Limited(logging.Filter):
             return True
         place = (record.pathname, record.lineno)
         since, count = self._seen.get(place, (record.created, 0))
-        over = record.created - since >= WITHIN_S
+        over = not 0 <= record.created - since < WITHIN_S  # below 0 where the clock was set back
         if over and count > WARNINGS:
             record.msg = f"{record.getMessage()} ({count - WARNINGS} such lines before it were left out)"
             record.args = ()

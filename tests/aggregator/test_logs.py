@@ -26,6 +26,13 @@ def test_warnings_of_one_place_are_limited_and_what_was_left_out_is_counted():
     assert after.getMessage() == "one more dropped"
 
 
+def test_where_the_clock_was_set_back_warnings_are_not_left_out_until_it_is_there_again():
+    limited = Limited()
+    assert [limited.filter(line("it", 1e9)) for _ in range(WARNINGS + 1)] == [True] * WARNINGS + [False]
+    assert limited.filter(line("it", 10.0))
+    assert [limited.filter(line("it", 11.0)) for _ in range(WARNINGS)] == [True] * (WARNINGS - 1) + [False]
+
+
 def test_errors_and_what_is_no_warning_are_never_left_out():
     limited = Limited()
     for level in (logging.ERROR, logging.INFO):
