@@ -229,7 +229,7 @@ class Conductor:
             self.traffic.begin({})
             self._fruitless = 0
         kinds = tuple(kind.name for kind in task.offered(number))
-        deadline_s, count = self.rounds.deadline_s(number), self.state.contributions
+        deadline_s, count = self.state.deadline_s(number), self.state.contributions
         self._tell(RoundOpened(number, kinds, deadline_s, command.again, count))
         self._receipts.pay_all(said=self._offering.opened(self.state))
 

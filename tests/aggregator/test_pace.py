@@ -18,6 +18,7 @@ from aggregator.moves import (
     Work,
     Worked,
 )
+from aggregator.observer import RoundOpened
 from aggregator.pace import STEP, Pace, class_of, deadline_s, longest_s
 from aggregator.state import Rules, Saved, State
 
@@ -178,3 +179,17 @@ def test_on_the_service_the_record_says_what_was_learnt_and_a_restart_learns_the
     b.contribute("a", b.contribution("few-shot", update_of("few-shot"), 2, boot=2))
     b.wait(2)
     assert [closed.record.deadline_s for closed in b.store.closed()] == [50.0, learnt]
+
+
+def test_a_learnt_deadline_that_was_doubled_is_told_as_such_by_the_next_life(bench, make_task, update_of):
+    task = make_task("few-shot", rounds=3, round_deadline_s=50.0, deadline_quantile=1.0, deadline_margin=2.0)
+    b = bench(task)
+    b.join("a")
+    b.now += 6
+    b.contribute("a", b.contribution("few-shot", update_of("few-shot")))
+    learnt = b.offer.deadline_s
+    b.sit_out("a", 2)
+    b.wait(learnt)
+    again = b.restart()
+    assert again.service.state.closes_s - again.now == pytest.approx(2 * learnt)
+    assert again.heard(RoundOpened)[-1].deadline_s == pytest.approx(2 * learnt)
