@@ -171,7 +171,8 @@ def configure(options: BrokerOptions, ports: tuple[int, int], folder: Path) -> s
     if options.users:
         lines.append(f"password_file {folder / 'passwords'}")
     if options.web:
-        lines += [f"listener {ports[1]} {options.host}", *_tls(options), "protocol websockets"]
+        lines += [f"listener {ports[1]} {options.host}", f"max_connections {CONNECTIONS}"]
+        lines += [*_tls(options), "protocol websockets"]
     if closed_page:
         lines += ["allow_anonymous false", f"password_file {folder / 'passwords'}"]
     lines += [

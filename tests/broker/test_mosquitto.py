@@ -18,7 +18,7 @@ from broker import mosquitto, topics
 from broker.errors import BrokerRefused, BrokerStartError, BrokerUnreachable
 from broker.link import Connected, Disconnected, LinkOptions, Received
 from broker.mosquitto import Mosquitto, access_list, configure, hash_passwords
-from broker.running import BrokerOptions
+from broker.running import BrokerOptions, WebSockets
 from broker.url import TLS
 
 pytestmark = pytest.mark.skipif(mosquitto.find() is None, reason="mosquitto is not installed")
@@ -90,6 +90,9 @@ def test_what_devices_make_a_broker_keep_is_bounded(tmp_path: Path) -> None:
     text = mosquitto.configure(BrokerOptions(), (1883, 0), tmp_path)
     for name in ("max_connections", "memory_limit", "max_queued_bytes", "persistent_client_expiration"):
         assert re.search(rf"^{name} [1-9]", text, re.MULTILINE), name
+    both = mosquitto.configure(BrokerOptions(web=WebSockets(0, "secret")), (1883, 1884), tmp_path)
+    limit = f"max_connections {mosquitto.CONNECTIONS}"  # counted for each listener, so said below each
+    assert all(limit in one for one in re.split(r"^listener ", both, flags=re.MULTILINE)[1:])
 
 
 def test_a_broker_that_has_no_more_memory_for_a_client_goes_on_for_others(
