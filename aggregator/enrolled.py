@@ -123,9 +123,9 @@ class Enrolled(Devices):
 
     def said(self, device: str, topic: str, payload: bytes) -> bytes:
         self._refresh()
-        if device not in self._keys:
+        key = self._keys.get(device)  # once: other tasks refresh too, each in a thread of its own
+        if key is None:
             raise NotTrusted(f"message on {topic} refused: {device} is not enrolled in {self._path}")
-        key = self._keys[device]
         return said_by(key, topic, payload) if key else said_in(payload)
 
     def _refresh(self) -> None:
