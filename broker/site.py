@@ -1,7 +1,8 @@
 """The folder of a broker that is set up for production: what it is called, its secrets, its devices.
 
 Made by `found`, never written over. Files that hold a secret are 0600; whoever runs Mosquitto owns what it
-reads. What the aggregator needs are `site.json`, `ca.pem` and the two files called `aggregator`.
+reads. What the aggregator needs are `site.json`, `ca.pem`, the two files called `aggregator`, `devices.json`
+and, where its key has changed, `successions.json`.
 """
 
 from __future__ import annotations
