@@ -26,8 +26,8 @@ def in_vain(command: GiveUp, why: Mapping[str, str]) -> str:
     return (
         f"round {command.round} is given up: {command.deadlines} deadlines in a row, the last of "
         f"{command.deadline_s:g} s, brought no contribution; "
-        f"{', '.join(parts) or 'no device sent anything that counts'}. A longer round_deadline_s or cheaper kinds, "
-        "with another --run-dir, may help; the same command tries as often again"
+        f"{', '.join(parts) or 'no device sent anything that counts'}. A longer round_deadline_s or cheaper "
+        "kinds, with another --run-dir, may help; the same command tries as often again"
     )
 
 
