@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     print(line, flush=True)
     _draw(line, options.qr)
     if options.again:
-        register.tell_of_revoked(opened, options.name)  # the token of before
+        register.check_told(opened, options.name, told)  # the token of before is void only then
     return 0
 
 

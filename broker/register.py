@@ -167,14 +167,19 @@ def tell(opened: Opened) -> Told:
 
 
 def tell_of_revoked(opened: Opened, name: str) -> Told:
-    """As `tell`. Raises RegisterError when Mosquitto was not told: it still lets the device in."""
+    """As `tell`. Raises what `check_told` does."""
     told = tell(opened)
+    check_told(opened, name, told)
+    return told
+
+
+def check_told(opened: Opened, name: str, told: Told) -> None:
+    """Raises RegisterError when Mosquitto was not told: it still lets the device in by its old password."""
     if not told.reached:
         raise RegisterError(
             f"Mosquitto was not told that the password of {name!r} is void: until it reads "
             f"{opened.folder / PASSWORDS} again it lets the device in. {told.text}"
         )
-    return told
 
 
 def _enrolment(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
