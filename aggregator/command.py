@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-contributions",
         type=int,
         metavar="N",
-        help="Extend a round that has fewer contributions (default: 1).",
+        help="Extend a round to which fewer devices have contributed (default: 1).",
     )
     add("--min-devices", type=int, metavar="N", help="Wait with round 1 for this many devices (default: 1).")
     add(
@@ -103,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--buffer-size",
         type=int,
         metavar="N",
-        help="Close a round after N contributions (default: wait for all).",
+        help="Close a round after contributions of N devices (default: wait for all).",
     )
     add(
         "--max-staleness",

@@ -136,7 +136,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         float, Setting("How long a round waits for updates.", 120.0, "seconds", more_than=0)
     ] = 60.0
     min_contributions: Annotated[
-        int, Setting("Updates without which a round is extended at its deadline.", 2, "updates", at_least=1)
+        int,
+        Setting(
+            "Devices that must contribute; with fewer a round is extended at its deadline.",
+            2,
+            "devices",
+            at_least=1,
+        ),
     ] = 1
     min_devices: Annotated[
         int, Setting("Devices online that round 1 waits for.", 2, "devices", at_least=1)
@@ -150,7 +156,12 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ] = None
     buffer_size: Annotated[
         int,
-        Setting("Updates that close a round, from any round (FedBuff); 0: off.", 5, "updates", at_least=0),
+        Setting(
+            "Devices whose updates, made for any round, close a round (FedBuff); 0: off.",
+            5,
+            "devices",
+            at_least=0,
+        ),
     ] = 0
     max_staleness: Annotated[
         int, Setting("Rounds that an update may be late and still count.", 2, "rounds", at_least=0)
