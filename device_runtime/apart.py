@@ -83,7 +83,7 @@ class Apart:
         self._cpu_s: float | None = None
         self._child: Child | None = None
         self._known: Known | None = None
-        self._busy = False
+        self._busy = self._stands_still = False
         self._unsettled: list[Settle] = []
         self._at, self._reported = "", False
         self._deaths: tuple[Open | None, tuple[Death, ...]] = (None, ())
@@ -158,7 +158,9 @@ class Apart:
 
     def heed(self) -> None:
         """Raises WorkDied where work goes on though the rules say no; of memory it heeds by itself."""
-        if self._busy and self._child is not None and self._child.crossing.quiet_s >= STILL_S:
+        if not self._busy or self._stands_still or self._child is None:
+            return
+        if self._child.crossing.quiet_s >= STILL_S:
             raise self._given_up(f"it did not stand still in the {STILL_S:.0f} s that it may take")
 
     def tidy(self) -> None:
@@ -194,7 +196,7 @@ class Apart:
             self._settle(self._unsettled.pop())
         child = self._running()
         done, over = 0.0, ""
-        self._busy = True
+        self._busy, self._stands_still = True, False
         try:
             child.crossing.say(request)
             while not isinstance(said := child.crossing.hear(LOOK_S), Ended):
@@ -202,6 +204,7 @@ class Apart:
                     raise self._given_up(why)
                 if said is None or isinstance(said, Beat):
                     done = said.done if said else done
+                    self._stands_still = said is not None  # until its beat is answered
                     over = over or _over(progress, done)
                 if isinstance(said, Beat):
                     child.crossing.say(GoOn(self._hours.lost(), over))

@@ -14,6 +14,7 @@ import pytest
 
 from broker import topics
 from broker.messages import Contribution, Hello, Kind, Metrics, Plan, encode, pack
+from device_runtime import apart as working
 from device_runtime import child
 from device_runtime.apart import AGAIN_S, Apart
 from device_runtime.crossing import LENGTH
@@ -148,7 +149,8 @@ def test_what_died_is_tried_again_when_its_round_has_a_new_deadline_and_not_befo
     apart.link.announce(apart.offer(kinds=(SHORT,), remaining_s=DAY_S - 60))  # as it is told a minute later
     assert apart.go().contributions == []
     apart.link.announce(apart.offer(kinds=(SHORT,), remaining_s=2 * DAY_S))
-    assert [sent.kind for sent in apart.go().contributions] == ["full"]
+    run_until_it_is_over(apart, pause_s=0.0)
+    assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(Plan)[-1].reasons
 
 
 def test_an_update_that_was_handed_over_is_not_made_again_when_its_process_dies(apart):
@@ -207,6 +209,22 @@ def test_work_stands_still_while_the_rules_say_no_and_then_goes_on(apart):
     (sent,) = apart.contributions
     assert sent.kind == "full"
     assert apart.agent.hours.lost() > 0
+
+
+def test_work_that_stands_still_is_not_ended_however_long_the_rules_say_no(apart, monkeypatch):
+    monkeypatch.setattr(working, "STILL_S", 1.0)
+    until = []
+
+    def judged(_held):
+        if apart.link.of(Plan) and not until:
+            until.append(monotonic() + 3.0)
+        return PAUSED if until and monotonic() < until[0] else Verdict()
+
+    when_tried(apart, apart.agent.hours.look_again)
+    apart.agent.hours.judged = judged
+    apart.link.announce(apart.offer(kinds=(SOME,), remaining_s=DAY_S))
+    run_until_it_is_over(apart, pause_s=0.0)
+    assert [sent.kind for sent in apart.contributions] == ["full"], apart.link.of(Plan)[-1].reasons
 
 
 def test_work_that_stood_still_until_its_round_closed_is_not_sent(apart, caplog):
