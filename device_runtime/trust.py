@@ -181,10 +181,11 @@ class Trust:
         new = verifier.public
         log.warning("the aggregator's key is now %s, as its key %s says", new[:8].hex(), before[:8].hex())
         self._pact = verifier.agree(self._own)
-        self._issued.succeed(new)
         try:
             enrolment = Enrolment.load(self._folder) if self._folder else None
             if self._folder and enrolment and enrolment.key == before:
                 msgspec.structs.replace(enrolment, key=new).save(self._folder)
         except EnrolmentError as error:
             log.warning("the aggregator's new key is not kept: %s", error)
+            return
+        self._issued.succeed(new)  # the next life begins with the key of the enrolment, and reads its times

@@ -103,6 +103,23 @@ def test_a_new_key_of_the_aggregator_is_kept_and_what_was_issued_before_it_stays
         again.offer(TASK, sealed(2, by=OTHER, issued=8))
 
 
+def test_a_new_key_that_is_not_kept_leaves_known_what_was_issued_by_the_one_before(tmp_path, monkeypatch):
+    from broker.enrolment import Enrolment, EnrolmentError
+
+    Enrolment("mqtts://h:1", "a", "p", b"", SIGNER.public, 5, bytes(32)).save(tmp_path)
+    trust = Trust(SIGNER.public, folder=tmp_path)
+    trust.offer(TASK, sealed(issued=9))
+
+    def full(_self, _folder):
+        raise EnrolmentError("cannot keep the enrolment: no space left on device")
+
+    monkeypatch.setattr(Enrolment, "save", full)
+    link = SIGNER.succeeded(OTHER.public, 3)
+    trust.offer(TASK, OTHER.seal(TASK, offer(1), 9, (link,)))
+    with pytest.raises(MessageError, match="issued at 8, and one of 9 was taken"):
+        Trust(SIGNER.public, folder=tmp_path).offer(TASK, sealed(2, issued=8))
+
+
 def test_when_offers_were_issued_counts_for_one_task_and_one_aggregator(tmp_path):
     Trust(SIGNER.public, folder=tmp_path).offer(TASK, sealed(issued=9))
     other = msgspec.structs.replace(offer(), task="u")

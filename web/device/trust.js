@@ -179,8 +179,8 @@ export class Trust {
   /** The aggregator has another key, which the one before has signed: that alone counts from now on. */
   async #succeed(/** @type {Uint8Array} */ key) {
     if (this.#pact) this.#pact = await Pact.agreed(this.#own, mapped(key));
-    await this.#issued.succeed(key);
     await this.#disk?.put(SUCCESSOR, utf8(JSON.stringify({ of: hex(this.#enrolled), key: hex(key) })));
+    await this.#issued.succeed(key); // the next life begins with the key that is kept, and reads its times
   }
 }
 

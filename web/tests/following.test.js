@@ -83,6 +83,18 @@ test("the aggregator's new key is kept for other lives, with what was issued bef
   assert.equal((await offer(await Trust.open(key, own, disk), old)).round, 3);
 });
 
+test("a new key that is not kept leaves known what was issued by the one before", async () => {
+  const heard = given.enrolled.find((one) => one.of === "another key follows").heard;
+  const [, old] = given.enrolled.find((one) => one.of === "the time of issue only goes up").heard;
+  const offer = (trust, { topic, payload }) => trust.offer(topic, fromHex(payload));
+  const [disk, key] = [new MemoryDisk(), fromHex(given.key)];
+  const put = disk.put.bind(disk);
+  disk.put = (name, bytes) => (name === "successor" ? Promise.reject(new DeviceError("full")) : put(name, bytes));
+  await offer(await Trust.open(key, own, disk), heard[0]);
+  await assert.rejects(offer(await Trust.open(key, own, disk), heard[2]), { message: "full" });
+  await assert.rejects(offer(await Trust.open(key, own, disk), old), { message: /issued at 8, and one of 9 was taken/ });
+});
+
 test("a receipt counts by its word alone, where the device signs", async () => {
   const { receipt_topic: topic, receipt, receipt_with_word: withWord } = given.says;
   const trust = await Trust.open(fromHex(given.key), own, null, true);
