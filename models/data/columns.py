@@ -10,8 +10,8 @@ from .refusal import Refused
 
 LABELS = ("label", "labels", "class", "category", "target", "sentiment", "y")
 FILES = ("file", "filename", "file_name", "path", "image", "audio", "wav")
-NONE = "none"
-"""Asked for where a table has no labels."""
+NONE = "\0"
+"""Asked for where a table has no labels; no option can hold it, and no column is called so."""
 
 
 class LabelColumn(NamedTuple):
@@ -41,7 +41,7 @@ def label_column(
     """
     width = len(names) if names is not None else len(rows[0])
     called = [folded(name) for name in names or ()]
-    if folded(wanted) == NONE:
+    if wanted == NONE:
         return LabelColumn(-1, "it has none")
     if wanted:
         return LabelColumn(_asked(names, called, width, wanted), "asked for")

@@ -142,6 +142,16 @@ def test_a_column_that_is_not_there_is_said(tmp_path, bundle):
         data.load(Place(tmp_path / "a.csv", label_column="kind"), bundle.manifest)
 
 
+def test_a_column_that_is_called_none_is_one_like_others(tmp_path, bundle):
+    names = ",".join(f"p{n}" for n in range(64))
+    (tmp_path / "a.csv").write_text(f"none,{names}\n7,{ROW}\n3,{ROW}\n")
+    loaded = data.load(Place(tmp_path / "a.csv", label_column="none"), bundle.manifest)
+    assert loaded.y.tolist() == [7, 3]
+    (tmp_path / "b.csv").write_text(f"{names}\n{ROW}\n")
+    with pytest.raises(DataError, match="no column 'none' for the labels"):
+        data.load(Place(tmp_path / "b.csv", label_column="none"), bundle.manifest)
+
+
 def test_a_row_as_it_is_stored_does_not_depend_on_its_label(tmp_path):
     (tmp_path / "a.csv").write_text(f"{ROW},7\n{ROW},3\n")
     first, second = data.raw(tmp_path)
