@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,7 +93,7 @@ class Personal:
 
         Raises DataError for what is none, or none for this task.
         """
-        if Path(file).is_dir():
+        if os.path.isdir(file):  # noqa: PTH112 (Path's raises for a query that is too long for a name)
             raise DataError(f"{file} is a folder: name its files, as in photos/*.png")
         texts = self._kept.bundle.texts
         return self._answer(str(file), lambda: inputs(file, self.manifest.input, self.labels, texts), top)

@@ -47,7 +47,7 @@ def test_a_table_is_asked_about_with_and_without_its_labels(personal, digits, tm
         assert [one.guesses for one in personal.predict(tmp_path / name)] == expected, name
 
 
-def test_a_query_is_asked_about(personal, digits, tmp_path):
+def test_a_query_is_asked_about(personal, digits, tmp_path, monkeypatch):
     with closing(sqlite3.connect(tmp_path / "d.db")) as database, database:
         database.execute("CREATE TABLE seen (pixels BLOB, label TEXT)")
         database.executemany(
@@ -55,8 +55,11 @@ def test_a_query_is_asked_about(personal, digits, tmp_path):
         )
     np.save(tmp_path / "x.npy", digits[0][:2])
     query = "SELECT pixels, label FROM seen"
-    found = personal.predict(f"sqlite:{tmp_path / 'd.db'}?{query}")
-    assert [one.guesses for one in found] == [one.guesses for one in personal.predict(tmp_path / "x.npy")]
+    expected = [one.guesses for one in personal.predict(tmp_path / "x.npy")]
+    assert [one.guesses for one in personal.predict(f"sqlite:{tmp_path / 'd.db'}?{query}")] == expected
+    monkeypatch.chdir(tmp_path)
+    long = f"{query} WHERE label IN ('{300 * 'a'}', '')"
+    assert [one.guesses for one in personal.predict(f"sqlite:d.db?{long}")] == expected
 
 
 def test_the_head_of_one_s_own_is_asked_where_there_is_one(tmp_path, bundle, offer, digits):
