@@ -77,7 +77,12 @@ def add_policy(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="Use at most this share of one core, with --service.",
     )
-    add("--allow-kinds", metavar="KIND,..", help="Train and send no other kinds of update than these.")
+    add(
+        "--allow-kinds",
+        type=kinds,
+        metavar="KIND,..",
+        help="Train and send no other kinds of update than these.",
+    )
     add(
         "--allow-bundle",
         type=digest,
@@ -132,10 +137,13 @@ def policy(options: argparse.Namespace) -> Policy:
 
 
 def allowed(options: argparse.Namespace) -> AllowList:
-    """What a task may ask for."""
-    kinds = tuple(name.strip() for name in (options.allow_kinds or "").split(",") if name.strip())
-    bundles = tuple(options.allow_bundle or ())
-    return AllowList(kinds, bundles, options.most_scalars, options.smallest_count)
+    """What a task may ask for. Raises PolicyError for a list without bundles, which would allow all."""
+    if options.allow_bundle == []:
+        raise PolicyError(
+            "allow_bundle is empty: name a bundle that is allowed, or leave it out to allow all"
+        )
+    names = tuple(options.allow_kinds.split(",")) if options.allow_kinds else ()
+    return AllowList(names, tuple(options.allow_bundle or ()), options.most_scalars, options.smallest_count)
 
 
 def disk_bytes(options: argparse.Namespace, folder: Path) -> int:
@@ -158,6 +166,14 @@ def window(text: str) -> Window:
         return Window.of(text)
     except PolicyError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def kinds(text: str) -> str:
+    """An argument of names with commas between them. A list without names would allow all."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r} names no kind of update: expected such as full,few-shot")
+    return ",".join(names)
 
 
 def digest(text: str) -> str:

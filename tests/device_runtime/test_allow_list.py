@@ -14,6 +14,7 @@ from device_runtime.allow_list import AllowList
 from device_runtime.commands import policy_options
 from device_runtime.commands.join import add_arguments
 from device_runtime.dispatches import Terms
+from device_runtime.errors import PolicyError
 from device_runtime.policy import Conditions, Policy, judge
 from device_runtime.settings import Settings
 from strategies import registry
@@ -128,3 +129,22 @@ def test_what_is_no_sha256_is_refused(text, capsys):
 def test_the_list_crosses_to_the_process_that_works(tmp_path):
     settings = Settings("a", tmp_path / "a.npz", tmp_path, allowed=AllowList(("full",), ("ab" * 8,), 8, 5))
     assert Terms.of(settings, "modelled", 0).settings(None).allowed == settings.allowed
+
+
+@pytest.mark.parametrize("said", ["", " , "])
+def test_a_list_without_kinds_is_refused_for_it_would_allow_all(said, capsys):
+    with pytest.raises(SystemExit):
+        parsed("--allow-kinds", said)
+    assert f"{said!r} names no kind of update: expected such as full,few-shot" in capsys.readouterr().err
+    assert policy_options.policy(parsed("--allow-kinds", " full , few-shot,")).allowed.kinds == (
+        "full",
+        "few-shot",
+    )
+
+
+def test_a_file_s_list_without_bundles_is_refused_for_it_would_allow_all(tmp_path):
+    (tmp_path / "device.toml").write_text("[policy]\nallow_bundle = []\n")
+    options = parsed("--config", str(tmp_path / "device.toml"))
+    policy_options.configure(options, add_arguments)
+    with pytest.raises(PolicyError, match="allow_bundle is empty"):
+        policy_options.policy(options)
