@@ -149,11 +149,12 @@ export class Voice {
    */
   #inTurn(topic, make) {
     this.#signing.push(topic);
-    this.#signed = this.#signed.then(async () => {
+    const said = this.#signed.then(async () => {
       const payload = await make().catch(() => null);
       this.#signing.shift();
       if (payload) this.link.publish(topic, payload);
     });
+    this.#signed = said.catch(() => {}); // or nothing would ever be said again
   }
 
   /** As many bytes as the payload has on the wire. @param {Uint8Array} payload */

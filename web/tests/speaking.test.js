@@ -70,6 +70,22 @@ test("a device with a key signs what it says of itself, in the order in which it
   assert.ok(!voice.isBrief, "nobody could tell whose they are");
 });
 
+test("what the link does not take keeps nothing back that is signed after it", async () => {
+  const sent = [];
+  const voice = new Voice("dev", BOOT);
+  const publish = (topic) => {
+    sent.push(topic.split("/").at(-1));
+    if (sent.length === 1) throw new Error("too large");
+  };
+  voice.link = { publish, underWay: () => 0, bytesUp: 0, bytesDown: 0 };
+  voice.sign(await sealer(fromHex(vectors("following").says.secret)), null);
+  voice.hello(bareHello(BOOT));
+  voice.plan({ ...PLAN, reasons: [] }, 1e4);
+  for (let wait = 0; voice.underWay() && wait < 1000; wait += 1) await new Promise((resolve) => setTimeout(resolve, 1));
+  assert.deepEqual(sent, ["hello", "plan"]);
+  assert.equal(voice.underWay(), 0);
+});
+
 test("a plan has room for its signature, or is not told", async () => {
   const { voice, said } = spoken();
   voice.plan({ ...PLAN, reasons: [] }, 75);
