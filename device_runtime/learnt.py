@@ -46,14 +46,15 @@ class Learnt:
             sat_out=self.sat_out + 1 if short_of_time(profile, outcome) else 0,
         )
 
-    def doubted(self, load: float) -> str:
-        """Why a device that sat out measures anew at this load of its machine; empty while it need not.
+    def doubted(self, load: float | None) -> str:
+        """Why a device that sat out measures anew at this load of its machine (None: not known); empty while
+        it need not.
 
         What was slow for a moment would else keep it out for good: what is not tried is not corrected.
         """
         if self.sat_out >= PATIENCE:
             return f"{self.sat_out} rounds in a row were sat out"
-        if not self.sat_out:
+        if not self.sat_out or load is None:
             return ""
         if self.load is None:
             return "the load of the machine then is not known"

@@ -123,9 +123,14 @@ def _once(trial: Trial, clocks: Clocks) -> tuple[float, float]:
     return clocks.passed() - passed, clocks.busy() - busy
 
 
-def load() -> float:
-    """How many processes compute or wait for a core, for each core, over the last minute."""
-    return float(psutil.getloadavg()[0]) / (psutil.cpu_count() or 1)
+def load() -> float | None:
+    """How many processes compute or wait for a core, for each core, over the last minute; None where the
+    system does not say, as some phones do not.
+    """
+    try:
+        return float(psutil.getloadavg()[0]) / (psutil.cpu_count() or 1)
+    except (OSError, AttributeError):
+        return None
 
 
 def host_profile(speed: Speed, engine: str = "") -> DeviceProfile:

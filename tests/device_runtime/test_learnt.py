@@ -100,6 +100,9 @@ def test_only_what_a_faster_device_would_have_done_makes_the_speed_doubtful(what
         (4.0, 6.0, 1, ""),
         (4.0, 0.5, 0, ""),
         (None, 1.0, 1, "the load of the machine then is not known"),
+        (None, None, 2, ""),
+        (0.5, None, 2, ""),
+        (None, None, 3, "3 rounds in a row were sat out"),
     ],
 )
 def test_a_device_that_sits_out_doubts_its_speed_at_the_third_round_or_when_the_load_has_changed_much(

@@ -1,6 +1,7 @@
+import psutil
 import pytest
 
-from profiles.measure import Clocks, Trial, host_profile, measure_speed
+from profiles.measure import Clocks, Trial, host_profile, load, measure_speed
 
 
 def by(clock):
@@ -116,3 +117,13 @@ def test_the_host_is_described_with_where_each_figure_is_from(clock):
     assert 0 < profile.memory.resident_bytes < profile.memory.limit_bytes <= profile.memory.total_bytes
     assert "assumed" in profile.power.source
     assert "measured" in profile.speed.source
+
+
+def test_a_load_that_the_system_does_not_tell_is_not_known(monkeypatch):
+    assert load() >= 0
+
+    def refused():
+        raise OSError("Load averages are unobtainable")
+
+    monkeypatch.setattr(psutil, "getloadavg", refused)
+    assert load() is None
