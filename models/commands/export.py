@@ -249,6 +249,9 @@ def standardised(given: InputSpec, place: Path, labels: Sequence[str]) -> InputS
     if given.vocabulary is not None or (given.mean, given.std) != ((0.0,), (1.0,)):
         raise ExportError("--standardise sets --mean and --std of values: give neither, and no token ids")
     x = given.prepare(inputs(place, given, labels)).astype(np.float64)
+    if not (len(x) and np.isfinite(x).all()):
+        what = "values that are not finite" if len(x) else "no samples"
+        raise ExportError(f"--standardise {place}: it has {what}, expected samples with finite values")
     axes = (0, *range(2, x.ndim))
     means, deviations = x.mean(axes), x.std(axes)
     deviations[deviations == 0] = 1.0

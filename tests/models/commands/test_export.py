@@ -214,6 +214,17 @@ def test_mean_and_std_may_be_those_of_the_training_samples(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("x", "what"),
+    [(np.zeros((0, 1, 8, 8)), "no samples"), (np.full((2, 1, 8, 8), np.nan), "values that are not finite")],
+)
+def test_samples_that_give_no_mean_are_said(tmp_path, x, what):
+    pytest.importorskip("torch")
+    np.savez(tmp_path / "x.npz", x=x, y=np.zeros(len(x), int))
+    with pytest.raises(ExportError, match=f"x.npz: it has {what}, expected samples with finite values"):
+        export.spec(parsed(WRN, *PLACE, "--standardise", str(tmp_path / "x.npz")))
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--vocabulary", "0"), "--vocabulary holds a size that is not 1 to 2147483648"),
