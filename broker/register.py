@@ -6,12 +6,10 @@ decides who gets in, so it is written first; the list tells people when.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -24,7 +22,7 @@ from .errors import BrokerError
 from .mosquitto import hash_passwords, is_of_password
 from .running import BrokerOptions
 from .signing import KEY_BYTES, DeviceSigner
-from .site import DATA, DEVICES, PASSWORDS, PID, SITE, Opened, SiteError
+from .site import DATA, DEVICES, PASSWORDS, PID, Opened, SiteError
 from .topics import check_device
 
 PASSWORD_BYTES = 24
@@ -77,7 +75,7 @@ def add(opened: Opened, name: str, now: datetime, web: bool = False, again: bool
     url = opened.site.web_url if web else opened.site.url
     who = Agreed(name, secrets.token_urlsafe(PASSWORD_BYTES), secrets.token_bytes(KEY_BYTES), url)
     enrolment = _enrolment(opened, who, now)
-    with _alone(opened):
+    with opened.alone():
         known = {entry.name: entry for entry in entries(opened)}
         if name in known and not known[name].revoked and not again:
             raise RegisterError(
@@ -108,7 +106,7 @@ def settle(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
     """
     check_device(who.name)
     enrolment = _enrolment(opened, who, now)
-    with _alone(opened):
+    with opened.alone():
         known = {entry.name: entry for entry in entries(opened)}
         before = known.get(who.name)
         if before and before.revocation > who.after:
@@ -130,7 +128,7 @@ def settle(opened: Opened, who: Agreed, now: datetime) -> Enrolment:
 
 def revoke(opened: Opened, name: str, now: datetime) -> None:
     """Let a device in no more. Raises RegisterError for one that is not enrolled."""
-    with _alone(opened):
+    with opened.alone():
         known = {entry.name: entry for entry in entries(opened)}
         if name not in known or known[name].revoked:
             since = f": it was revoked at {known[name].revoked}" if name in known else ""
@@ -211,11 +209,3 @@ def _set_password(opened: Opened, name: str, line: str) -> None:
 
 def _keep(opened: Opened, known: dict[str, Entry]) -> None:
     opened.write(DEVICES, msgspec.json.format(msgspec.json.encode(list(known.values()))).decode() + "\n")
-
-
-@contextmanager
-def _alone(opened: Opened) -> Iterator[None]:
-    """Two that enrol at once must not lose each other's device."""
-    with (opened.folder / SITE).open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -7,10 +7,12 @@ and, where its key has changed, `successions.json`.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import ssl
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,18 +136,27 @@ class Opened:
         """Put this text in place of a file's, keeping its owner; 0600. Raises SiteError."""
         write(self.folder / name, text)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Of two that change what is enrolled, or the key, at once, one waits: neither's change is lost."""
+        with (self.folder / SITE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
 
 def rotate_key(opened: Opened, now: int) -> Signer:
     """Give the aggregator a new key, which its old one signs. Returns it. Raises SiteError, KeyFileError.
 
     The statement is on the disk first: without its key it changes nothing, and is replaced by the next one.
     """
-    old, secret = opened.signer, secrets.token_bytes(KEY_BYTES)
+    secret = secrets.token_bytes(KEY_BYTES)
     new = Signer(secret)
-    kept = [one for one in opened.successions if one.old != old.public and one.made + SHOWN_S > now]
-    told = msgspec.json.encode([*kept[-MOST_SUCCESSIONS + 1 :], old.succeeded(new.public, now)])
-    opened.write(SUCCESSIONS, msgspec.json.format(told).decode() + "\n")
-    opened.write(AGGREGATOR_KEY, secret.hex() + "\n")
+    with opened.alone():
+        old = opened.signer
+        kept = [one for one in opened.successions if one.old != old.public and one.made + SHOWN_S > now]
+        told = msgspec.json.encode([*kept[-MOST_SUCCESSIONS + 1 :], old.succeeded(new.public, now)])
+        opened.write(SUCCESSIONS, msgspec.json.format(told).decode() + "\n")
+        opened.write(AGGREGATOR_KEY, secret.hex() + "\n")
     return new
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -472,6 +473,17 @@ def test_the_aggregator_s_key_is_followed_by_one_that_it_has_signed_again_and_ag
     assert len(opened.successions) == 16  # a message has no more
     rotate_key(opened, 60 + 366 * 86400)
     assert len(opened.successions) == 1
+
+
+def test_keys_that_are_changed_at_once_all_lead_to_the_last(tmp_path: Path) -> None:
+    opened = made(tmp_path / "e")
+    first = opened.signer.public
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda now: rotate_key(opened, now), range(8)))
+    chain = {one.old: one.new for one in opened.successions}
+    for _ in range(8):
+        first = chain[first]
+    assert first == opened.signer.public
 
 
 def offered() -> Offer:
