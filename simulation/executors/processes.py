@@ -63,8 +63,8 @@ class Processes:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the workers."""
-        return tuple(self._crew.pids.values())
+        """Of the workers that have said theirs."""
+        return tuple(filter(None, self._crew.pids.values()))
 
     def _start(self, count: int) -> None:
         self._crew.hire(*range(count))
