@@ -33,7 +33,7 @@ class Draws:
 
 
 def counts(shares: Sequence[float], devices: int) -> list[int]:
-    """How many devices each share gets: largest remainders, ties to the group named first."""
+    """How many devices each share gets: largest remainders, ties to the first of them."""
     exact = [share / sum(shares) * devices for share in shares]
     whole = [floor(count + 1e-9) for count in exact]
     by_remainder = sorted(range(len(shares)), key=lambda k: (-round(exact[k] - whole[k], 9), k))

@@ -51,12 +51,17 @@ class FleetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ProfileError(f"begins_h is {self.begins_h}, expected a number 0 or more, 24 at most")
 
     def draw(self, devices: int, seed: int) -> Fleet:
-        """This many devices; the same for the same seed (0 or more). Raises ProfileError."""
+        """This many devices; the same for the same seed (0 or more), in whichever order groups are written.
+
+        Raises ProfileError.
+        """
         if devices < 1:
             raise ProfileError(f"a fleet of {devices} devices: expected 1 or more")
         if seed < 0:
             raise ProfileError(f"seed is {seed}, expected 0 or more")
-        return Fleet(self, seed, draw(tuple(self.groups.values()), devices, seed, self.begins_h))
+        # by name, as in the JSON in which a simulation's runs are given the fleet
+        spec = msgspec.structs.replace(self, groups=dict(sorted(self.groups.items())))
+        return Fleet(spec, seed, draw(tuple(spec.groups.values()), devices, seed, self.begins_h))
 
 
 def preset_names() -> tuple[str, ...]:

@@ -44,6 +44,14 @@ def test_the_same_seed_makes_the_same_devices_and_another_does_not():
     assert [one.profile(i) for i in range(300)] != [other.profile(i) for i in range(300)]
 
 
+def test_the_order_in_which_groups_are_written_changes_no_device():
+    spec = load("mixed")
+    turned = FleetSpec(name="mixed", groups=dict(reversed(spec.groups.items())))
+    one, other = spec.draw(41, 3), turned.draw(41, 3)
+    assert [one.name(i) for i in range(41)] == [other.name(i) for i in range(41)]
+    assert [one.profile(i) for i in range(41)] == [other.profile(i) for i in range(41)]
+
+
 def test_a_spread_that_is_set_changes_no_other_draw():
     plain, spread = fleet(100, link={"sigma": 1.0}), fleet(100, link={"sigma": 1.0}, speed={"sigma": 0.5})
     assert [plain.profile(i).bandwidth for i in range(100)] == [

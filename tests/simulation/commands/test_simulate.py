@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 
 from device_runtime.cli import main
+from profiles import fleets
 from simulation.commands import simulate
 from simulation.commands.asked import plan_of
 from simulation.compare.occupied import occupied
 
 COMMAND = Path(sys.executable).with_name("device-runtime")
 FLEET = """
-[groups.pi-5]
-profile = "pi-5"
-share = 0.5
 [groups.zero]
 profile = "pi-zero-2w"
+share = 0.5
+[groups.pi-5]
+profile = "pi-5"
 share = 0.5
 """
 SCENARIO = """
@@ -68,6 +69,9 @@ def test_a_comparison_ends_with_a_table_plots_and_a_page_and_is_not_run_again(sm
     assert (small / "here" / "report.html").exists()
     assert len((small / "here" / "runs" / "drop-0" / "rounds.jsonl").read_text().splitlines()) == 2
     first = (small / "here" / "runs" / "choose-0" / "run.json").stat().st_mtime_ns
+    asks = (small / "here" / "runs" / "choose-0" / "asks.jsonl").read_text().splitlines()
+    drawn = fleets.load(small / "fleet.toml").draw(4, seed=0)
+    assert {json.loads(ask)["device"] for ask in asks} == {drawn.name(i) for i in range(4)}
 
     again = run(small, "--run-dir", "here", "--format", "json")
     assert "2 of them finished before" in again.stderr
