@@ -57,7 +57,7 @@ def of(policy: str, scenario: Scenario) -> Scenario:
     made = msgspec.structs.replace(scenario, task=under(policy, scenario.task))
     if policy != CENTRALISED:
         return made
-    data = msgspec.structs.replace(scenario.data, partition="iid", samples_per_client=None)
+    data = msgspec.structs.replace(scenario.data, partition="iid", samples_per_client=None, groups={})
     fleet = fleets.load(COMPUTER)
     return msgspec.structs.replace(made, devices=1, data=data, fleet=fleet)
 

@@ -71,7 +71,7 @@ def prepare(scenario: Scenario, seed: int) -> Prepared:
     labels = len(bundle.manifest.labels)
     if (top := int(data.train_y.max(initial=0))) >= labels:
         raise ScenarioError(f"the data has label {top}, bundle {bundle.manifest.name} has {labels}")
-    parts = data_sets.divide(data, scenario.data, scenario.devices, seed)
+    parts = data_sets.among(data, scenario.data, scenario.fleet.draw(scenario.devices, seed))
     clients = Clients.of(data.train_x, data.train_y, parts)
     world = World(bundle, clients, EngineWish(engine=scenario.engine, device=scenario.place), family)
     return Prepared(scenario, seed, world, data, _generic(scenario, data, bundle))

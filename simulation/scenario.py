@@ -17,7 +17,7 @@ from profiles import ProfileError, fleets
 from profiles.fleets import FleetSpec
 from profiles.keys import explained
 
-from .data import DataSpec
+from .data import DataSpec, GroupData
 from .errors import ScenarioError
 
 if sys.version_info >= (3, 11):
@@ -70,18 +70,23 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 raise ScenarioError(f"task has {name}: {instead}")
         if self.task.generic is not None and self.data.generic_samples:
             raise ScenarioError("task has generic and data generic_samples: give one of them")
+        for name in self.data.groups.keys() - self.fleet.groups.keys():
+            there = ", ".join(self.fleet.groups)
+            raise ScenarioError(f"data.groups.{name}: the fleet has no such group; there are {there}")
         if self.task.min_contributions > self.devices:
             most = f"expected at most {self.devices}, one of each device"
             raise ScenarioError(f"min_contributions is {self.task.min_contributions}, {most}")
 
     def json(self) -> bytes:
-        """Canonical: equal scenarios give equal bytes, and go on giving them when tasks get new settings."""
+        """Canonical: equal scenarios give equal bytes, also when tasks and data get new settings."""
         whole = msgspec.to_builtins(self)
         whole["task"] = {
             name: value
             for name, value in whole["task"].items()
             if name in _ALWAYS or getattr(self.task, name) != getattr(_ANY_TASK, name)
         }
+        if not self.data.groups:
+            del whole["data"]["groups"]
         return _encoder.encode(whole)
 
 
@@ -138,6 +143,11 @@ def _made(table: Mapping[str, Any], beside: Path) -> Scenario:
         raise ScenarioError('which fleet? expected fleet = "a preset or file.toml", or a [fleet] table')
     data, task = _table(parts, "data"), {"bundle": DIGITS, "rounds": 20, **_table(parts, "task")}
     data |= {name: _near(beside, data[name]) for name in _PATHS if name in data}
+    for name, group in _table({"data.groups": data.get("groups", {})}, "data.groups").items():
+        try:
+            msgspec.convert(group, GroupData)
+        except msgspec.ValidationError as error:
+            raise ScenarioError(explained(error, GroupData, f"data.groups.{name}")) from None
     task |= {name: _near(beside, task[name]) for name in ("bundle", "generic") if name in task}
     if isinstance(task.get("family"), list):
         task["family"] = [_near(beside, path) for path in task["family"]]

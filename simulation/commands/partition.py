@@ -12,13 +12,14 @@ from tabulate import tabulate
 
 from device_runtime.commands.options import count, positive
 from models.commands.factory import settings
+from profiles.fleets import FleetSpec
 from profiles.keys import explained
 from simulation import scenario
-from simulation.data import DataSet, DataSpec, divide, load
+from simulation.data import DataSet, DataSpec, among, divide, load
 from simulation.data.sources import SOURCES
 from simulation.data.spec import PARTITIONS
 from simulation.errors import DataSetError, SimulationError
-from simulation.partition.figures import Shape, shape, table
+from simulation.partition.figures import Shape, by_group, shape, table
 from simulation.partition.plot import draw
 
 ERRORS = (SimulationError,)
@@ -74,13 +75,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table and writes the picture. Raises DataSetError, ScenarioError."""
-    spec, devices = asked(options)
+    spec, devices, fleet = asked(options)
     _picture(options.out)
     data = load(spec, options.seed)
-    about = shape(data.train_y, divide(data, spec, devices, options.seed), len(data.labels))
+    drawn = fleet.draw(devices, options.seed) if fleet is not None and spec.groups else None
+    parts = divide(data, spec, devices, options.seed) if drawn is None else among(data, spec, drawn)
+    groups = [] if drawn is None else [drawn.group(device) for device in range(devices)]
+    about = shape(data.train_y, parts, len(data.labels), groups)
     print(said(data, about))
     print()
     print(tabulate(table(about), ("", "least", "median", "most", "mean"), disable_numparse=True))
+    if about.groups:
+        heads = ("group of the fleet", "clients", "samples", "classes")
+        print(f"\n{tabulate(by_group(about, data.labels), heads, disable_numparse=True)}")
     title = f"{spec.source} divided among {devices:,} clients: {way(spec)}"
     _written(options.out, lambda path: draw(about, data.labels, title, path))
     print(f"\npicture in {options.out}")
@@ -89,8 +96,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def asked(options: argparse.Namespace) -> tuple[DataSpec, int]:
-    """The scenario's data and devices, with what was given on the command line.
+def asked(options: argparse.Namespace) -> tuple[DataSpec, int, FleetSpec | None]:
+    """The scenario's data, devices and fleet, with what was given on the command line.
 
     Raises DataSetError, ScenarioError, ExportError.
     """
@@ -98,9 +105,9 @@ def asked(options: argparse.Namespace) -> tuple[DataSpec, int]:
     fields = {field: value for field, value in given.items() if value is not None} | settings(options.set)
     if options.scenario is not None:
         found = scenario.load(options.scenario, {"data": fields})
-        return found.data, options.devices or found.devices
+        return found.data, options.devices or found.devices, found.fleet
     try:
-        return msgspec.convert(fields, DataSpec), options.devices or DEVICES
+        return msgspec.convert(fields, DataSpec), options.devices or DEVICES, None
     except msgspec.ValidationError as error:
         raise DataSetError(explained(error, DataSpec, "data")) from None
 
@@ -119,6 +126,8 @@ def way(spec: DataSpec) -> str:
         said += f", log-normal sizes ({spec.quantity_sigma:g})"
     if spec.quantity_alpha:
         said += f", sizes by Dirichlet({spec.quantity_alpha:g})"
+    if spec.groups:
+        said += ", within groups of the fleet"
     return said
 
 

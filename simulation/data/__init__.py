@@ -1,8 +1,8 @@
 """Data sets for simulated fleets: sources by name, and their division among devices."""
 
 from .dataset import DataSet
-from .divide import divide
+from .divide import among, divide
 from .loading import load
-from .spec import DataSpec
+from .spec import DataSpec, GroupData
 
-__all__ = ["DataSet", "DataSpec", "divide", "load"]
+__all__ = ["DataSet", "DataSpec", "GroupData", "among", "divide", "load"]

@@ -15,6 +15,31 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 NotNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 
+SHARES_OFF = 1e-6
+"""How far from 1 shares may sum up: what is lost in writing thirds as decimals."""
+
+
+class GroupData(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one group of the fleet holds: `classes` or `speakers` by number, or a `share` of what none names.
+
+    Raises ValueError unless exactly one of them is given, each number once.
+    """
+
+    classes: tuple[NotNegativeInt, ...] = ()
+    speakers: tuple[NotNegativeInt, ...] = ()
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.classes) + bool(self.speakers) + (self.share is not None) != 1:
+            raise ValueError("expected one of classes, speakers and share, not empty")
+        if len(set(self.named)) < len(self.named):
+            raise ValueError(f"{list(self.named)} names one twice, expected each once")
+
+    @property
+    def named(self) -> tuple[int, ...]:
+        """The classes or speakers."""
+        return self.classes or self.speakers
+
 
 class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where samples come from and how they are divided; docs/data.md says which field is for what.
@@ -41,6 +66,7 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     samples_per_client: Count | None = None  # exactly, for iid and dirichlet; at most, for the others
     min_samples: Count = 1
     reuse: bool = False  # one sample may be with several clients, for iid and dirichlet
+    groups: dict[str, GroupData] = {}  # of the fleet, by name: what their devices hold; others share the rest
 
     coarse: bool = False  # cifar100: the 20 superclasses
     size: Count = 32  # images: pixels of a side
@@ -70,3 +96,14 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             )
         if self.reuse and self.samples_per_client is None:
             raise ValueError("reuse = true needs samples_per_client, or each client would have everything")
+        if self.by_speaker and any(group.classes for group in self.groups.values()):
+            raise ValueError("groups name classes and speakers, expected one of the two")
+        shares = {name: group.share for name, group in self.groups.items() if group.share is not None}
+        if (total := sum(shares.values())) > 1 + SHARES_OFF:
+            given = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+            raise ValueError(f"shares of groups are {given}: {total:g} in all, expected 1 at most")
+
+    @property
+    def by_speaker(self) -> bool:
+        """Whether groups name speakers."""
+        return any(group.speakers for group in self.groups.values())

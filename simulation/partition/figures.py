@@ -19,7 +19,8 @@ class Shape:
     `sizes` (k,): samples. `classes` (k,): classes that are there at all. `effective` (k,): the exponential of
     the entropy of a device's label distribution, its number of equally frequent classes. `distance` (k,):
     total variation between a device's label distribution and that of all samples given out, 0 (alike) to 1;
-    twice this is what Zhao et al. 2018 (arXiv:1806.00582) call the earth mover's distance.
+    twice this is what Zhao et al. 2018 (arXiv:1806.00582) call the earth mover's distance. `groups` (k,):
+    the group of the fleet that each device is of; empty where these have nothing to do with the data.
     """
 
     counts: Ints
@@ -28,10 +29,15 @@ class Shape:
     classes: Ints
     effective: Floats
     distance: Floats
+    groups: tuple[str, ...] = ()
 
 
-def shape(y: Ints, parts: Sequence[Ints], labels: int) -> Shape:
-    """Of labels `y` (n,) from 0 to labels - 1, divided into `parts`, none of which is empty."""
+NAMED = 12
+"""Classes that a row of the table names at most."""
+
+
+def shape(y: Ints, parts: Sequence[Ints], labels: int, groups: Sequence[str] = ()) -> Shape:
+    """Of labels `y` (n,) from 0 to labels - 1, divided into `parts`, none of which is empty; see Shape."""
     sizes = np.array([len(part) for part in parts], np.int64)
     owners = np.repeat(np.arange(len(parts)), sizes)
     cells = owners * labels + y[np.concatenate(parts)]
@@ -40,7 +46,7 @@ def shape(y: Ints, parts: Sequence[Ints], labels: int) -> Shape:
     entropy = -(shares * np.log(np.where(counts, shares, 1.0))).sum(1)
     together = counts.sum(0) / counts.sum()
     distance = np.abs(shares - together).sum(1) / 2
-    return Shape(counts, len(y), sizes, (counts > 0).sum(1), np.exp(entropy), distance)
+    return Shape(counts, len(y), sizes, (counts > 0).sum(1), np.exp(entropy), distance, tuple(groups))
 
 
 def table(about: Shape) -> list[tuple[str, ...]]:
@@ -55,3 +61,14 @@ def table(about: Shape) -> list[tuple[str, ...]]:
         (name, *(form.format(found) for found in (v.min(), np.median(v), v.max())), f"{v.mean():.3g}")
         for name, v, form in rows
     ]
+
+
+def by_group(about: Shape, labels: Sequence[str]) -> list[tuple[str, ...]]:
+    """Rows of: group, its clients, their samples, their classes."""
+    rows: list[tuple[str, ...]] = []
+    for name in sorted(set(about.groups)):
+        counts = about.counts[[group == name for group in about.groups]]
+        held = [label for label, count in zip(labels, counts.sum(0), strict=True) if count]
+        what = ", ".join(held) if len(held) <= NAMED else f"{len(held)} of {len(labels)}"
+        rows.append((name, f"{len(counts):,}", f"{counts.sum():,}", what))
+    return rows

@@ -15,6 +15,7 @@ FEW = 50  # clients that are shown one by one
 NAMED = 25  # classes whose names fit beside an axis
 LARGEST = 220.0  # points squared, of the largest bubble
 COLOUR, OTHER, INK, FAINT = "#0072b2", "#d55e00", "#1b2430", "#d3d9e0"
+OF_GROUPS = (COLOUR, "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#8c6d1f")
 
 LOOK = {
     "font.size": 9.5,
@@ -48,11 +49,15 @@ def draw(about: Shape, labels: Sequence[str], title: str, path: Path) -> None:
 def _each_client(figure: Any, about: Shape, labels: Sequence[str]) -> None:
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(1, 0.6 + 0.2 * min(len(labels), NAMED)))
     clients = np.arange(len(about.sizes))
-    top.bar(clients, about.sizes, color=COLOUR, width=0.7)
+    colours = np.full(len(clients), COLOUR)
+    for name, colour, members in _groups(about):
+        colours[members] = colour
+        top.bar(clients[members], about.sizes[members], color=colour, width=0.7, label=name)
+    _legend(top, about)
     top.set(ylabel="samples")
     top.grid(axis="y")
     if len(labels) <= NAMED:
-        _bubbles(bottom, about.counts)
+        _bubbles(bottom, about.counts, colours)
     else:
         _map(figure, bottom, about.counts)
     _classes(bottom.yaxis, labels)
@@ -61,12 +66,24 @@ def _each_client(figure: Any, about: Shape, labels: Sequence[str]) -> None:
     bottom.set_xlim(-0.7, len(clients) - 0.3)
 
 
-def _bubbles(axes: Any, counts: NDArray[np.int64]) -> None:
-    """Areas are numbers of samples."""
+def _groups(about: Shape) -> list[tuple[str, str, NDArray[np.bool_]]]:
+    """Name, colour and clients, bool (k,), of each group of the fleet; all clients where there is none."""
+    groups = np.array(about.groups or [""] * len(about.sizes))
+    names = sorted(set(about.groups)) or [""]
+    return [(name, OF_GROUPS[n % len(OF_GROUPS)], groups == name) for n, name in enumerate(names)]
+
+
+def _legend(axes: Any, about: Shape) -> None:
+    if about.groups:
+        axes.legend(title="group of the fleet", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+
+
+def _bubbles(axes: Any, counts: NDArray[np.int64], colours: NDArray[Any]) -> None:
+    """Areas are numbers of samples, colours those of the clients, (k,)."""
     client, label = np.nonzero(counts)
     room = min(1.0, 22 / max(len(counts), 1))  # bubbles of neighbours do not hide each other
     areas = counts[client, label] / counts.max() * LARGEST * room
-    axes.scatter(client, label, s=areas, color=COLOUR, linewidths=0)
+    axes.scatter(client, label, s=areas, color=colours[client], linewidths=0)
     axes.set_title(f"samples of each class: an area; the largest is {counts.max():,}")
     axes.grid(linewidth=0.5)
     axes.set_ylim(counts.shape[1] - 0.4, -0.6)
@@ -126,8 +143,12 @@ def _histogram(axes: Any, values: NDArray[Any], bins: Any, name: str) -> None:
 
 def _used(axes: Any, about: Shape, labels: Sequence[str]) -> None:
     """What the clients hold of each class, together."""
-    held = about.counts.sum(0)
-    axes.bar(range(len(labels)), held, color=COLOUR)
+    below = np.zeros(len(labels))
+    for name, colour, members in _groups(about):
+        held = about.counts[members].sum(0)
+        axes.bar(range(len(labels)), held, bottom=below, color=colour, label=name)
+        below += held
+    _legend(axes, about)
     axes.set(ylabel="samples with clients, together")
     axes.grid(axis="y")
     if len(labels) <= NAMED:

@@ -47,6 +47,10 @@ class Sizes:
             weights = np.exp(self.sigma * rng.standard_normal(devices))
         elif self.alpha > 0:
             weights = rng.dirichlet(np.full(devices, self.alpha))
+        elif total // devices > samples:
+            raise DataSetError(
+                f"samples_per_client is {self.each}, the data has {samples}: no device has a sample twice"
+            )
         else:
             return np.full(devices, total // devices, np.int64)
         # what one device can hold at most is all samples, which only a reuse could exceed

@@ -64,3 +64,4 @@ def test_the_oracle_trains_on_all_samples_on_one_computer_without_a_deadline():
     assert (mine.devices, mine.data.partition, mine.fleet.name) == (1, "iid", "uniform-server")
     assert mine.task.untimed_rounds == mine.task.rounds
     assert [kind.name for kind in mine.task.kinds] == ["full"]
+    assert not of("centralised", load("straggler-classes")).data.groups

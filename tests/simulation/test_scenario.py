@@ -57,11 +57,28 @@ def test_a_scenario_is_what_it_was_after_json(tmp_path):
     assert scenario.decode(made.json()).json() == made.json()
 
 
+@pytest.mark.parametrize("name", fleets.preset_names())
+def test_a_run_s_devices_have_the_names_and_order_of_the_fleet_when_loaded(name):
+    """A run is given its scenario as JSON."""
+    loaded, given = fleets.load(name), scenario.decode(scenario.load(name).json()).fleet
+    for seed in (0, 1):
+        one, other = loaded.draw(30, seed), given.draw(30, seed)
+        assert [one.name(i) for i in range(30)] == [other.name(i) for i in range(30)]
+        assert [one.profile(i) for i in range(30)] == [other.profile(i) for i in range(30)]
+
+
 def test_settings_that_came_later_are_written_only_where_they_are_used():
     """Runs are known by their scenario's bytes: a version with more settings must not run them again."""
-    task = msgspec.json.decode(scenario.load("digits").json())["task"]
-    assert set(task) == scenario._ALWAYS
-    assert len(task) == 20
+    whole = msgspec.json.decode(scenario.load("digits").json())
+    assert set(whole["task"]) == scenario._ALWAYS
+    assert len(whole["task"]) == 20
+    assert "groups" not in whole["data"]
+
+
+def test_what_groups_hold_is_in_a_scenario_s_json():
+    made = scenario.load("straggler-classes")
+    assert scenario.decode(made.json()) == made
+    assert made.data.groups["weak"].classes == (7, 8, 9)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +112,36 @@ def test_settings_that_came_later_are_written_only_where_they_are_used():
         ),
         ('fleet = "uniform"\n[task]\nrounds = 0\n', "rounds is 0"),
         ('fleet = "uniform"\n[data]\nsource = "mnist3d"\n', "mnist3d"),
+        (
+            'fleet = "sensors"\n[data.groups.solr]\nclasses = [1]\n',
+            "data.groups.solr: the fleet has no such group; there are mains, solar",
+        ),
+        (
+            'fleet = "sensors"\n[data.groups.solar]\nclases = [1]\n',
+            "data.groups.solar.clases: there is no such key; there are classes, speakers, share; did you",
+        ),
+        (
+            'fleet = "sensors"\n[data.groups.solar]\n',
+            "data.groups.solar: expected one of classes, speakers and share",
+        ),
+        (
+            'fleet = "sensors"\n[data.groups.solar]\nclasses = [1]\nshare = 0.5\n',
+            "data.groups.solar: expected one of classes, speakers and share",
+        ),
+        (
+            'fleet = "sensors"\n[data.groups.solar]\nclasses = [1, 2, 1]\n',
+            "data.groups.solar: [1, 2, 1] names one twice",
+        ),
+        ('fleet = "sensors"\n[data.groups.solar]\nshare = 1.5\n', "data.groups.solar.share: expected"),
+        ('fleet = "sensors"\n[data]\ngroups = 3\n', "data.groups is 3, expected a table [data.groups]"),
+        (
+            'fleet = "sensors"\n[data.groups]\nsolar = { share = 0.7 }\nmains = { share = 0.6 }\n',
+            "data: shares of groups are solar 0.7, mains 0.6: 1.3 in all, expected 1 at most",
+        ),
+        (
+            'fleet = "sensors"\n[data.groups]\nsolar = { classes = [1] }\nmains = { speakers = [2] }\n',
+            "data: groups name classes and speakers, expected one of the two",
+        ),
         ("fleet = [\n", "is not TOML"),
         ('fleet = "uniform"\nengine = "jax"\n', "engine is 'jax', expected one of auto, onnxruntime"),
         ('fleet = "uniform"\n[task]\nseed = 3\n', "task has seed: a simulation is given its seed"),

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,16 @@ def test_data_and_devices_of_a_scenario_may_be_changed(tmp_path, capsys):
     assert "classes of a client         4" in shown
 
 
+def test_groups_of_the_fleet_are_shown_with_their_classes(tmp_path, capsys):
+    picture = tmp_path / "p.png"
+    assert main(["partition", "straggler-classes", "--out", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^fast +28 +980 +0, 1, 2, 3, 4, 5, 6$", shown, re.M)
+    assert re.search(r"^weak +12 +432 +7, 8, 9$", shown, re.M)
+    assert main(["partition", "digits", "--out", str(picture)]) == 0
+    assert "group of the fleet" not in capsys.readouterr().out
+
+
 def test_vectors_of_a_text_s_vocabulary_are_written(tmp_path, capsys):
     (tmp_path / "d.tsv").write_text("good film\t1\nbad film\t0\n" * 10)
     (tmp_path / "glove.txt").write_text("film 1 2\ngood 3 4\n")
@@ -48,6 +60,7 @@ def test_vectors_of_a_text_s_vocabulary_are_written(tmp_path, capsys):
         (["--set", "alpha"], "'alpha' is not NAME=VALUE"),
         (["--vectors-out", "v.npy"], "--vectors-out is for text"),
         (["nowhere.toml"], "nowhere.toml"),
+        (["straggler-classes", "--devices", "1"], "data.groups.weak: none of the fleet's 1 devices"),
         (["--out", "no/such/folder/p.png"], "no/such/folder/p.png cannot be written"),
         (["--out", "p.pdf"], "--out p.pdf: the picture is a PNG"),
     ],

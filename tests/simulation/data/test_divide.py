@@ -1,8 +1,12 @@
+from hashlib import sha256
+
 import msgspec
 import numpy as np
 import pytest
 
-from simulation.data import DataSet, DataSpec, divide, load
+from profiles import fleets
+from simulation import scenario
+from simulation.data import DataSet, DataSpec, among, divide, load
 from simulation.errors import DataSetError
 
 EVERY = (
@@ -20,6 +24,16 @@ EVERY = (
     {"partition": "natural", "samples_per_client": 3},
 )
 
+MARKS = (
+    "898d41be", "d6643538", "9c4fe947", "a10ecbd3", "6dde4656", "3454b87e", "89e0fec2", "29e82b10",
+    "0f977d18", "2699b4e1", "e398a952", "ddcf6fc0",
+)  # fmt: skip
+"""Of the partitions by EVERY, as they were before groups of a fleet could have data of their own."""
+
+
+def mark(parts):
+    return sha256(b"|".join(part.tobytes() for part in parts)).hexdigest()[:8]
+
 
 @pytest.fixture(scope="module")
 def data():
@@ -36,6 +50,21 @@ def test_a_seed_gives_the_same_parts_and_another_others(data, fields):
     assert all(len(part) and part.dtype == np.int64 and (np.diff(part) > 0).all() for part in one)
     assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
     assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(("fields", "known"), list(zip(EVERY, MARKS, strict=True)), ids=str)
+def test_partitions_are_the_same_bits_from_version_to_version(data, fields, known):
+    assert mark(divide(data, DataSpec(**fields), 20, 1)) == known
+    assert mark(among(data, DataSpec(**fields), fleets.load("mixed").draw(20, 1))) == known
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("buffered", "220c9c36"), ("digits", "4dcd4f82"), ("ten-thousand", "e661f1a2")]
+)
+def test_shipped_scenarios_divide_their_data_as_they_always_have(name, known):
+    made = scenario.load(name)
+    fleet = made.fleet.draw(made.devices, 0)
+    assert mark(among(load(made.data, 0), made.data, fleet)) == known
 
 
 @pytest.mark.parametrize("fields", EVERY, ids=str)
@@ -101,3 +130,168 @@ def test_the_default_is_the_digits_of_the_demo():
     assert np.array_equal(data.train_x, demo.train.x)
     assert np.array_equal(data.test_y, demo.test.y)
     assert len(data.labels) == 10
+
+
+def drawn(seed=0, devices=20, **shares):
+    """A fleet of groups with these shares: unless said otherwise half strong, a quarter weak, a quarter far."""
+    shares = shares or {"strong": 0.5, "weak": 0.25, "far": 0.25}
+    groups = {name: {"profile": "pi-4", "share": share} for name, share in shares.items()}
+    return fleets.read({"name": "f", "groups": groups}).draw(devices, seed)
+
+
+def held(data, fleet, groups, **fields):
+    """All samples of each group's devices."""
+    spec = msgspec.convert({"partition": "dirichlet-by-class", **fields, "groups": groups}, DataSpec)
+    parts = among(data, spec, fleet)
+    assert all(len(part) and part.dtype == np.int64 and (np.diff(part) > 0).all() for part in parts)
+    every = np.concatenate(parts)
+    assert len(np.unique(every)) == len(every)
+    return {
+        name: np.array([n for i, part in enumerate(parts) if fleet.group(i) == name for n in part], np.int64)
+        for name in fleet.spec.groups
+    }
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "dirichlet-by-class", "shards", "classes"])
+def test_classes_of_a_group_are_with_its_devices_alone_and_the_others_share_the_rest(data, partition):
+    found = held(data, drawn(), {"weak": {"classes": [7, 8, 9]}}, partition=partition)
+    assert set(data.train_y[found["weak"]].tolist()) == {7, 8, 9}
+    assert set(data.train_y[found["strong"]].tolist()) == set(range(7))
+    assert set(data.train_y[found["far"]].tolist()) == set(range(7))
+
+
+def test_groups_that_name_a_class_share_it_by_their_devices(data):
+    """15 devices name class 3: 10 strong ones and 5 weak ones."""
+    rest = {"far": {"classes": [0, 1, 2, *range(4, 10)]}}
+    found = held(data, drawn(), {"strong": {"classes": [3]}, "weak": {"classes": [3]}, **rest})
+    threes = int((data.train_y == 3).sum())
+    assert abs(len(found["strong"]) - threes * 2 / 3) < 1
+    assert len(found["strong"]) + len(found["weak"]) == threes
+    assert len(found["far"]) == 1000 - threes
+
+
+def test_a_share_is_of_what_no_group_names_and_others_share_what_is_left_by_their_devices(data):
+    """15 devices without a share, of which 10 are strong, share 600 of 1,000 samples."""
+    found = held(data, drawn(), {"far": {"share": 0.4}})
+    assert {name: len(samples) for name, samples in found.items()} == {"far": 400, "strong": 400, "weak": 200}
+    named = int(np.isin(data.train_y, (7, 8, 9)).sum())
+    found = held(data, drawn(), {"weak": {"classes": [7, 8, 9]}, "far": {"share": 0.4}})
+    assert len(found["far"]) == round(0.4 * (1000 - named))
+
+
+def test_shares_may_be_thirds_written_as_decimals(data):
+    shares = {name: {"share": 0.3333333} for name in ("strong", "weak", "far")}
+    assert sorted(len(samples) for samples in held(data, drawn(), shares).values()) == [333, 333, 334]
+    shares["far"] = {"share": 0.3333335}
+    assert sorted(len(samples) for samples in held(data, drawn(), shares).values()) == [333, 333, 334]
+
+
+@pytest.mark.parametrize("partition", ["iid", "natural"])
+def test_speakers_of_a_group_are_with_its_devices_alone(data, partition):
+    """100 speakers of 10 samples."""
+    found = held(data, drawn(), {"weak": {"speakers": list(range(30, 40))}}, partition=partition)
+    assert set(data.groups[found["weak"]].tolist()) == set(range(30, 40))
+    assert not set(data.groups[found["strong"]].tolist()) & set(range(30, 40))
+    assert len(found["weak"]) == 100
+
+
+def test_samples_of_nobody_are_with_all_groups_though_others_name_speakers(data):
+    """100 samples of nobody, 5 for each of 20 devices."""
+    mixed = DataSet(data.train_x, data.train_y, data.test_x, data.test_y, data.labels, data.groups - 10)
+    mixed.groups[mixed.groups < 0] = -1
+    found = held(mixed, drawn(), {"weak": {"speakers": list(range(10))}}, partition="natural")
+    nobody_s = {name: int((mixed.groups[samples] == -1).sum()) for name, samples in found.items()}
+    assert nobody_s == {"far": 25, "strong": 50, "weak": 25}
+
+
+def test_by_natural_a_speaker_is_with_one_device_also_where_groups_have_shares(data):
+    spec = msgspec.convert({"partition": "natural", "groups": {"weak": {"share": 0.5}}}, DataSpec)
+    parts = among(data, spec, drawn())
+    speakers = [set(data.groups[part].tolist()) for part in parts]
+    assert sum(map(len, speakers)) == len(set.union(*speakers)) == 100
+    fleet = drawn()
+    assert sum(len(mine) for i, mine in enumerate(speakers) if fleet.group(i) == "weak") == 50
+
+
+def test_natural_has_a_speaker_for_every_device_where_there_are_as_many(data):
+    spec = msgspec.convert({"partition": "natural", "groups": {"weak": {"share": 0.25}}}, DataSpec)
+    assert [len(part) for part in among(data, spec, drawn(devices=100))] == [10] * 100
+
+
+@pytest.mark.parametrize("fields", EVERY, ids=str)
+def test_a_seed_gives_groups_the_same_parts_in_whichever_order_they_are_written(data, fields):
+    groups = {"weak": {"classes": [7, 8, 9]}, "far": {"share": 0.5}}
+    turned = dict(reversed(groups.items()))
+    one, again, other = (
+        among(data, msgspec.convert({**fields, "groups": written}, DataSpec), fleet)
+        for written, fleet in (
+            (groups, drawn(1)), (turned, drawn(1, far=0.25, strong=0.5, weak=0.25)), (groups, drawn(2)),
+        )
+    )  # fmt: skip
+    assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("groups", "fields", "said"),
+    [
+        ({"wek": {"classes": [1]}}, {}, "data.groups.wek: none of the fleet's 20 devices is of this group"),
+        ({"weak": {"classes": [1, 12]}}, {}, "data.groups.weak has class 12, the data has 10, from 0 to 9"),
+        (
+            {"weak": {"speakers": [100]}},
+            {},
+            "data.groups.weak has speaker 100, the data has 100, from 0 to 99",
+        ),
+        (
+            {name: {"classes": [0, 1]} for name in ("weak", "strong", "far")},
+            {},
+            "data.groups: class 2 would be held by nobody: no group names it",
+        ),
+        (
+            {"weak": {"classes": [0]}, "strong": {"share": 0.5}, "far": {"share": 0.25}},
+            {},
+            "data.groups: class 1 would be held by nobody: shares of 0.75 in all, expected 1",
+        ),
+        (
+            {"weak": {"share": 0.5}, "far": {"share": 0.5}},
+            {},
+            "group strong of the fleet would hold nothing: no samples are left for it",
+        ),
+        ({"weak": {"classes": list(range(10))}}, {}, "group far of the fleet would hold nothing"),
+        (
+            {"weak": {"classes": [1]}},
+            {"partition": "classes"},
+            "group weak of the fleet: classes_per_client is 2, the training data has 1 classes",
+        ),
+        (
+            {"weak": {"share": 0.004}},
+            {},
+            "group weak of the fleet: 5 devices, but 4 training samples: each needs one sample",
+        ),
+    ],
+)
+def test_what_groups_cannot_hold_is_said_with_the_group(data, groups, fields, said):
+    with pytest.raises(DataSetError) as caught:
+        held(data, drawn(), groups, **fields)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_group_without_devices_cannot_hold_anything(data):
+    fleet = drawn(devices=3, strong=0.9, weak=0.1)
+    with pytest.raises(
+        DataSetError, match="data.groups.weak: none of the fleet's 3 devices is of this group"
+    ):
+        held(data, fleet, {"weak": {"classes": [1]}})
+    assert len(held(data, fleet, {"strong": {"share": 1.0}})["strong"]) == 1000
+
+
+def test_speakers_cannot_be_named_where_the_data_has_none():
+    spec = msgspec.convert({"groups": {"weak": {"speakers": [1]}}}, DataSpec)
+    with pytest.raises(DataSetError, match="source digits does not say whose .* cannot name speakers"):
+        among(load(spec, 0), spec, drawn())
+
+
+def test_groups_need_a_fleet(data):
+    spec = msgspec.convert({"groups": {"weak": {"share": 0.5}}}, DataSpec)
+    with pytest.raises(DataSetError, match="data.groups has weak: expected a fleet with these groups"):
+        divide(data, spec, 20, 0)

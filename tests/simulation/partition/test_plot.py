@@ -25,3 +25,15 @@ def test_the_same_partition_is_the_same_picture(tmp_path):
         draw(about, "xyz", "title", tmp_path / name)
         pictures.append((tmp_path / name).read_bytes())
     assert pictures[0] == pictures[1]
+
+
+@pytest.mark.parametrize(("devices", "labels"), [(8, 10), (8, 100), (60, 10)])
+def test_each_group_of_the_fleet_has_a_colour_of_its_own(tmp_path, devices, labels):
+    y = np.arange(600) % labels
+    parts = iid(600, devices, np.random.default_rng(0))
+    for groups in ([], ["a", "b"] * (devices // 2)):
+        draw(shape(y, parts, labels, groups), [str(n) for n in range(labels)], "title", tmp_path / "p.png")
+        with Image.open(tmp_path / "p.png") as image:
+            seen = set(map(tuple, np.asarray(image.convert("RGB")).reshape(-1, 3).tolist()))
+        assert (0x00, 0x72, 0xB2) in seen
+        assert ((0xE6, 0x9F, 0x00) in seen) == bool(groups)
