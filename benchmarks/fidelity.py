@@ -48,7 +48,14 @@ class Noted(Nobody):
 
 def scenario(latency_s: float) -> scenarios.Scenario:
     link = {"down_bytes_per_s": 2e7, "latency_s": latency_s}
-    groups = {name: {"profile": name, "share": share, "link": link} for name, share in SHARES.items()}
+    groups = {
+        f"{number}-{name}": {
+            "profile": name,
+            "share": share,
+            "link": link,
+        }  # drawn in the order of these names
+        for number, (name, share) in enumerate(SHARES.items())
+    }
     groups["buoy"] = {"profile": "jetson-nano", "share": 0.125, "link": {**link, "up_bytes_per_s": 500.0}}
     return scenarios.load(
         "uniform",

@@ -133,7 +133,7 @@ def test_the_default_is_the_digits_of_the_demo():
 
 
 def drawn(seed=0, devices=20, **shares):
-    """A fleet of groups with these shares: unless said otherwise half strong, a quarter weak, a quarter far."""
+    """A fleet with these shares, or else half strong, a quarter weak, a quarter far."""
     shares = shares or {"strong": 0.5, "weak": 0.25, "far": 0.25}
     groups = {name: {"profile": "pi-4", "share": share} for name, share in shares.items()}
     return fleets.read({"name": "f", "groups": groups}).draw(devices, seed)

@@ -33,10 +33,14 @@ class Noted(Nobody):
 def scenario(tmp_path, devices=8, sigma=0.0, latency_s=0.0, **task):
     """Boards that differ, with log-normal speeds and bandwidths; nothing is drawn anew in each round.
 
-    The last group is behind a narrow uplink. Links are scaled so that the model weighs on none.
+    Groups are drawn in the order of their names, hence the numbers. The last one is behind a narrow uplink.
+    Links are scaled so that the model weighs on none.
     """
     speed, link = {"sigma": sigma}, {"sigma": sigma, "latency_s": latency_s}
-    groups = {name: {"profile": name, "share": share, "speed": speed} for name, share in SHARES.items()}
+    groups = {
+        f"{number}-{name}": {"profile": name, "share": share, "speed": speed}
+        for number, (name, share) in enumerate(SHARES.items())
+    }
     groups = {name: {**group, "link": {**link, "down_bytes_per_s": 2e7}} for name, group in groups.items()}
     narrow = {**link, "up_bytes_per_s": 500.0, "down_bytes_per_s": 2e7}
     groups["buoy"] = {"profile": "jetson-nano", "share": 0.125, "speed": speed, "link": narrow}
