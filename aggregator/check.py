@@ -13,6 +13,7 @@ from models import tensors
 from models.errors import ModelError
 from models.manifest import Manifest
 from models.tensors import Tensors, TensorSpec
+from strategies import class_statistics
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Chain
 from strategies.device_half import MOST_LOSS
@@ -116,7 +117,7 @@ def check_content(message: Contribution, content: bytes, offered: Offered) -> Te
     base = offered.base(formed(kind.strategy, message.form).member)
     try:
         update = codec_of(kind).decode(content, base, expected)
-        tensors.check(update, expected)
+        tensors.check(update, class_statistics.expected_of(update, expected))
     except ModelError as error:
         raise UpdateRefused(str(error)) from None
     if why := doubt(update, message.num_examples, kind, base):
@@ -127,7 +128,7 @@ def check_content(message: Contribution, content: bytes, offered: Offered) -> Te
 def _expected(message: Contribution, offered: Offered) -> Sequence[TensorSpec]:
     """Raises UpdateRefused for a kind that is not offered."""
     form = formed(kind_of(message, offered).strategy, message.form)
-    return form.expected(offered.manifests[form.member])
+    return class_statistics.expected(form, offered.manifests[form.member])
 
 
 def doubt(update: Tensors, num_examples: int, kind: KindSettings, base: Tensors) -> str:
@@ -135,6 +136,12 @@ def doubt(update: Tensors, num_examples: int, kind: KindSettings, base: Tensors)
 
     `base` is that of the round that the update was made for; it is read where the kind bounds the norm.
     """
+    update, found = class_statistics.parted(update)
+    statistics = kind.strategy.statistics
+    if statistics is not None and (
+        why := class_statistics.doubt(found, num_examples, statistics.smallest_count)
+    ):
+        return why
     for key, value in update.items():
         if key.endswith(".running_var") and value.min() < 0:
             return f"{key} holds {value.min():.4g}, which is no variance"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
+from typing import Protocol
 
 from models.bundle import Bundle
 from models.engines import open_model
@@ -36,6 +37,25 @@ class Evaluator:
         """Of a round's two models."""
         of_served, of_base = self.evaluate(served), self.evaluate(base)
         return Figures(of_served.eval_acc, of_served.eval_loss, of_base.eval_acc)
+
+
+class TwoModels(Protocol):
+    """Accuracy of the served model and of the next base, nan where they were not evaluated."""
+
+    @property
+    def eval_acc(self) -> float: ...
+    @property
+    def base_eval_acc(self) -> float: ...
+
+
+def trained_is_better(figures: TwoModels) -> str:
+    """Why the next base, with its trained head, is to be served; empty where it is not better."""
+    if not figures.base_eval_acc > figures.eval_acc:
+        return ""
+    return (
+        f"eval_acc {figures.eval_acc:.3f} with the closed-form head, {figures.base_eval_acc:.3f} with the "
+        "trained one, which is served"
+    )
 
 
 def summarise(

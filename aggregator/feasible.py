@@ -6,10 +6,13 @@ import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from models.errors import ModelError
 from models.manifest import Manifest
 from profiles import shipped
 from profiles.cost import MissingGraph
+from strategies import class_statistics
 from strategies.kind import AnyStrategy, NeedsModels
 from strategies.width_slice import WidthSlice
 from strategies.workload import workload
@@ -52,6 +55,14 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
         raise TaskError(f"no device can do what round 1 offers: {'; '.join(texts[name] for name in first)}")
     for text in texts.values():
         log.warning("no device can do this kind: %s", text)
+
+
+def with_possible_head(task: Task, manifest: Manifest) -> Task:
+    """The task; where the bundle can have no closed-form head, that says so and serves the trained one."""
+    if task.head == "trained" or not (why := class_statistics.unfit(manifest)):
+        return task
+    log.warning("bundle %s is served with its trained head: %s", manifest.name, why)
+    return msgspec.structs.replace(task, head="trained")
 
 
 def _lacking(strategy: AnyStrategy, manifests: Mapping[str, Manifest]) -> str:

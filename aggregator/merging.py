@@ -17,6 +17,7 @@ from broker.errors import BlobError
 from models import tensors
 from models.errors import TensorError
 from models.tensors import Tensors
+from strategies import class_statistics
 from strategies.aggregator_half import Carried, RoundModel
 from strategies.device_half import Contribution, Late
 from strategies.folding import Folding
@@ -121,7 +122,8 @@ class _Earlier:
         kind = self.kinds[stored.kind]
         form, codec = formed(kind.strategy, stored.form), codec_of(kind)
         tools = self.model.tools
-        expected = form.expected(tools.manifest(form.member) if tools else self.model.manifest)
+        manifest = tools.manifest(form.member) if tools else self.model.manifest
+        expected = class_statistics.expected(form, manifest)
         base = self._base(stored.round, form.member) if codec.word else {}
         content = codec.decode(self.store.contributions.content(stored), base, expected)
         loss = stored.metrics.train_loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import nan
@@ -21,8 +22,8 @@ from . import bases, merging, pace
 from .beginning import first
 from .contributions import Bytes
 from .errors import RollbackError, RunFolderError
-from .evaluation import Evaluator, summarise
-from .feasible import check_kinds
+from .evaluation import Evaluator, summarise, trained_is_better
+from .feasible import check_kinds, with_possible_head
 from .identity import identified
 from .observer import RoundClosed
 from .outside import ITS_ROUNDS, GivenRound, Outside
@@ -33,6 +34,8 @@ from .state import Rules, Saved
 from .store import CarriedBlobs, MergeResult, Store
 from .task import Task
 from .tools import Tools, open_family, samples
+
+log = logging.getLogger(__name__)
 
 SERVED = "served.safetensors"
 """In the run folder: the served model of the latest closed round."""
@@ -50,9 +53,9 @@ class Rounds:
         Raises TaskError for kinds of update that the bundle has no graphs for, or evaluation data that does
         not fit, RunFolderError for another task's folder.
         """
-        self.task = task
         self.bundle = Bundle.open(bundles.find(task.bundle))
         self.manifest = self.bundle.manifest
+        self.task = with_possible_head(task, self.manifest)
         family = open_family(task.family, self.manifest)
         self.manifests = {"": self.manifest, **{name: bundle.manifest for name, bundle in family.items()}}
         check_kinds(task, self.manifest, {name: bundle.manifest for name, bundle in family.items()})
@@ -266,8 +269,18 @@ class Rounds:
             self._deploy(self.store.served(number))
 
     def evaluate(self, number: int) -> None:
-        served = tensors.decode(self.store.models.get(self.store.served(number)))
-        self.store.evaluated(number, self._evaluator.figures(served, self.weights(number + 1)))
+        """Where the trained head is better than the closed-form one, the next base is served."""
+        served, base = (
+            tensors.decode(self.store.models.get(self.store.served(number))),
+            self.weights(number + 1),
+        )
+        figures = self._evaluator.figures(served, base)
+        if self.task.head == "closed-form" and (why := trained_is_better(figures)):
+            log.info("round %d: %s", number, why)
+            instead = self.store.models.put(tensors.encode(base))
+            self.store.evaluated(number, self._evaluator.figures(base, base), instead)
+        else:
+            self.store.evaluated(number, figures)
 
     def publish(self, number: int, traffic: Mapping[str, Bytes], duration_s: float) -> RoundClosed:
         """Close the round; its served model is what is deployed from now on."""

@@ -230,8 +230,13 @@ class Store:
                 ),
             )
 
-    def evaluated(self, number: int, figures: Figures) -> None:
+    def evaluated(self, number: int, figures: Figures, served: Blob | None = None) -> None:
+        """`served`: the model that is served instead of the one that was merged."""
         with self._db.commit() as db:
+            if served is not None:
+                db.execute(
+                    "UPDATE rounds SET served = ? WHERE round = ?", (msgspec.msgpack.encode(served), number)
+                )
             db.execute(
                 "UPDATE rounds SET phase = 'publish', figures = ? WHERE round = ?",
                 (msgspec.msgpack.encode(figures), number),

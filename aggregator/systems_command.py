@@ -91,10 +91,10 @@ def _print_one(options: argparse.Namespace) -> None:
 
 
 def _offered(task: Task) -> Iterator[Offered]:
-    import msgspec
+    from strategies import registry
 
     for kind in task.kinds:
-        settings = msgspec.to_builtins(kind.strategy)
+        settings = registry.settings(kind.strategy)
         yield Offered(kind.name, kind.from_round, kind.until_round, settings)
 
 

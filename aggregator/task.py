@@ -16,7 +16,7 @@ from broker.steps import round_seed
 from profiles.keys import explained
 from strategies import ranges, registry
 from strategies.device_half import Contribution
-from strategies.kind import AnyStrategy, Settings
+from strategies.kind import AnyStrategy, ClassStatistics, Settings
 from strategies.ranges import Setting
 from strategies.robust.settings import Byzantine, Clip, ClipFactor, Robust, Rule, Trim
 from strategies.server_optimizer import ServerOptimizer
@@ -32,6 +32,7 @@ else:
 
 Late = Literal["discard", "count"]
 Start = Literal["bundle", "random"]
+Head = Literal["trained", "closed-form"]
 
 _BESIDE_OTHERS: dict[str, Settings] = {"few-shot": {"join_base": True}, "class-means": {"head": "trained"}}
 """Settings with which a kind joins the common base, for rounds in which other kinds come too."""
@@ -83,6 +84,14 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         """Of an update of this kind in a mean."""
         return self.weight * self.strategy.counted(contribution)
 
+    def with_statistics(self, statistics: ClassStatistics | None) -> KindSettings:
+        """The same kind, with these class statistics beside its updates; None: without any."""
+        if self.strategy.statistics == statistics:
+            return self
+        own = {name: value for name, value in self.settings.items() if name != registry.STATISTICS}
+        more = {} if statistics is None else {registry.STATISTICS: msgspec.to_builtins(statistics)}
+        return msgspec.structs.replace(self, settings={**own, **more})
+
     def in_round(self, number: int) -> bool:
         """Whether it is offered in this round."""
         return self.from_round <= number and (self.until_round is None or number <= self.until_round)
@@ -121,6 +130,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     the longest, before the run ends. After `stop_after` rounds (0: never) in which `stop_metric` was not
     better than the best so far by more than `stop_gain`, the task is done; the best model is served then. Of
     the served models the latest `keep_versions` are kept (0: all), and the best.
+    With head="closed-form" devices send class statistics beside their updates, as `statistics` says, and the
+    served model has a head in closed form, from those of all rounds so far (`strategies.closed_form`); where
+    the evaluation data say that the trained head is better, that is served.
     `robust` is the rule by which updates are merged where some devices may lie, with the numbers of
     `strategies.robust.Robust` (robust_trim is its `trim`, and so on).
     """
@@ -198,6 +210,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     start: Annotated[
         Start, Setting("Parameters of round 1: the bundle's, or fresh ones by `seed`.", "random")
     ] = "bundle"
+    head: Annotated[Head, Setting("Head that is served: as trained, or in closed form.", "closed-form")] = (
+        "trained"
+    )
+    statistics: Annotated[
+        ClassStatistics,
+        Setting('Class statistics that devices send for head = "closed-form".', {"every": 20}),
+    ] = msgspec.field(default_factory=ClassStatistics)
     robust: Annotated[
         Rule, Setting("Rule of merging that lying devices cannot steer; none: the mean.", "median")
     ] = "none"
@@ -253,6 +272,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             _ = self.screening
         except ValueError as error:
             raise TaskError(f"robust: {error}") from None
+        given = self.statistics if self.head == "closed-form" else None
+        kinds = tuple(kind.with_statistics(given) for kind in self.kinds)
+        msgspec.structs.force_setattr(self, "kinds", kinds)
         names = [kind.name for kind in self.kinds]
         if len(set(names)) != len(names):
             raise TaskError(f"kinds are {', '.join(names)}: each can be offered once")
@@ -320,7 +342,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def json(self) -> bytes:
         """Canonical: equal tasks give equal bytes, settings that are defaults are written out too."""
         full = [
-            msgspec.structs.replace(kind, settings=msgspec.to_builtins(kind.strategy)) for kind in self.kinds
+            msgspec.structs.replace(kind, settings=registry.settings(kind.strategy)) for kind in self.kinds
         ]
         return _encoder.encode(msgspec.structs.replace(self, kinds=tuple(full)))
 

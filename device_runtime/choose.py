@@ -9,6 +9,7 @@ from types import MappingProxyType
 from profiles import Cost, DeviceProfile, Verdict, Workload, classify
 from profiles.cost import MissingGraph, as_measured, of_another
 from profiles.straggler import misfits
+from strategies import class_statistics
 from strategies.full import Full
 from strategies.kind import AnyStrategy
 
@@ -102,9 +103,9 @@ def priced(form: AnyStrategy, loads: Loads, profile: DeviceProfile) -> Cost:
     """
     load, main = loads[form.member], loads.get(MAIN)
     if form.member == MAIN or main is None:
-        return form.cost(as_measured(load, profile.speed), profile)
+        return class_statistics.cost(form, as_measured(load, profile.speed), profile)
     speed = of_another(profile.speed, main, load)
-    return form.cost(as_measured(load, speed), replace(profile, speed=speed))
+    return class_statistics.cost(form, as_measured(load, speed), replace(profile, speed=speed))
 
 
 def _verdict(

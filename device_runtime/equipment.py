@@ -9,6 +9,7 @@ from models.engine import DeviceModel
 from models.errors import ModelError
 from models.tensors import Tensors, check
 from profiles import Power
+from strategies import class_statistics
 from strategies.device_half import NOTHING, Contribution, LocalData, OutOfTime, Run
 from strategies.kind import AnyStrategy
 
@@ -63,8 +64,8 @@ class Equipment:
         run = Run(seed, self.name, self.clock, deadline, self.progress, memory, self.aside, lost=self.lost)
         self.guard.before(strategy, len(self.data))
         try:
-            trained = strategy.train(model, self.data, run)
-            check(trained.tensors, strategy.expected(model.manifest))
+            trained = class_statistics.train(strategy, model, self.data, run)
+            check(trained.tensors, class_statistics.expected(strategy, model.manifest))
         except (OutOfTime, OutOfMemory, MemoryError, ModelError) as error:
             self.watcher.clear(model)
             if isinstance(error, MemoryError):  # see watchdog.cap

@@ -18,11 +18,14 @@ from models.errors import ModelError
 from models.tensors import Tensors
 from profiles import DeviceProfile
 from profiles.measure import load
-from strategies import registry
+from strategies import class_statistics, registry
+from strategies.class_means import ClassMeans
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Encoded
 from strategies.device_half import Contribution, OutOfTime
+from strategies.kind import AnyStrategy
 
+from .allow_list import AllowList
 from .choose import MAIN, choose
 from .equipment import Equipment
 from .errors import OutOfMemory
@@ -138,10 +141,17 @@ class DeviceTask(OneTask):
         """
         if len(self._bundles) == 1 or not offer.kinds:
             return MAIN
-        kinds = registry.known(offer.kinds)
-        equipment = self._equipment
+        kinds, equipment = self._kinds(offer), self._equipment
         plan = choose(self._profile_now(), kinds, equipment.loads, remaining_s, equipment.barred)
         return MAIN if plan.chosen is None else plan.chosen.strategy.member
+
+    def _kinds(self, offer: Offer) -> tuple[AnyStrategy, ...]:
+        """What an offer asks of this device, less class statistics that its owner does not allow.
+
+        Raises KindError when no kind of the offer can be done here.
+        """
+        kinds = class_statistics.asked(registry.known(offer.kinds), offer.round, self.settings.name)
+        return tuple(_allowed(kind, self.settings.allowed) for kind in kinds)
 
     def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
         """A round's update as its kind sends it, with what was left out of those before.
@@ -193,9 +203,8 @@ class DeviceTask(OneTask):
             aside=given.aside,
             lost=listener.lost,
         )
-        kinds = registry.known(offer.kinds)
         assignment = Assignment(
-            kinds, offer.seed, deadline, listener.decided, elsewhere, listener.lost, given.deaths
+            self._kinds(offer), offer.seed, deadline, listener.decided, elsewhere, listener.lost, given.deaths
         )
         try:
             outcome = perform(equipment, self.profile, assignment)
@@ -307,6 +316,16 @@ class DeviceTask(OneTask):
         self.model.unload()
         if not self._virtual:
             rest()
+
+
+def _allowed(kind: AnyStrategy, allowed: AllowList) -> AnyStrategy:
+    """With class statistics only where the owner allows class means, and of no fewer samples of a class."""
+    statistics, least = kind.statistics, allowed.smallest_count or 1
+    if statistics is not None and allowed.kinds and ClassMeans.name not in allowed.kinds:
+        return class_statistics.asking(kind, None)
+    if statistics is None or statistics.smallest_count >= least:
+        return kind
+    return class_statistics.asking(kind, replace(statistics, smallest_count=least))
 
 
 def _keep(settings: Settings) -> Keep:

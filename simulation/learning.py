@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import nan
 
 from aggregator.check import doubt
+from aggregator.evaluation import trained_is_better
 from aggregator.progress import Progress, score_of
 from aggregator.task import Task
 from models.tensors import Tensors
@@ -166,6 +167,10 @@ class Learning:
             return
         base = self._bases.of(number + 1).weights
         self._figures = self._tools.evaluate(number, self.served, base)
+        if self._task.head == "closed-form" and (why := trained_is_better(self._figures)):
+            log.info("round %d: %s", number, why)
+            self.served = base
+            self._figures = self._tools.evaluate(number, base, base)
 
     def publish(self, number: int, in_use: Iterable[int]) -> Figures:
         """The round is over: only the bases that `in_use` names, and the newest, are needed any more."""

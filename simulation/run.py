@@ -9,7 +9,7 @@ import msgspec
 
 from aggregator.beginning import first
 from aggregator.errors import AggregatorError, TaskError
-from aggregator.feasible import check_kinds
+from aggregator.feasible import check_kinds, with_possible_head
 from aggregator.task import Task
 from aggregator.tools import Tools as ServerSide
 from aggregator.tools import open_family, samples
@@ -100,7 +100,7 @@ def simulate(
     Raises SimulationError, and what `prepare` raises.
     """
     scenario, seed, world = prepared.scenario, prepared.seed, prepared.world
-    task = msgspec.structs.replace(scenario.task, seed=seed)
+    task = with_possible_head(msgspec.structs.replace(scenario.task, seed=seed), world.bundle.manifest)
     _check(prepared)
     models = world.bundles
     manifests = {member: bundle.manifest for member, bundle in models.items()}

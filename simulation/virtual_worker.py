@@ -8,6 +8,7 @@ from math import nan
 from device_runtime.choose import Candidate, Loads
 from device_runtime.meters import Energy, modelled
 from profiles import DeviceProfile, Power
+from strategies import class_statistics
 from strategies.accountant import PrivacyError
 from strategies.device_half import Contribution, OutOfTime, Run
 from strategies.kind import AnyStrategy
@@ -70,7 +71,7 @@ class VirtualWorker:
         strategy, load = chosen.strategy, self.loads[chosen.strategy.member]
         if event := round_of(strategy, load.samples):
             self.ledger = self.ledger.after(event)
-        cost = chosen.cost or strategy.cost(load, self._believed)
+        cost = chosen.cost or class_statistics.cost(strategy, load, self._believed)
         self.peak_bytes = max(self.peak_bytes, cost.peak_memory_bytes)
         predicted_s = cost.compute_s / self._believed.corrections.get(chosen.kind, 1.0)
         began, seconds = self.now, predicted_s * self._slowdown
@@ -82,7 +83,7 @@ class VirtualWorker:
             self.flops += cost.flops * (self.now - began) / seconds if seconds else 0.0
             raise
         if form is not strategy:
-            share = max(share, form.cost(load, self._believed).flops / cost.flops)
+            share = max(share, class_statistics.cost(form, load, self._believed).flops / cost.flops)
         self.now = began + share * seconds
         self.flops += share * cost.flops
         return form, Contribution(chosen.kind, {}, load.samples, nan, form.form)

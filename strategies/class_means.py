@@ -31,10 +31,12 @@ MASKED = -1e9
 
 @dataclass(frozen=True)
 class ClassSums:
-    """Sums of penultimate features float64 (classes, width), and sample counts int64 (classes,)."""
+    """Sums of penultimate features float64 (classes, width), and sample counts int64 (classes,), or float64
+    where they decay.
+    """
 
     sums: NDArray[np.float64]
-    counts: NDArray[np.int64]
+    counts: NDArray[Any]
 
     def times(self, scale: NDArray[Any]) -> ClassSums:
         """Of features that are so many times as large."""
@@ -48,7 +50,8 @@ class ClassSums:
     def means(self) -> NDArray[np.float32]:
         """l_c = sum_k m_c^k / D_c (line 5), for the classes in `present`: float32 (present, width)."""
         present = self.present
-        return (self.sums[present] / self.counts[present, None]).astype(np.float32)
+        means: NDArray[np.float32] = (self.sums[present] / self.counts[present, None]).astype(np.float32)
+        return means
 
     def beside(self, kept: Tensors) -> ClassSums:
         """Together with what `kept` gave, if anything was."""

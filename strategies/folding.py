@@ -10,6 +10,7 @@ import numpy as np
 from models.errors import TensorError
 from models.tensors import Tensors, finite
 
+from . import closed_form
 from .aggregator_half import Carried, RoundModel
 from .device_half import NOTHING, Contribution
 from .kind import AnyStrategy, Derives, formed
@@ -34,6 +35,12 @@ class Folding:
             for name in kinds
         }
         self._states = {name: strategy.start(self._models[name]) for name, strategy in kinds.items()}
+        pooled = any(strategy.statistics is not None for strategy in kinds.values())
+        self._statistics = closed_form.Round(model.manifest, model.weights) if pooled else None
+
+    def pool(self, contribution: Contribution) -> Contribution:
+        """Take the class statistics out of a contribution; what is left of it is for `add`."""
+        return contribution if self._statistics is None else self._statistics.take(contribution)
 
     def add(self, contribution: Contribution, weight: float) -> None:
         """One more, which then may be forgotten; `weight` is more than 0."""
@@ -60,21 +67,30 @@ class Folding:
         """
         try:
             with np.errstate(over="ignore", invalid="ignore"):
-                return self._merged(), ""
+                return self._merged()
         except TensorError as error:
             weights = self._model.weights
             unchanged = Merged(weights, weights, steps=(), replayable=True, carried=self._carried)
             return unchanged, f"{error}: the base stays as it was"
 
-    def _merged(self) -> Merged:
+    def _merged(self) -> tuple[Merged, str]:
         """Raises TensorError."""
         effects = {
             name: kind.finish(self._states[name], self._models[name]) for name, kind in self._kinds.items()
         }
-        merged = merge(self._model, effects, self._optimizer, self._carried)
+        merged, odd = self._pooled(merge(self._model, effects, self._optimizer, self._carried))
         if not all(finite(weights) for weights in (merged.base, merged.served, *merged.carried.all())):
             raise TensorError("the merged model is not finite")
-        return self._derived(merged)
+        return self._derived(merged), odd
+
+    def _pooled(self, merged: Merged) -> tuple[Merged, str]:
+        """With the closed-form head as what is served, where the round's kinds send class statistics."""
+        if self._statistics is None:
+            return merged, ""
+        memory = merged.carried.memory
+        pool, served, why = self._statistics.closed(memory.get(closed_form.MEMORY, NOTHING))
+        carried = replace(merged.carried, memory={**memory, closed_form.MEMORY: pool.kept()})
+        return replace(merged, served=served or merged.served, carried=carried), why
 
     def _derived(self, merged: Merged) -> Merged:
         """With the bases of members that are parts of the main model."""

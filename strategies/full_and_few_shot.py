@@ -47,6 +47,7 @@ class FullAndFewShot(TrainingSettings, Usual):
     """
 
     name: ClassVar[str] = "full+few-shot"
+    trains_extractor: ClassVar[bool] = True
     about: ClassVar[About] = About(
         "everything, and the classifier on a few samples of each class",
         "all parameters, and the classifier",

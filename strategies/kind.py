@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from models.engine import DeviceModel
 from models.manifest import Manifest
 from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload
 
+from . import ranges
 from .aggregator_half import Effect, RoundModel
 from .device_half import Contribution, LocalData, Run
-from .ranges import Setting
+from .ranges import MOST, Setting, SmallestCount
 
 S = TypeVar("S")
 
@@ -25,6 +26,40 @@ class About:
     trains: str
     sends: str
     source: str
+
+
+@dataclass(frozen=True)
+class ClassStatistics:
+    """How devices send the class statistics of their features beside an update (`class_statistics`)."""
+
+    numbers: Annotated[
+        Literal["float16", "int8"],
+        Setting("How class means are sent; int8 has a scale for each class.", "int8"),
+    ] = "float16"
+    smallest_count: SmallestCount = 2
+    samples: Annotated[
+        int,
+        Setting(
+            "Most samples that a device measures whose kind of update trains no extractor; 0: all.",
+            100,
+            "samples",
+            at_least=0,
+            at_most=MOST,
+        ),
+    ] = 40
+    every: Annotated[
+        int,
+        Setting(
+            "A device that sends scalars alone sends statistics in round 1, then once in so many rounds.",
+            20,
+            "rounds",
+            at_least=1,
+            at_most=MOST,
+        ),
+    ] = 10
+
+    def __post_init__(self) -> None:
+        ranges.check(self)
 
 
 class Strategy(Protocol[S]):
@@ -44,6 +79,12 @@ class Strategy(Protocol[S]):
     """Whether the aggregator needs a generic set for it."""
     of_single_samples: ClassVar[bool]
     """Whether feature maps of single samples are sent."""
+    trains_extractor: ClassVar[bool]
+    """Whether its device back-propagates through the network: it can afford second moments of features."""
+
+    @property
+    def statistics(self) -> ClassStatistics | None:
+        """The class statistics that go with its updates; None: there are none."""
 
     @property
     def scalars(self) -> int:
@@ -126,11 +167,17 @@ class Coded:
     ] = field(default="", kw_only=True)
 
 
+@dataclass(frozen=True)
 class Usual:
     """What most kinds do: one form, sensible for any data, nothing to doubt, bound to no round, no codec,
     counted by the samples trained on.
     """
 
+    statistics: Annotated[
+        ClassStatistics | None,
+        Setting("Class statistics sent beside updates; none: without.", {"every": 20}, by_task=True),
+    ] = field(default=None, kw_only=True)
+    trains_extractor: ClassVar[bool] = False
     own_round: ClassVar[bool] = False
     generic: ClassVar[bool] = False
     of_single_samples: ClassVar[bool] = False

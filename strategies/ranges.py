@@ -32,7 +32,7 @@ class Setting:
     """The meaning of a setting in one sentence, a value that makes sense, its unit and its limits.
 
     beside: other settings that the example needs. choices: all values of a text, where its type does not
-    name them.
+    name them. by_task: the task sets it for all kinds, so it is no key of a kind's own table.
     """
 
     meaning: str
@@ -44,6 +44,7 @@ class Setting:
     less_than: float = inf
     choices: tuple[str, ...] = ()
     beside: Mapping[str, object] = field(default_factory=dict)
+    by_task: bool = False
 
     @property
     def limited(self) -> bool:
@@ -186,7 +187,7 @@ def listed(settings: type, without: tuple[str, ...] = ()) -> Iterator[Listed]:
     """
     for name, default in _defaults(settings):
         hint, setting = _said(settings, name)
-        if name in without:
+        if name in without or setting.by_task:
             continue
         given = {**setting.beside, name: setting.example}
         expected = f"one of {', '.join(map(toml, get_args(hint)))}" if _is_choice(hint) else setting.range

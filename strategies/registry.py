@@ -52,6 +52,9 @@ KINDS: dict[str, type[AnyStrategy]] = {
 }
 """Every kind, the richest first."""
 
+STATISTICS = "statistics"
+"""The setting of every kind that the task sets, see `kind.Usual`."""
+
 USUAL = ("full", "entropy-subset", "few-shot", "zeroth-order", "class-means")
 """What a round offers where nothing is said, in the order of preference."""
 
@@ -72,7 +75,13 @@ def read(kind: Kind) -> AnyStrategy:
 
 def write(strategy: AnyStrategy) -> Kind:
     """The strategy as it stands in an offer: its name, and all of its fields."""
-    return Kind(strategy.name, pack(strategy))
+    return Kind(strategy.name, pack(settings(strategy)))
+
+
+def settings(strategy: AnyStrategy) -> dict[str, Any]:
+    """All of its fields as they travel; `statistics` only where there are any."""
+    written: dict[str, Any] = _without_none(msgspec.to_builtins(strategy))
+    return written
 
 
 def known(kinds: Iterable[Kind]) -> tuple[AnyStrategy, ...]:
@@ -129,11 +138,18 @@ def _check_known(name: str, kind: Any, settings: Settings) -> None:
     types = get_type_hints(kind)
     known = {field.name: types[field.name] for field in dataclasses.fields(kind)}
     if unknown := sorted(settings.keys() - set(known)):
-        raise KindError(f"{name} has no setting {unknown[0]!r}; it has {', '.join(known)}")
+        own = ", ".join(one for one in known if one != STATISTICS)
+        raise KindError(f"{name} has no setting {unknown[0]!r}; it has {own}")
     for setting, value in settings.items():
         inner = [one for one in (known[setting], *get_args(known[setting])) if dataclasses.is_dataclass(one)]
         if inner and isinstance(value, Mapping):
             _check_known(f"{name}'s {setting}", inner[0], value)
+
+
+def _without_none(written: Any) -> Any:
+    if not isinstance(written, dict):
+        return written
+    return {key: _without_none(value) for key, value in written.items() if (key, value) != (STATISTICS, None)}
 
 
 def _settled(made: Any) -> Any:

@@ -92,6 +92,7 @@ class Representatives(Coded, Usual):
     """
 
     name: ClassVar[str] = "representatives"
+    trains_extractor: ClassVar[bool] = True
     own_round: ClassVar[bool] = True
     of_single_samples: ClassVar[bool] = True
     about: ClassVar[About] = About(

@@ -123,6 +123,8 @@ class TrainingSettings(Coded):
 class TensorUpdate(TrainingSettings, Averaged):
     """A tunable set, trained on local samples, all of them or some."""
 
+    trains_extractor: ClassVar[bool] = True
+
     @property
     def plain(self) -> bool:
         """Whether it minimises cross-entropy and nothing else."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
 from aggregator.task import KindSettings
+from strategies import registry
 from strategies.class_means import ClassMeans
 from strategies.entropy_subset import EntropySubset
 from strategies.few_shot import FewShot
@@ -61,7 +60,7 @@ def beside(javascript: int) -> tuple[Member, ...]:
 
 def offered(strategy: AnyStrategy, from_round: int = 1) -> KindSettings:
     """A kind with all of its hyperparameters, for the offer of every round from `from_round` on."""
-    return KindSettings(name=strategy.name, settings=msgspec.to_builtins(strategy), from_round=from_round)
+    return KindSettings(name=strategy.name, settings=registry.settings(strategy), from_round=from_round)
 
 
 MIXED = (

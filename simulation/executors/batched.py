@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Protocol
 
 from models.tensors import Tensors
+from strategies.class_statistics import wished
 from strategies.kind import AnyStrategy
 
 from .batched_heads import BatchedHeads
@@ -75,7 +76,8 @@ class Batched:
         if job.strategy.member or not len(self._world.clients.indices(job.device)):
             return None
         if job.strategy not in self._chosen:
-            takers = (way for way in self._ways if way.takes(job.strategy))
+            alone = wished(job.strategy) is not None  # features of the base are measured beside it
+            takers = (way for way in self._ways if not alone and way.takes(job.strategy))
             self._chosen[job.strategy] = next(takers, None)
         return self._chosen[job.strategy]
 

@@ -17,6 +17,7 @@ from models.errors import TensorError
 from models.tensors import Tensors, check
 from simulation.clients import Clients
 from simulation.errors import ExecutorError
+from strategies import class_statistics
 from strategies.device_half import NOTHING, Contribution, Run
 from strategies.kind import AnyStrategy
 
@@ -116,9 +117,9 @@ def train(model: DeviceModel, world: World, job: Job, aside: Tensors = NOTHING) 
     The deadline was judged before.
     """
     data = world.clients.local(job.device, model.manifest.input)
-    made = job.strategy.train(model, data, run_of(job, aside))
+    made = class_statistics.train(job.strategy, model, data, run_of(job, aside))
     try:
-        check(made.tensors, job.strategy.expected(model.manifest))
+        check(made.tensors, class_statistics.expected(job.strategy, model.manifest))
     except TensorError as error:
         return Failed(str(error))
     return replace(made, form=job.strategy.form)

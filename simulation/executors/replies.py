@@ -12,6 +12,7 @@ import models.errors
 from models.errors import ModelError, one_line
 from models.tensors import TensorSpec
 from simulation.errors import ExecutorError
+from strategies import class_statistics
 from strategies.device_half import Contribution
 from strategies.kind import AnyStrategy
 
@@ -91,7 +92,7 @@ class Expected:
         """By name. Raises ModelError where the bundle has no such tensors, ExecutorError without a bundle."""
         if id(strategy) not in self._known:  # kept beside it, so that its identity stays its own
             manifest = self._world.of(strategy.member).manifest
-            specs = {spec.name: spec for spec in strategy.expected(manifest)}
+            specs = {spec.name: spec for spec in class_statistics.expected(strategy, manifest)}
             self._known[id(strategy)] = strategy, specs
         return self._known[id(strategy)][1]
 

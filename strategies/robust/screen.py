@@ -59,7 +59,7 @@ class Screen:
 
     def add(self, contribution: Contribution, weight: float, device: str) -> None:
         """One more, which then may be forgotten. In a fixed order, as for Folding. Raises OSError."""
-        contribution = replace(contribution, device=device)
+        contribution = self._folding.pool(replace(contribution, device=device))
         if self._robust.rule == "none":
             self._folding.add(contribution, weight)
             return

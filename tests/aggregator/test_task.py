@@ -5,6 +5,7 @@ from aggregator import task as tasks
 from aggregator.errors import TaskError
 from aggregator.task import KindSettings, Task, kinds_named
 from strategies import registry
+from strategies import registry
 from strategies.full import Full
 
 
@@ -24,7 +25,7 @@ def test_a_kind_that_is_alone_keeps_its_papers_settings():
 def test_every_hyperparameter_stands_in_the_offer():
     offered = Task(bundle="b", kinds=(KindSettings(name="full", settings={"epochs": 3}),)).offer_kinds(1)
     fields = msgspec.msgpack.decode(offered[0].settings)
-    assert fields == {**msgspec.to_builtins(Full()), "epochs": 3}
+    assert fields == {**registry.settings(Full()), "epochs": 3}
 
 
 def test_equal_tasks_are_equal_bytes_however_they_are_written():

@@ -1,0 +1,325 @@
+"""Class statistics of features, sent beside an update: counts, means, and second moments (docs/kinds.md).
+
+They are of the features f that the base's head takes, before local training: the count n_c and the mean of f
+for each class on the device, and from devices that train the extractor the mean of f f^T. The sums that these
+stand for add up over devices to those of all samples, however these are divided (FedNCM: Legate et al. 2023;
+with second moments Fed3R: Fani et al. 2024).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.engine import DeviceModel
+from models.manifest import Manifest
+from models.tensors import Tensors, TensorSpec
+from profiles import Cost, DeviceProfile, Workload, predict
+from profiles.cost import Pass
+
+from .class_means import ClassMeans, ClassSums, class_sums
+from .device_half import Contribution, LocalData, Run
+from .kind import AnyStrategy, ClassStatistics
+from .privacy import settings_of
+from .workload import forward_work
+
+PREFIX = "class-statistics/"
+COUNTS, MEANS, SCALES = PREFIX + "counts", PREFIX + "means", PREFIX + "scales"
+MOMENTS, SPREAD = PREFIX + "moments", PREFIX + "spread"
+MOST_WIDTH = 512
+"""Features of which second moments are sent: 262,656 bytes in float16."""
+MOST_NORM = 1e4
+"""No class mean of features is believed to be longer."""
+TENSOR_BYTES = 72
+"""Of a tensor on the wire beside its values, usually."""
+HALF_STEP, INT8_STEP = 2.0**-11, 1 / 254
+"""Rounding of a number relative to the largest of its row, at most."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Sums of features by class, of all who send any and of those who send second moments too.
+
+    `sums`: of all; `moment_sums`: of those whose `moments`, the sum of f f^T float64 (width, width), are
+    there. Counts are float64 where they decay.
+    """
+
+    sums: ClassSums
+    moment_sums: ClassSums
+    moments: NDArray[np.float64]
+
+    @classmethod
+    def none(cls, labels: int, width: int) -> Statistics:
+        nothing = ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
+        return cls(nothing, nothing, np.zeros((width, width)))
+
+    def add(self, other: Statistics) -> Statistics:
+        return Statistics(
+            _sum(self.sums, other.sums),
+            _sum(self.moment_sums, other.moment_sums),
+            self.moments + other.moments,
+        )
+
+    def times(self, scale: NDArray[Any]) -> Statistics:
+        """Of features that are so many times as large, float64 (width,)."""
+        moments = self.moments * np.outer(scale, scale)
+        return Statistics(self.sums.times(scale), self.moment_sums.times(scale), moments)
+
+    def decayed(self, gamma: float) -> Statistics:
+        sums, moment_sums = (
+            ClassSums(gamma * one.sums, gamma * one.counts) for one in (self.sums, self.moment_sums)
+        )
+        return Statistics(sums, moment_sums, gamma * self.moments)
+
+
+def _sum(one: ClassSums, other: ClassSums) -> ClassSums:
+    return ClassSums(one.sums + other.sums, one.counts + other.counts)
+
+
+def unfit(manifest: Manifest) -> str:
+    """Why there is no closed-form head for a bundle; empty where there is."""
+    head = manifest.head
+    if head.bias is None:
+        return "its head has no bias"
+    shape = manifest.features.get("head", (head.features,))
+    if shape != (head.features,):
+        return f"its head takes features of shape {shape}, expected one vector for each sample"
+    if head.features > MOST_WIDTH:
+        return f"its head takes {head.features} features, expected at most {MOST_WIDTH}"
+    return ""
+
+
+def wished(strategy: AnyStrategy) -> ClassStatistics | None:
+    """What goes beside an update of this form. None under differential privacy, from a smaller model, whose
+    features are others, and beside class means, which are the same.
+    """
+    private = strategy.member or settings_of(strategy) is not None
+    return None if private or isinstance(strategy, ClassMeans) else strategy.statistics
+
+
+def asked(kinds: tuple[AnyStrategy, ...], number: int, device: str) -> tuple[AnyStrategy, ...]:
+    """The kinds of round `number` as this device is asked for them: scalars alone come without statistics in
+    all but round 1 and one in `every` rounds, which is another for another device.
+    """
+    turn = number + zlib.crc32(device.encode())
+    return kinds if number == 1 else _taking_turns(kinds, turn)
+
+
+def _taking_turns(kinds: tuple[AnyStrategy, ...], turn: int) -> tuple[AnyStrategy, ...]:
+    late = [
+        bool(kind.scalars and kind.statistics is not None and turn % kind.statistics.every) for kind in kinds
+    ]
+    return _without(kinds, tuple(late)) if any(late) else kinds
+
+
+@lru_cache(maxsize=64)
+def _without(kinds: tuple[AnyStrategy, ...], which: tuple[bool, ...]) -> tuple[AnyStrategy, ...]:
+    return tuple(asking(kind, None) if one else kind for kind, one in zip(kinds, which, strict=True))
+
+
+def asking(strategy: AnyStrategy, statistics: ClassStatistics | None) -> AnyStrategy:
+    """The same kind, with these class statistics beside its updates."""
+    return cast(AnyStrategy, replace(cast(Any, strategy), statistics=statistics))
+
+
+def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> Cost:
+    """Of an update with its class statistics: one more forward pass, before anything else, whose features are
+    kept. Raises MissingGraph.
+    """
+    own, statistics = strategy.cost(workload, profile), wished(strategy)
+    if statistics is None or not workload.samples:
+        return own
+    samples, width = _measured(strategy, workload.samples), workload.feature_width
+    present = sum(count >= statistics.smallest_count for count in workload.class_counts)
+    work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
+    size = (1 if statistics.numbers == "int8" else 2) * present * width
+    size += 4 * workload.labels + 4 * present + 3 * TENSOR_BYTES
+    passes, peak = work.passes, work.peak_bytes
+    if strategy.trains_extractor:
+        size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
+        passes, peak = (*passes, Pass("moments", samples, 2.0 * width**2)), peak + 16 * width**2
+    work = replace(work, passes=passes, peak_bytes=peak, bytes_up=size, bytes_down=0)
+    more, kept = predict(profile, work, strategy.name), 4 * samples * width
+    return Cost(
+        seconds=own.seconds + more.seconds,
+        compute_s=own.compute_s + more.compute_s,
+        peak_memory_bytes=max(own.peak_memory_bytes + kept, more.peak_memory_bytes),
+        bytes_up=own.bytes_up + more.bytes_up,
+        bytes_down=own.bytes_down,
+        energy_j=own.energy_j + more.energy_j,
+        flops=own.flops + more.flops,
+    )
+
+
+def _measured(strategy: AnyStrategy, samples: int) -> int:
+    """How many samples' features a device of so many computes."""
+    statistics = strategy.statistics
+    if strategy.trains_extractor or statistics is None or not statistics.samples:
+        return samples
+    return min(samples, statistics.samples)
+
+
+def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
+    """On the device: the update, and beside it the class statistics of as many samples, drawn evenly.
+
+    `model` holds the base. Raises as Strategy.train does.
+    """
+    statistics = wished(strategy)
+    if statistics is None:
+        return strategy.train(model, data, run)
+    x, y, measured = data.x, data.y, _measured(strategy, len(data))
+    if measured < len(data):
+        drawn = run.rng().permutation(len(data))[:measured]
+        x, y = x[drawn], y[drawn]
+    features = model.features(x)
+    made = strategy.train(model, data, run)
+    if made.num_examples < len(y):
+        drawn = run.rng().permutation(len(y))[: made.num_examples]
+        features, y = features[drawn], y[drawn]
+    found = of(features, y, len(model.manifest.labels), statistics.smallest_count)
+    sent = encode(found, statistics.numbers, strategy.trains_extractor)
+    return replace(made, tensors={**made.tensors, **sent})
+
+
+def of(features: NDArray[np.float32], y: NDArray[np.int64], labels: int, smallest: int) -> Statistics:
+    """Of features (n, width) and their labels (n,), without classes of fewer samples than `smallest`."""
+    sums = class_sums(features, y, labels).at_least(smallest)
+    counted = features[sums.counts[y] > 0].astype(np.float64)
+    return Statistics(sums, sums, counted.T @ counted)
+
+
+def encode(statistics: Statistics, numbers: str, moments: bool) -> dict[str, NDArray[Any]]:
+    """Tensors for the wire: int32 counts (labels,); a row of means for each class with a count, each relative
+    to its largest number, whose size is in the scales float32; `moments`: the mean of f f^T, the upper
+    triangle of it, float16 (1, width (width + 1) / 2), in the same way, and no row where there is no sample.
+    """
+    sums = statistics.sums
+    present = sums.present
+    means, scales = _short(sums.sums[present] / sums.counts[present, None], numbers)
+    sent = {COUNTS: sums.counts.astype(np.int32), MEANS: means, SCALES: scales}
+    if moments:
+        upper = statistics.moments[np.triu_indices(len(statistics.moments))][None]
+        count = int(sums.counts.sum())
+        sent[MOMENTS], sent[SPREAD] = _short(upper / count if count else upper[:0], "float16")
+    return sent
+
+
+def _short(rows: NDArray[np.float64], numbers: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """Rows relative to the largest number of each, as float16 or int8; and that number."""
+    largest = np.abs(rows).max(axis=1, initial=0.0).astype(np.float32)
+    relative = rows / np.where(largest > 0, largest, 1).astype(np.float64)[:, None]
+    if numbers == "int8":
+        return np.rint(127 * np.clip(relative, -1, 1)).astype(np.int8), largest
+    return relative.astype(np.float16), largest
+
+
+def _long(values: NDArray[Any], largest: NDArray[np.float32]) -> NDArray[np.float64]:
+    relative = values.astype(np.float64) / (127 if values.dtype == np.int8 else 1)
+    return relative * largest.astype(np.float64)[:, None]
+
+
+def decode(sent: Tensors) -> Statistics:
+    """What tensors of the wire stand for; they were checked."""
+    counts, means = sent[COUNTS].astype(np.int64), _long(sent[MEANS], sent[SCALES])
+    width = means.shape[1]
+    sums = np.zeros((len(counts), width))
+    sums[counts > 0] = means * counts[counts > 0, None]
+    known, nothing = ClassSums(sums, counts), Statistics.none(len(counts), width)
+    if MOMENTS not in sent or not len(sent[MOMENTS]):
+        return Statistics(known, nothing.moment_sums, nothing.moments)
+    moments = nothing.moments
+    moments[np.triu_indices(width)] = _long(sent[MOMENTS], sent[SPREAD])[0] * counts.sum()
+    return Statistics(known, known, np.triu(moments) + np.triu(moments, 1).T)
+
+
+def expected(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """What an update of this form consists of, with its class statistics where it has any."""
+    return (*strategy.expected(manifest), *specs(strategy, manifest))
+
+
+def specs(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """Of the class statistics beside an update of this form."""
+    statistics = wished(strategy)
+    if statistics is None:
+        return ()
+    labels, width = len(manifest.labels), manifest.head.features
+    found = (
+        TensorSpec(COUNTS, (labels,), "int32"),
+        TensorSpec(MEANS, (labels, width), statistics.numbers, variable=True),
+        TensorSpec(SCALES, (labels,), variable=True),
+    )
+    if not strategy.trains_extractor:
+        return found
+    moments = TensorSpec(MOMENTS, (1, width * (width + 1) // 2), "float16", variable=True)
+    return (*found, moments, TensorSpec(SPREAD, (1,), variable=True))
+
+
+def expected_of(sent: Tensors, expected: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+    """What an update is held against that may come without class statistics: a device need not send any."""
+    return [spec for spec in expected if COUNTS in sent or not spec.name.startswith(PREFIX)]
+
+
+def parted(sent: Tensors) -> tuple[Tensors, Tensors]:
+    """An update without its class statistics, and these; empty where it came without."""
+    if COUNTS not in sent:
+        return sent, {}
+    found = {name: value for name, value in sent.items() if name.startswith(PREFIX)}
+    return {name: value for name, value in sent.items() if name not in found}, found
+
+
+def doubt(sent: Tensors, num_examples: int, smallest: int) -> str:
+    """Why class statistics of the right shapes and dtypes are not believed, with values; empty when they are,
+    and where there are none.
+
+    Rounding is allowed for: means and moments came rounded.
+    """
+    if not sent:
+        return ""
+    counts, rows = sent[COUNTS].astype(np.int64), len(sent[MEANS])
+    few = np.flatnonzero((counts < 0) | ((counts > 0) & (counts < smallest)))
+    if len(few):
+        return f"class {few[0]} is counted {counts[few[0]]} times, expected 0, or {smallest} or more"
+    if int(counts.sum()) > num_examples:
+        return f"class counts sum to {int(counts.sum())}, num_examples is {num_examples}"
+    present = np.flatnonzero(counts)
+    if not rows == len(sent[SCALES]) == len(present):
+        return f"{rows} class means with {len(sent[SCALES])} scales, {len(present)} classes are counted"
+    means = _long(sent[MEANS], sent[SCALES])
+    norms = np.linalg.norm(means, axis=1)
+    if (norms > MOST_NORM).any() or (sent[SCALES] < 0).any():
+        worst, most = int(norms.argmax()), f"at most {MOST_NORM:g} is believed"
+        return f"the mean of class {present[worst]} is {norms[worst]:.4g} long, {most}"
+    return _doubt_moments(sent, counts[present], means) if MOMENTS in sent else ""
+
+
+def _doubt_moments(sent: Tensors, counts: NDArray[np.int64], means: NDArray[np.float64]) -> str:
+    """By Cauchy-Schwarz the mean of f_i^2 is at least what the means make of it, and |mean of f_i f_j| at
+    most the root of the product of those of f_i^2 and f_j^2.
+    """
+    if not len(sent[MOMENTS]) == len(sent[SPREAD]) == bool(len(counts)):
+        return f"second moments in {len(sent[MOMENTS])} rows, of {len(counts)} classes"
+    if not len(counts):
+        return ""
+    moments = decode(sent).moments / counts.sum()
+    square = moments.diagonal()
+    step = INT8_STEP if sent[MEANS].dtype == np.int8 else HALF_STEP
+    weights = counts / counts.sum()
+    largest = sent[SCALES].astype(np.float64)
+    slack = 4 * HALF_STEP * float(np.abs(moments).max())
+    least = weights @ means**2 - weights @ (2 * step * np.abs(means) * largest[:, None] + 1e-12)
+    if len(low := np.flatnonzero(square + slack < least)):
+        i = int(low[0])
+        return f"the mean square of feature {i} is {square[i]:.4g}, its class means alone make {least[i]:.4g}"
+    most = np.sqrt(np.outer(square.clip(0), square.clip(0))) + slack
+    if len(high := np.argwhere(np.abs(moments) > most)):
+        i, j = high[0]
+        return (
+            f"the moment of features {i} and {j} is {moments[i, j]:.4g}, at most {most[i, j]:.4g} is possible"
+        )
+    return ""

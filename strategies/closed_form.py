@@ -1,0 +1,186 @@
+"""The closed-form head: linear discriminant analysis from pooled class statistics, served in a mixed round.
+
+With n_c and s_c the counts and sums of features by class that a round's devices sent (`class_statistics`), A
+the sum of f f^T of those who sent it and n'_c, s'_c their counts and sums, theta_t the base on which all of
+them were measured, d features and C classes:
+
+    nbar    running mean of sum n'_c over the rounds;  gamma = clip(1 - nbar / (20 d), 0.7, 0.95)
+    N, S    <- gamma (N, S) + (n, s);   N', S', A <- gamma (N', S', A) + (n', s', a)
+    E       <- (gamma w E + w_t theta_t) / (gamma w + w_t);   w <- gamma w + w_t;   w_t = sum n_c
+    mu_c    = S_c / N_c;   mu'_c = S'_c / N'_c
+    Sigma0  = (A - sum_c N'_c mu'_c mu'_c^T) / (sum N' - C');   Sigma = 0.9 Sigma0 + 0.1 tr(Sigma0) / d I
+    W_c     = Sigma^-1 mu_c
+    b_c     = -1/2 mu_c^T Sigma^-1 mu_c + log(N_c / sum N) + tr(Sigma^-1 Sigma0) / (2 max(1, N_c))
+
+C' counts the classes with N'_c > 0. A class that nobody sent has W_c = 0, b_c = -30. What is served is the
+extractor of E with the head W, b: E has the weights of the statistics, so that old means fit it to first
+order. The next base keeps its own, trained head.
+
+Linear discriminant analysis: Hastie et al., The Elements of Statistical Learning, 4.3. Class means pooled
+over devices: FedNCM (Legate et al. 2023). A classifier made on the aggregator from means and covariances:
+CCVR (Luo et al. 2021). The decay, the mean of the extractor and the last term of b_c, which makes up for the
+error that a mean of few samples adds to its quadratic term, are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.manifest import Manifest
+from models.tensors import Tensors
+
+from . import class_statistics
+from .class_means import ClassMeans, ClassSums
+from .class_statistics import Statistics
+from .device_half import NOTHING, Contribution
+from .feature_scale import scale_in
+
+MEMORY = "closed-form"
+"""Whose memory the pool is, beside those of the kinds."""
+UNSEEN = -30.0
+"""The bias of a class that nobody sent."""
+SHRINKAGE = 0.1
+_EXTRACTOR = "extractor/"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What is known after some rounds: float64 throughout.
+
+    `extractor`: E, the float tensors of the base but for the head; `weight`: w; `samples`: nbar, over `rounds`
+    of them.
+    """
+
+    statistics: Statistics
+    extractor: Tensors = field(default_factory=lambda: NOTHING)
+    weight: float = 0.0
+    samples: float = 0.0
+    rounds: int = 0
+
+    @classmethod
+    def of(cls, memory: Tensors, manifest: Manifest) -> Pool:
+        """As `kept` has written it; empty where nothing was."""
+        if not memory:
+            return cls(Statistics.none(len(manifest.labels), manifest.head.features))
+        sums = ClassSums(memory["sums"], memory["counts"])
+        statistics = Statistics(
+            sums, ClassSums(memory["moment_sums"], memory["moment_counts"]), memory["moments"]
+        )
+        weight, samples, rounds = memory["scalars"].tolist()
+        extractor = {n.removeprefix(_EXTRACTOR): v for n, v in memory.items() if n.startswith(_EXTRACTOR)}
+        return cls(statistics, extractor, weight, samples, int(rounds))
+
+    def kept(self) -> dict[str, NDArray[Any]]:
+        """As tensors, exactly."""
+        known = self.statistics
+        return {
+            "sums": known.sums.sums,
+            "counts": known.sums.counts,
+            "moment_sums": known.moment_sums.sums,
+            "moment_counts": known.moment_sums.counts,
+            "moments": known.moments,
+            "scalars": np.array([self.weight, self.samples, self.rounds], np.float64),
+            **{_EXTRACTOR + name: value for name, value in self.extractor.items()},
+        }
+
+    def after(self, sent: Statistics, base: Tensors, manifest: Manifest) -> Pool:
+        """With a round's statistics, measured on this base; the same where nobody sent any."""
+        fresh = float(sent.sums.counts.sum())
+        if not fresh:
+            return self
+        rounds = self.rounds + 1
+        samples = self.samples + (float(sent.moment_sums.counts.sum()) - self.samples) / rounds
+        gamma = min(max(1 - samples / (20 * manifest.head.features), 0.7), 0.95)
+        old = gamma * self.weight
+        extractor = {
+            name: (old * self.extractor[name] + fresh * value) / (old + fresh) if old else value
+            for name, value in _extractor(base, manifest).items()
+        }
+        statistics = self.statistics.decayed(gamma).add(sent)
+        return Pool(statistics, extractor, old + fresh, samples, rounds)
+
+    def served(self, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
+        """The model with the closed-form head: `base` with the extractor of E, and W, b.
+
+        Raises ValueError where the statistics do not give one, which says why.
+        """
+        extractor = {name: value.astype(np.float32) for name, value in self.extractor.items()}
+        weights, bias = head(self.statistics)
+        model = {**base, **extractor}
+        weights = weights / scale_in(manifest, model)
+        names = manifest.head
+        model[names.weight] = weights.astype(np.float32)
+        if names.bias is not None:
+            model[names.bias] = bias.astype(np.float32)
+        return model
+
+
+def _extractor(base: Tensors, manifest: Manifest) -> dict[str, NDArray[np.float64]]:
+    head = (manifest.head.weight, manifest.head.bias)
+    return {
+        name: value.astype(np.float64)
+        for name, value in base.items()
+        if name not in head and value.dtype.kind == "f"
+    }
+
+
+def head(known: Statistics) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """W (classes, width) and b (classes,). Raises ValueError where there is no covariance yet."""
+    covariance = _covariance(known)
+    counts, present = known.sums.counts, known.sums.present
+    width = len(covariance)
+    shrunk = (1 - SHRINKAGE) * covariance + SHRINKAGE * np.trace(covariance) / width * np.eye(width)
+    means = known.sums.sums[present] / counts[present, None]
+    weights, bias = np.zeros(known.sums.sums.shape), np.full(len(counts), UNSEEN)
+    weights[present] = np.linalg.solve(shrunk, means.T).T
+    few = np.trace(np.linalg.solve(shrunk, covariance)) / (2 * np.maximum(1, counts[present]))
+    quadratic = np.einsum("cd,cd->c", weights[present], means) / 2
+    bias[present] = -quadratic + np.log(counts[present] / counts.sum()) + few
+    return weights, bias
+
+
+def _covariance(known: Statistics) -> NDArray[np.float64]:
+    """Sigma0, the covariance within classes, (width, width). Raises ValueError."""
+    sums = known.moment_sums
+    present = sums.present
+    free = float(sums.counts.sum()) - len(present)
+    if free <= 0:
+        raise ValueError("no device has sent second moments of enough samples yet")
+    means = sums.sums[present] / sums.counts[present, None]
+    covariance: NDArray[np.float64] = known.moments - (means * sums.counts[present, None]).T @ means
+    if not np.trace(covariance) > 0:
+        raise ValueError("the features of each class are all the same")
+    return covariance / free
+
+
+class Round:
+    """A round's statistics, added up one device after another: in a fixed order, for equal bits."""
+
+    def __init__(self, manifest: Manifest, base: Tensors) -> None:
+        """`base` is what the round distributed."""
+        self._manifest, self._base = manifest, base
+        self._nothing = self._sent = Statistics.none(len(manifest.labels), manifest.head.features)
+
+    def take(self, contribution: Contribution) -> Contribution:
+        """What is left of a contribution without its class statistics. Class means stay in it."""
+        update, found = class_statistics.parted(contribution.tensors)
+        if contribution.kind == ClassMeans.name:
+            sums = ClassSums(update["sums"].astype(np.float64), update["counts"].astype(np.int64))
+            self._sent = self._sent.add(replace(self._nothing, sums=sums))
+        if found:
+            self._sent = self._sent.add(class_statistics.decode(found))
+            return replace(contribution, tensors=update)
+        return contribution
+
+    def closed(self, memory: Tensors) -> tuple[Pool, Tensors, str]:
+        """The pool after this round, the model to serve, and why there is none, if so; `memory` as kept."""
+        sent = self._sent.times(1 / scale_in(self._manifest, self._base))
+        pool = Pool.of(memory, self._manifest).after(sent, self._base, self._manifest)
+        try:
+            return pool, pool.served(self._base, self._manifest), ""
+        except (ValueError, np.linalg.LinAlgError) as error:
+            return pool, NOTHING, f"the trained head is served: {error}"
