@@ -151,7 +151,7 @@ class DeviceTask(OneTask):
         Raises KindError when no kind of the offer can be done here.
         """
         kinds = class_statistics.asked(registry.known(offer.kinds), offer.round, self.settings.name)
-        return tuple(_allowed(kind, self.settings.allowed) for kind in kinds)
+        return tuple(allowed_statistics(kind, self.settings.allowed) for kind in kinds)
 
     def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
         """A round's update as its kind sends it, with what was left out of those before.
@@ -318,7 +318,7 @@ class DeviceTask(OneTask):
             rest()
 
 
-def _allowed(kind: AnyStrategy, allowed: AllowList) -> AnyStrategy:
+def allowed_statistics(kind: AnyStrategy, allowed: AllowList) -> AnyStrategy:
     """With class statistics only where the owner allows class means, and of no fewer samples of a class."""
     statistics, least = kind.statistics, allowed.smallest_count or 1
     if statistics is not None and allowed.kinds and ClassMeans.name not in allowed.kinds:

@@ -25,6 +25,7 @@ from profiles.cost import Pass
 
 from .class_means import ClassMeans, ClassSums, class_sums
 from .device_half import Contribution, LocalData, Run
+from .few_shot import FewShot
 from .kind import AnyStrategy, ClassStatistics
 from .privacy import settings_of
 from .workload import forward_work
@@ -130,7 +131,7 @@ def asking(strategy: AnyStrategy, statistics: ClassStatistics | None) -> AnyStra
 
 def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> Cost:
     """Of an update with its class statistics: one more forward pass, before anything else, whose features are
-    kept. Raises MissingGraph.
+    kept; few-shot training has these anyhow. Raises MissingGraph.
     """
     own, statistics = strategy.cost(workload, profile), wished(strategy)
     if statistics is None or not workload.samples:
@@ -140,7 +141,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
     size = (1 if statistics.numbers == "int8" else 2) * present * width
     size += 4 * workload.labels + 4 * present + 3 * TENSOR_BYTES
-    passes, peak = work.passes, work.peak_bytes
+    passes, peak = () if isinstance(strategy, FewShot) else work.passes, work.peak_bytes
     if strategy.trains_extractor:
         size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
         passes, peak = (*passes, Pass("moments", samples, 2.0 * width**2)), peak + 16 * width**2
@@ -160,9 +161,23 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
 def _measured(strategy: AnyStrategy, samples: int) -> int:
     """How many samples' features a device of so many computes."""
     statistics = strategy.statistics
-    if strategy.trains_extractor or statistics is None or not statistics.samples:
+    all_of_them = strategy.trains_extractor or isinstance(strategy, FewShot)
+    if all_of_them or statistics is None or not statistics.samples:
         return samples
     return min(samples, statistics.samples)
+
+
+class _Featured:
+    """A model whose features of these inputs are known."""
+
+    def __init__(self, model: DeviceModel, x: NDArray[Any], features: NDArray[np.float32]) -> None:
+        self._model, self._x, self._known = model, x, features
+
+    def features(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        return self._known if x is self._x else self._model.features(x)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
@@ -178,6 +193,8 @@ def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) 
         drawn = run.rng().permutation(len(data))[:measured]
         x, y = x[drawn], y[drawn]
     features = model.features(x)
+    if isinstance(strategy, FewShot):
+        model = cast(DeviceModel, _Featured(model, x, features))
     made = strategy.train(model, data, run)
     if made.num_examples < len(y):
         drawn = run.rng().permutation(len(y))[: made.num_examples]

@@ -51,7 +51,7 @@ _EXTRACTOR = "extractor/"
 class Pool:
     """What is known after some rounds: float64 throughout.
 
-    `extractor`: E, the float tensors of the base but for the head; `weight`: w; `samples`: nbar, over `rounds`
+    `extractor`: E, the float tensors of the base but for the head; `weight`: w; `samples`: nbar, of `rounds`
     of them.
     """
 

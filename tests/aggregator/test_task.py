@@ -5,7 +5,6 @@ from aggregator import task as tasks
 from aggregator.errors import TaskError
 from aggregator.task import KindSettings, Task, kinds_named
 from strategies import registry
-from strategies import registry
 from strategies.full import Full
 
 

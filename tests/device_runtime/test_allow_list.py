@@ -17,10 +17,12 @@ from device_runtime.dispatches import Terms
 from device_runtime.errors import PolicyError
 from device_runtime.policy import Conditions, Policy, judge
 from device_runtime.settings import Settings
-from strategies import registry
+from device_runtime.task import allowed_statistics
+from strategies import class_statistics, registry
 from strategies.attention_transfer import AttentionTransfer
 from strategies.class_means import ClassMeans
 from strategies.full import Full
+from strategies.kind import ClassStatistics
 from strategies.representatives import Representatives
 from strategies.zeroth_order import ZerothOrder
 
@@ -148,3 +150,19 @@ def test_a_file_s_list_without_bundles_is_refused_for_it_would_allow_all(tmp_pat
     policy_options.configure(options, add_arguments)
     with pytest.raises(PolicyError, match="allow_bundle is empty"):
         policy_options.policy(options)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "left"),
+    [
+        (AllowList(), ClassStatistics()),
+        (AllowList(kinds=("full", "class-means")), ClassStatistics()),
+        (AllowList(kinds=("full",)), None),
+        (AllowList(smallest_count=2), ClassStatistics()),
+        (AllowList(smallest_count=5), ClassStatistics(smallest_count=5)),
+    ],
+)
+def test_class_statistics_are_sent_where_the_owner_allows_class_means_and_of_no_fewer_samples(allowed, left):
+    asked = class_statistics.asking(Full(), ClassStatistics())
+    assert allowed_statistics(asked, allowed).statistics == left
+    assert allowed_statistics(Full(), allowed) == Full()

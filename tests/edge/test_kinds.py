@@ -5,7 +5,8 @@ import pytest
 from broker.blobs import name
 from broker.messages import Base, Offer
 from edge.kinds import NothingToForward, site_kinds, usual_kinds, why_not
-from strategies import registry
+from strategies import class_statistics, registry
+from strategies.kind import ClassStatistics
 from strategies.registry import KINDS, make
 
 
@@ -48,6 +49,12 @@ def test_what_is_more_than_a_base_is_left_out_with_its_reason(bundle, kind, why)
     assert chosen.offered == (make("full"),)
     [reason] = chosen.left_out
     assert reason.startswith(f"{kind.name}: ")
+
+
+def test_a_site_s_devices_send_no_class_statistics_which_would_end_there(bundle):
+    asked = class_statistics.asking(make("full"), ClassStatistics())
+    chosen = site_kinds(offer(asked), bundle.manifest, bundle.weights())
+    assert chosen.offered == (chosen.forwarded,) == (make("full"),)
 
 
 def test_every_kind_is_either_offered_or_left_out(bundle):

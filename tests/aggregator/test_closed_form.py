@@ -1,0 +1,145 @@
+"""Class statistics on their way through the service: refused, kept, pooled, and served or not."""
+
+import logging
+
+import msgspec
+import numpy as np
+import pytest
+
+from aggregator.errors import TaskError
+from aggregator.feasible import with_possible_head
+from aggregator.state import SETTLE_S
+from aggregator.task import KindSettings, Task, decode
+from models.engines import open_model
+from models.tensors import decode as read
+from models.tensors import encode
+from strategies import class_statistics, closed_form
+from strategies.class_statistics import COUNTS
+from strategies.device_half import LocalData, Run
+
+FULL = KindSettings(name="full", settings={"epochs": 1, "lr": 0.05, "batch": 16})
+FEW_SHOT = KindSettings(name="few-shot", settings={"epochs": 1, "join_base": True})
+HALVES = {"a": slice(0, 120), "b": slice(120, 240)}
+
+
+@pytest.fixture
+def task(make_task):
+    return make_task(FULL, FEW_SHOT, head="closed-form", rounds=2)
+
+
+@pytest.fixture
+def sends(bundle):
+    """What a device with these digits sends from the base of its round."""
+    from sklearn.datasets import load_digits
+
+    raw, model = load_digits(), open_model(bundle)
+    x, y = bundle.manifest.input.prepare(raw.images[:240, None]), raw.target[:240].astype(np.int64)
+
+    def update(b, device, kind="full", number=1):
+        model.load(b.service._rounds.weights(number))
+        strategy = next(one.strategy for one in b.task.kinds if one.name == kind)
+        data = LocalData(x[HALVES[device]], y[HALVES[device]])
+        run = Run(b.service._rounds.seed(number), device, clock=lambda: 0.0, deadline=1.0)
+        made = class_statistics.train(strategy, model, data, run)
+        return made.tensors, made.num_examples
+
+    return update
+
+
+def test_a_round_serves_the_head_in_closed_form_and_offers_the_trained_one(bench, task, sends, bundle):
+    b = bench(task)
+    b.join("a", "b")
+    for device, kind in (("a", "full"), ("b", "few-shot")):
+        assert b.contribute(device, b.contribution(kind, sends(b, device, kind)))[0].status == "accepted"
+    served, base = read(b.store.models.get(b.store.served(1))), b.weights(b.store.base(2))
+    assert not np.array_equal(served["head.weight"], base["head.weight"])
+    pool = closed_form.Pool.of(
+        read(b.store.models.get(b.store.carried(2).memory[closed_form.MEMORY])), bundle.manifest
+    )
+    assert (pool.rounds, pool.weight, pool.samples) == (1, 240, 120)
+    assert b.store.closed()[0].note == ""
+
+
+def test_a_liar_is_refused_with_the_reason(bench, task, sends):
+    b = bench(task)
+    b.join("a")
+    content, examples = sends(b, "a")
+    for count, why in ((120, "class counts sum to"), (1, "class 0 is counted 1 times, expected 0, or 2")):
+        wrong = {**content, COUNTS: content[COUNTS].copy()}
+        wrong[COUNTS][0] = count
+        receipt = b.contribute("a", b.contribution("full", (wrong, examples), seq=count))[0]
+        assert receipt.status == "refused"
+        assert why in receipt.reason
+
+
+def test_an_update_without_statistics_counts_as_ever(bench, task, sends):
+    """A browser's, or a site's: they send none yet."""
+    b = bench(task)
+    b.join("a", "b")
+    content, examples = sends(b, "a")
+    plain = class_statistics.parted(content)[0], examples
+    assert b.contribute("a", b.contribution("full", plain))[0].status == "accepted"
+    b.wait(20.0)
+    assert b.store.served(1)
+    why = "no device has sent second moments of enough samples yet"
+    assert b.store.closed()[0].note == f"the trained head is served: {why}"
+
+
+def test_a_restarted_aggregator_goes_on_to_the_bit(bench, task, sends):
+    def played(restarts):
+        b = bench(task)
+        b.join(*HALVES)
+        for number in (1, 2):
+            for device in HALVES:
+                message = b.contribution("full", sends(b, device, number=number), number=number)
+                assert b.contribute(device, message)[0].status == "accepted"
+                if restarts and (number, device) != (2, "b"):
+                    b = b.restart()
+                    b.join(*HALVES)
+                    b.wait(SETTLE_S + 0.1)
+        models = b.store.models
+        return models.get(b.store.served(2)), models.get(b.store.carried(3).memory[closed_form.MEMORY])
+
+    assert played(restarts=True) == played(restarts=False)
+
+
+def test_where_the_trained_head_is_better_it_is_served_and_the_log_says_so(
+    bench, make_task, sends, digits_in, tmp_path, caplog
+):
+    """Judged on the digits that are in no half, by a head whose statistics are of other labels."""
+    caplog.set_level(logging.INFO)
+    data = str(digits_in(tmp_path / "test.npz", slice(240, 400)))
+    b = bench(make_task(FULL, head="closed-form", rounds=1, eval_data=data))
+    b.join("a")
+    content, examples = sends(b, "a")
+    turned = {**content, COUNTS: content[COUNTS].copy()}
+    for name in (class_statistics.MEANS, class_statistics.SCALES):
+        turned[name] = np.roll(content[name], 1, axis=0)
+    turned[COUNTS] = np.roll(content[COUNTS], 1)
+    assert b.contribute("a", b.contribution("full", (turned, examples)))[0].status == "accepted"
+    record = b.store.closed()[0].record
+    assert record.eval_acc == record.base_eval_acc
+    assert "with the trained one, which is served" in caplog.text
+    assert b.store.models.get(b.store.served(1)) == encode(b.service._rounds.weights(2))
+
+
+def test_a_bundle_that_can_have_no_such_head_is_served_as_trained_and_the_log_says_why(
+    task, manifest, caplog
+):
+    without = msgspec.structs.replace(manifest, head=msgspec.structs.replace(manifest.head, bias=None))
+    assert with_possible_head(task, manifest) is task
+    assert with_possible_head(task, without).head == "trained"
+    assert all(kind.strategy.statistics is None for kind in with_possible_head(task, without).kinds)
+    assert "is served with its trained head: its head has no bias" in caplog.text
+
+
+def test_every_kind_of_a_task_with_the_head_sends_statistics_as_the_task_says():
+    settings = {"bundle": "b", "head": "closed-form", "statistics": {"numbers": "int8", "every": 3}}
+    task = msgspec.convert(settings, Task)
+    assert {kind.strategy.statistics for kind in task.kinds} == {task.statistics}
+    assert decode(task.json()).json() == task.json()
+    with pytest.raises(TaskError, match='robust "median", which compares no class statistics'):
+        msgspec.structs.replace(task, robust="median")
+    off = msgspec.structs.replace(task, head="trained")
+    assert all(kind.strategy.statistics is None for kind in off.kinds)
+    assert off.offer_kinds(1) == Task(bundle="b").offer_kinds(1)

@@ -1,0 +1,227 @@
+"""What a device sends of its classes beside an update, and what of that is believed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from models import tensors
+from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from strategies import class_statistics, registry
+from strategies.class_statistics import COUNTS, MEANS, MOMENTS, SCALES, SPREAD, Statistics
+from strategies.kind import ClassStatistics
+from strategies.workload import workload
+
+PROFILE = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 2))
+SHORT = {
+    "full": {"epochs": 1},
+    "entropy-subset": {"epochs": 1, "shares": [0.5]},
+    "peft": {"epochs": 1, "tunable": "head"},
+    "few-shot": {"epochs": 1},
+    "zeroth-order": {},
+}
+
+
+def kind(name, **statistics):
+    return class_statistics.asking(registry.make(name, SHORT.get(name)), ClassStatistics(**statistics))
+
+
+@pytest.fixture
+def sent(model, digits, run):
+    """The class statistics of a full update of all digits."""
+    made = class_statistics.train(kind("full"), model, digits, run())
+    return dict(class_statistics.parted(made.tensors)[1])
+
+
+def exact(features, y, smallest=1):
+    return class_statistics.of(features.astype(np.float32), y, 10, smallest)
+
+
+@pytest.mark.parametrize("partition", ["one device", "unequal", "by class", "single sample"])
+def test_statistics_add_up_to_those_of_all_samples_for_any_partition(model, digits, partitions, partition):
+    features = model.features(digits.x)
+    total = Statistics.none(10, features.shape[1])
+    for data in partitions[partition]:
+        total = total.add(exact(model.features(data.x), data.y))
+    np.testing.assert_array_equal(total.sums.counts, np.bincount(digits.y))
+    np.testing.assert_allclose(total.sums.sums[4], features[digits.y == 4].sum(axis=0), rtol=1e-4)
+    f = features.astype(np.float64)
+    np.testing.assert_allclose(total.moments, f.T @ f, rtol=1e-3, atol=1e-3 * np.abs(f.T @ f).max())
+
+
+@pytest.mark.parametrize(("numbers", "step"), [("float16", 2.0**-11), ("int8", 1 / 254)])
+def test_what_is_read_is_what_was_written_to_rounding(model, digits, numbers, step):
+    known = exact(model.features(digits.x), digits.y, smallest=20)
+    read = class_statistics.decode(class_statistics.encode(known, numbers, True))
+    np.testing.assert_array_equal(read.sums.counts, known.sums.counts)
+    assert 0 < np.count_nonzero(known.sums.counts) <= 10
+    for label in known.sums.present:
+        row = known.sums.sums[label]
+        assert np.abs(read.sums.sums[label] - row).max() <= 1.01 * step * np.abs(row).max()
+    np.testing.assert_allclose(
+        read.moments, known.moments, rtol=0, atol=2.0**-11 * 1.01 * np.abs(known.moments).max()
+    )
+    np.testing.assert_array_equal(read.moments, read.moments.T)
+
+
+def test_large_features_do_not_overflow(model, digits):
+    """A sum of squares of features of 3,000 is far above float16's 65,504."""
+    known = exact(1e3 * model.features(digits.x), digits.y)
+    sent = class_statistics.encode(known, "float16", True)
+    assert all(np.isfinite(value).all() for value in sent.values())
+    assert class_statistics.doubt(sent, 240, 1) == ""
+
+
+@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("numbers", ["float16", "int8"])
+def test_an_update_and_its_statistics_are_as_expected_believed_and_as_large_as_predicted(
+    model, digits, run, name, numbers
+):
+    strategy = kind(name, numbers=numbers)
+    made = class_statistics.train(strategy, model, digits, run())
+    tensors.check(made.tensors, class_statistics.expected(strategy, model.manifest))
+    update, found = class_statistics.parted(made.tensors)
+    assert update.keys() == strategy.train(model, digits, run()).tensors.keys()
+    assert class_statistics.doubt(found, made.num_examples, 2) == ""
+    assert (MOMENTS in found) == (name not in ("few-shot", "zeroth-order"))
+    cost = class_statistics.cost(strategy, workload(model.manifest, digits.class_counts(10)), PROFILE)
+    assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)) + 120, rel=0.1)
+
+
+def test_the_forward_pass_for_statistics_is_part_of_the_prediction(model, digits):
+    load = workload(model.manifest, digits.class_counts(10))
+    strategy = kind("full")
+    own, with_them = strategy.cost(load, PROFILE), class_statistics.cost(strategy, load, PROFILE)
+    forward = model.manifest.graphs["forward"].flops
+    moments = 2 * model.manifest.head.features**2
+    assert with_them.flops - own.flops == pytest.approx(len(digits) * (forward + moments))
+    assert with_them.energy_j > own.energy_j
+    assert with_them.peak_memory_bytes > own.peak_memory_bytes
+    assert with_them.bytes_down == own.bytes_down
+
+
+def test_classes_of_few_samples_are_in_no_part_of_it(model, digits):
+    features = model.features(digits.x)
+    least = int(np.bincount(digits.y).max())
+    known = exact(features, digits.y, smallest=least)
+    present = np.flatnonzero(np.bincount(digits.y) >= least)
+    np.testing.assert_array_equal(known.sums.present, present)
+    f = features[np.isin(digits.y, present)].astype(np.float64)
+    np.testing.assert_allclose(known.moments, f.T @ f)
+    nothing = class_statistics.encode(exact(features, digits.y, 241), "int8", True)
+    assert [len(nothing[name]) for name in (MEANS, SCALES, MOMENTS, SPREAD)] == [0, 0, 0, 0]
+    assert class_statistics.doubt(nothing, 240, 2) == ""
+
+
+def test_a_device_that_trains_no_extractor_measures_no_more_samples_than_asked(model, digits, run):
+    made = class_statistics.train(kind("zeroth-order", samples=30), model, digits, run())
+    assert 20 < made.tensors[COUNTS].sum() <= 30
+    every = class_statistics.train(kind("zeroth-order", samples=0), model, digits, run())
+    np.testing.assert_array_equal(every.tensors[COUNTS], np.bincount(digits.y))
+
+
+def test_few_shot_training_has_all_features_and_needs_no_pass_of_its_own_for_them(model, digits, run):
+    passes, features = [], model.features
+    model.features = lambda x: passes.append(len(x)) or features(x)
+    made = class_statistics.train(kind("few-shot", samples=30), model, digits, run())
+    assert passes == [240]
+    np.testing.assert_array_equal(made.tensors[COUNTS], np.bincount(digits.y))
+    load = workload(model.manifest, digits.class_counts(10))
+    costs = class_statistics.cost(kind("few-shot"), load, PROFILE), kind("few-shot").cost(load, PROFILE)
+    assert costs[0].flops == costs[1].flops
+    assert costs[0].bytes_up > costs[1].bytes_up
+
+
+def test_of_a_part_of_the_samples_no_more_are_counted_than_were_trained_on(model, digits, run):
+    made = class_statistics.train(kind("entropy-subset"), model, digits, run())
+    assert made.num_examples == 120
+    assert 100 < made.tensors[COUNTS].sum() <= 120
+
+
+def test_private_updates_class_means_and_smaller_models_come_without(model, digits, run):
+    private = replace(kind("full"), dp=registry.make("full", {"dp": {}}).dp)
+    smaller = class_statistics.asking(
+        registry.make("width-slice", {"members": ["half"]}).variants()[0], ClassStatistics()
+    )
+    for strategy in (private, kind("class-means"), smaller):
+        assert class_statistics.wished(strategy) is None
+    made = class_statistics.train(kind("class-means"), model, digits, run())
+    assert made.tensors.keys() == {"sums", "counts"}
+
+
+def test_a_device_that_sends_scalars_sends_statistics_in_round_1_and_once_in_so_many():
+    kinds = (kind("full"), kind("zeroth-order", every=4))
+    for device in ("pi-1", "pi-2"):
+        asked = [class_statistics.asked(kinds, number, device) for number in range(1, 10)]
+        assert all(full.statistics is not None for full, _ in asked)
+        with_them = [scalars.statistics is not None for _, scalars in asked]
+        assert with_them[0]
+        assert sum(with_them[1:5]) == sum(with_them[5:9]) == 1
+    turns = {
+        tuple(class_statistics.asked(kinds, n, f"pi-{i}")[1].statistics is None for n in range(2, 6))
+        for i in range(20)
+    }
+    assert len(turns) == 4
+
+
+def test_an_offer_without_statistics_says_nothing_of_them():
+    for name in registry.KINDS:
+        made = registry.make(name)
+        assert b"statistics" not in bytes(registry.write(made).settings)
+        assert registry.read(registry.write(made)) == made
+    asked = kind("few-shot", numbers="int8")
+    assert registry.read(registry.write(asked)) == asked
+
+
+def negative(sent):
+    sent[COUNTS][3] = -sent[COUNTS][3]
+
+
+def single(sent):
+    sent[COUNTS][3] = 1
+
+
+def too_many(sent):
+    sent[COUNTS][3] += 1
+
+
+def a_row_more(sent):
+    sent[COUNTS][3] = 0
+
+
+def far(sent):
+    sent[SCALES][2] = 1e6
+
+
+def squares_too_small(sent):
+    sent[SPREAD] *= np.float32(0.5)
+
+
+def impossible_product(sent):
+    width = sent[MEANS].shape[1]
+    places = {place: i for i, place in enumerate(zip(*np.triu_indices(width), strict=True))}
+    sent[MOMENTS][0, places[0, 1]] = -1.0
+    sent[MOMENTS][0, places[0, 0]] = sent[MOMENTS][0, places[1, 1]] = 0.5
+
+
+def no_moments(sent):
+    sent[MOMENTS], sent[SPREAD] = sent[MOMENTS][:0], sent[SPREAD][:0]
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (negative, "class 3 is counted -26 times, expected 0, or 2 or more"),
+        (single, "class 3 is counted 1 times, expected 0, or 2 or more"),
+        (too_many, "class counts sum to 241, num_examples is 240"),
+        (a_row_more, "10 class means with 10 scales, 9 classes are counted"),
+        (far, "the mean of class 2 is"),
+        (squares_too_small, "the mean square of feature"),
+        (impossible_product, "the moment of features 0 and 1 is"),
+        (no_moments, "second moments in 0 rows, of 10 classes"),
+    ],
+)
+def test_statistics_that_no_samples_can_have_are_refused_with_the_reason(sent, lie, why):
+    assert class_statistics.doubt(sent, 240, 2) == ""
+    lie(sent)
+    assert class_statistics.doubt(sent, 240, 2).startswith(why)

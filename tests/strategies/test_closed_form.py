@@ -1,0 +1,179 @@
+"""The head that a round serves in closed form, and the pool of class statistics that it is made of."""
+
+import numpy as np
+import pytest
+
+from models.tensors import decode, encode
+from strategies import class_statistics, closed_form, registry
+from strategies.class_statistics import Statistics
+from strategies.closed_form import Pool
+from strategies.device_half import Contribution, LocalData
+from strategies.folding import Folding
+from strategies.kind import ClassStatistics
+
+
+def statistics(features, y, labels):
+    return class_statistics.of(features.astype(np.float32), y, labels, 1)
+
+
+@pytest.fixture
+def clouds():
+    """Three normal clouds of one covariance in five dimensions, 40, 80 and 200 samples."""
+    rng = np.random.default_rng(3)
+    means, root = 2 * rng.normal(size=(3, 5)), rng.normal(size=(5, 5))
+    y = np.repeat([0, 1, 2], [40, 80, 200])
+    return (means[y] + rng.normal(size=(320, 5)) @ root).astype(np.float32), y
+
+
+def test_the_head_is_that_of_a_plain_linear_discriminant_analysis(clouds):
+    x, y = clouds
+    weights, bias = closed_form.head(statistics(x, y, 3))
+    f = x.astype(np.float64)
+    within = sum((y == c).sum() * np.cov(f[y == c].T, bias=True) for c in range(3)) / (320 - 3)
+    shrunk = 0.9 * within + 0.1 * np.trace(within) / 5 * np.eye(5)
+    inverse = np.linalg.inv(shrunk)
+    for c in range(3):
+        mean, count = f[y == c].mean(axis=0), (y == c).sum()
+        np.testing.assert_allclose(weights[c], inverse @ mean, rtol=1e-8)
+        few = np.trace(inverse @ within) / (2 * count)
+        expected = -mean @ inverse @ mean / 2 + np.log(count / 320) + few
+        assert bias[c] == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_class_that_nobody_sent_is_never_served(clouds):
+    x, y = clouds
+    weights, bias = closed_form.head(statistics(x[y != 1], y[y != 1], 3))
+    assert not weights[1].any()
+    assert bias[1] == -30
+    assert set((x @ weights.T + bias).argmax(axis=1)) == {0, 2}
+
+
+def test_a_class_of_which_only_means_are_known_has_the_covariance_of_the_others(clouds):
+    x, y = clouds
+    others = statistics(x[y != 1], y[y != 1], 3)
+    means = statistics(x[y == 1], y[y == 1], 3)
+    only_means = Statistics(means.sums, *(Statistics.none(3, 5).moment_sums, np.zeros((5, 5))))
+    weights, bias = closed_form.head(others.add(only_means))
+    guess = (x @ weights.T + bias).argmax(axis=1)
+    assert (guess[y == 1] == 1).mean() > 0.8
+
+
+def test_without_second_moments_there_is_no_head(clouds):
+    x, y = clouds
+    with pytest.raises(ValueError, match="no device has sent second moments"):
+        closed_form.head(Statistics(statistics(x, y, 3).sums, Statistics.none(3, 5).sums, np.zeros((5, 5))))
+
+
+def test_the_pool_decays_and_the_extractor_is_a_mean_with_its_weights(manifest_of_two):
+    """By hand, for d = 2: round 1 has nbar = 2, gamma = 1 - 2/40 = 0.95; round 2 nbar = (2 + 18)/2 = 10,
+    gamma = 1 - 10/40 = 0.75, so w = 0.75 * 2 + 18 and E = (1.5 * 1 + 18 * 3) / 19.5.
+    """
+    first = statistics(np.ones((2, 2)), np.zeros(2, np.int64), 2)
+    second = statistics(np.full((18, 2), 2.0), np.ones(18, np.int64), 2)
+    base = [{"low": np.full(3, v, np.float32), "index": np.arange(2), "w": 0, "b": 0} for v in (1.0, 3.0)]
+    base = [{name: np.asarray(value) for name, value in one.items()} for one in base]
+    pool = Pool.of({}, manifest_of_two).after(first, base[0], manifest_of_two)
+    assert (pool.weight, pool.samples, pool.rounds) == (2, 2, 1)
+    pool = pool.after(second, base[1], manifest_of_two)
+    assert (pool.weight, pool.samples, pool.rounds) == (19.5, 10, 2)
+    np.testing.assert_array_equal(pool.statistics.sums.counts, [1.5, 18])
+    np.testing.assert_array_equal(pool.statistics.sums.sums, [[1.5, 1.5], [36, 36]])
+    np.testing.assert_array_equal(pool.statistics.moments, np.full((2, 2), 0.75 * 2 + 18 * 4))
+    np.testing.assert_array_equal(pool.extractor["low"], np.full(3, 55.5 / 19.5))
+    assert pool.extractor.keys() == {"low"}
+    assert pool.after(Statistics.none(2, 2), base[0], manifest_of_two) is pool
+
+
+@pytest.fixture
+def manifest_of_two():
+    from types import SimpleNamespace
+
+    return SimpleNamespace(labels=("a", "b"), head=SimpleNamespace(weight="w", bias="b", features=2))
+
+
+def pooled(model, parts, names, run, round_model, memory=None):
+    """A round of these kinds, one device each, merged."""
+    kinds = {n: class_statistics.asking(registry.make(n, QUICK.get(n)), ClassStatistics()) for n in QUICK}
+    carried = memory or closed_form_nothing()
+    folding = Folding(kinds, round_model, carried)
+    for i, (name, data) in enumerate(zip(names, parts, strict=True)):
+        made = class_statistics.train(kinds[name], model, data, run(f"pi-{i}"))
+        folding.add(folding.pool(made), made.num_examples)
+    return folding.merged()
+
+
+QUICK = {
+    "full": {"epochs": 1, "lr": 0.05, "batch": 16},
+    "few-shot": {"epochs": 1, "join_base": True},
+    "class-means": {"head": "trained"},
+}
+
+
+def closed_form_nothing():
+    from strategies.aggregator_half import Carried
+
+    return Carried()
+
+
+def halves(digits):
+    """All digits but 8 and 9, those of 8, those of 9."""
+    return [LocalData(digits.x[w], digits.y[w]) for w in (digits.y < 8, digits.y == 8, digits.y == 9)]
+
+
+def test_a_class_that_only_sends_means_is_recognised_by_the_served_model(model, digits, run, round_model):
+    rest, eights, nines = halves(digits)
+    both = LocalData(np.concatenate([eights.x, rest.x[:20]]), np.concatenate([eights.y, rest.y[:20]]))
+    merged, odd = pooled(model, [rest, both, nines], list(QUICK), run, round_model)
+    assert odd == ""
+    model.load(merged.served)
+    guess = model.logits(digits.x).argmax(axis=1)
+    for label in (8, 9):
+        assert (guess[digits.y == label] == label).mean() > 0.7
+    assert not np.array_equal(merged.base["head.weight"], merged.served["head.weight"])
+    extractor = [name for name in merged.served if not name.startswith("head.")]
+    assert all(np.array_equal(merged.served[name], round_model.weights[name]) for name in extractor)
+
+
+def test_the_next_base_is_what_it_would_be_without(model, digits, run, round_model):
+    parts, names = halves(digits)[:1], ["full"]
+    kind = registry.make("full", QUICK["full"])
+    plain = Folding({"full": kind}, round_model)
+    plain.add(kind.train(model, parts[0], run("pi-0")), len(parts[0]))
+    merged, _ = pooled(model, parts, names, run, round_model)
+    assert encode(merged.base) == encode(plain.merged()[0].base)
+
+
+def test_without_second_moments_the_round_serves_what_it_did_and_says_why(model, digits, run, round_model):
+    merged, odd = pooled(model, halves(digits)[2:], ["class-means"], run, round_model)
+    assert merged.served is merged.base
+    assert odd == "the trained head is served: no device has sent second moments of enough samples yet"
+
+
+def test_a_pool_that_was_kept_goes_on_to_the_bit(model, digits, run, round_model):
+    """What a restarted aggregator reads from disk is what it had in memory."""
+    parts, names = halves(digits)[:1], ["full"]
+    first, _ = pooled(model, parts, names, run, round_model)
+    memory = first.carried.memory[closed_form.MEMORY]
+    read = type(first.carried)(memory={closed_form.MEMORY: decode(encode(memory))})
+    second = [pooled(model, parts, names, run, round_model, one)[0] for one in (first.carried, read)]
+    assert encode(second[0].served) == encode(second[1].served)
+    assert encode(second[0].carried.memory[closed_form.MEMORY]) == encode(
+        second[1].carried.memory[closed_form.MEMORY]
+    )
+    assert Pool.of(memory, round_model.manifest).rounds == 1
+
+
+def test_statistics_are_of_features_without_their_scale(exported):
+    """Where a bundle has such a tensor, W undoes it: what is served says the same whatever the scale is."""
+    x = np.random.default_rng(0).normal(size=(60, 4)) + np.repeat(np.eye(3, 4) * 5, 20, axis=0)
+    y = np.repeat([0, 1, 2], 20)
+    known = statistics(x, y, 3)
+    weights, _ = closed_form.head(known)
+    scale = np.array([1.0, 2.0, 4.0, 0.5])
+    scaled = statistics(x * scale, y, 3).times(1 / scale)
+    np.testing.assert_allclose(closed_form.head(scaled)[0], weights, rtol=1e-3)
+
+
+def test_a_contribution_without_statistics_is_left_as_it_is(round_model):
+    plain = Contribution("full", {"w": np.ones(2)}, 3, 0.5)
+    assert closed_form.Round(round_model.manifest, round_model.weights).take(plain) is plain
