@@ -84,7 +84,8 @@ def choose(
 ) -> Plan:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
 
-    Of a kind with several forms, the richest that fits. `loads` has what the task takes with each model that
+    Of a kind with several forms, the richest that fits. Class statistics are left out where nothing fits with
+    them. `loads` has what the task takes with each model that
     can be had here, by member; the main one's is judged for the straggler, where it is among them. `barred`
     says why a form must not be trained here at all; empty when it may be. `elsewhere`: of models that
     were not fetched, to say why they were not.
@@ -93,6 +94,9 @@ def choose(
     forms = [form for kind in kinds for form in kind.variants()]
     candidates = tuple(_candidate(profile, form, (loads, elsewhere), usable_s, barred) for form in forms)
     chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
+    if chosen is None and any(kind.statistics is not None for kind in kinds):
+        plain = tuple(class_statistics.asking(kind, None) for kind in kinds)
+        return choose(profile, plain, loads, remaining_s, barred, elsewhere)
     return Plan(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
 
 

@@ -227,7 +227,8 @@ def _timing(chosen: Candidate, seconds: float) -> tuple[Timing, ...]:
 def cheaper(kinds: Sequence[AnyStrategy], failed: Candidate) -> tuple[AnyStrategy, ...]:
     """The forms after the failed one, in the same order of preference."""
     forms = [form for kind in kinds for form in kind.variants()]
-    return tuple(forms[forms.index(failed.strategy) + 1 :])
+    labels = [Candidate(form, None, ()).label for form in forms]
+    return tuple(forms[labels.index(Candidate(failed.strategy, None, ()).label) + 1 :])
 
 
 def corrected(profile: DeviceProfile, outcome: Outcome, rate: float = 0.3) -> Mapping[str, float]:

@@ -1,0 +1,81 @@
+"""A fleet whose stragglers hold classes of their own, with and without a head in closed form."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simulation import scenario
+from simulation.clients import Clients
+from simulation.run import prepare, simulate
+
+FLEET = {
+    "name": "two speeds",
+    "groups": {
+        "fast": {"profile": "phone-high", "share": 0.4},
+        "slow": {"profile": "phone-high", "share": 0.4, "speed": {"factor": 0.1}},
+        "far": {"profile": "phone-high", "share": 0.2, "link": {"up_bytes_per_s": 95}},
+    },
+}
+KINDS = [
+    {"name": "full", "settings": {"epochs": 2, "lr": 0.05, "batch": 16}},
+    {"name": "class-means", "settings": {"head": "trained"}},
+    {"name": "zeroth-order"},
+]
+ONLY = {"slow": 8, "far": 9}
+
+
+class Notes:
+    def __init__(self):
+        self.kinds, self.lines = {}, []
+
+    def asked(self, ask):
+        self.kinds.setdefault(ask.group, set()).add(ask.kind)
+
+    def trained(self, job, made):
+        pass
+
+    def closed(self, line):
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module")
+def play():
+    """A run of four rounds with this task: what its devices sent, its lines, and the served model."""
+
+    def played(**task):
+        table = {
+            "fleet": FLEET,
+            "devices": 20,
+            "slow": 3000.0,
+            "data": {"source": "digits", "partition": "iid"},
+            "task": {"rounds": 4, "round_deadline_s": 30.0, "start": "random", "kinds": KINDS, **task},
+        }
+        prepared = prepare(scenario.load("uniform", table), seed=1)
+        clients, fleet = prepared.world.clients, prepared.scenario.fleet.draw(20, 1)
+        groups = [fleet.group(device) for device in range(20)]
+        parts: list[list[int]] = [[] for _ in groups]
+        for label in range(10):
+            holders = [i for i, group in enumerate(groups) if label < 8 or ONLY.get(group) == label]
+            dealt = np.array_split(np.flatnonzero(clients.y == label), len(holders))
+            for device, some in zip(holders, dealt, strict=True):
+                parts[device] += some.tolist()
+        own = Clients.of(clients.x, clients.y, [np.array(part) for part in parts])
+        notes = Notes()
+        served = simulate(replace(prepared, world=replace(prepared.world, clients=own)), watch=notes)
+        return notes, served
+
+    return played
+
+
+def test_the_classes_of_stragglers_are_recognised_with_the_head_in_closed_form_alone(play):
+    without, _ = play()
+    with_it, served = play(head="closed-form", statistics={"numbers": "int8"})
+    for notes in (without, with_it):
+        assert notes.kinds == {"fast": {"full"}, "slow": {"class-means"}, "far": {"zeroth-order"}}
+    trained, closed = without.lines[-1], with_it.lines[-1]
+    assert max(trained.eval_acc_by_class[8:]) < 0.2
+    assert min(closed.eval_acc_by_class[8:]) > 0.5
+    assert closed.eval_acc > closed.base_eval_acc
+    again = play(head="closed-form", statistics={"numbers": "int8"})[1]
+    assert all(np.array_equal(served[name], again[name]) for name in served)
