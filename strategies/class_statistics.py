@@ -100,8 +100,9 @@ def wished(strategy: AnyStrategy) -> ClassStatistics | None:
     """What goes beside an update of this form. None under differential privacy, from a smaller model, whose
     features are others, and beside class means, which are the same.
     """
-    private = strategy.member or settings_of(strategy) is not None
-    return None if private or isinstance(strategy, ClassMeans) else strategy.statistics
+    if strategy.statistics is None or strategy.member or isinstance(strategy, ClassMeans):
+        return None
+    return strategy.statistics if settings_of(strategy) is None else None
 
 
 def asked(kinds: tuple[AnyStrategy, ...], number: int, device: str) -> tuple[AnyStrategy, ...]:

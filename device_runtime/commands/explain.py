@@ -45,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--codec", default="", metavar="WORD", help="Send updates by this codec, such as delta+int8+deflate."
     )
+    parser.add_argument(
+        "--statistics",
+        action="store_true",
+        help='Send class statistics beside updates, as a task with head = "closed-form" asks.',
+    )
     parser.add_argument("--state", type=Path, help="Tell the rules of the device in this folder, too.")
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
@@ -62,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
     from device_runtime.choose import MAIN, choose
     from device_runtime.examining_rules import rules
     from models.bundle import Bundle, find
-    from strategies import registry
+    from strategies import class_statistics, registry
+    from strategies.kind import ClassStatistics
 
     from . import profile as profile_command
 
@@ -71,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
     load = _workload(options, bundle)
     names = options.kinds.split(",") if options.kinds else list(registry.USUAL)
     kinds = [registry.make(name, registry.coding(name, options.codec)) for name in names]
+    if options.statistics:
+        kinds = [class_statistics.asking(kind, ClassStatistics()) for kind in kinds]
     policy = owner.kept(options.state) if options.state else None
     barred = policy.allowed.bars if policy else lambda _: ""
     plan = choose(profile, kinds, {MAIN: load}, options.deadline, barred)

@@ -10,7 +10,11 @@ from broker.link import Connected, Received
 from broker.messages import Hello
 from device_runtime.agent import Agent
 from device_runtime.task import Settings
+from models import tensors
 from profiles import Speed
+from strategies import closed_form
+from strategies.class_statistics import COUNTS, MEANS
+from strategies.kind import ClassStatistics
 
 BRIEF = KindSettings(name="few-shot", settings={"epochs": 2})
 
@@ -133,3 +137,15 @@ def test_agents_that_are_not_asked_get_ready_and_do_not_work(hall):
     assert [c.record.participants for c in h.bench.heard(RoundClosed)] == [1] * 3
     hellos = [messages.decode(p, Hello).num_examples for t, p in h.said if t.endswith("hello")]
     assert sorted(hellos) == [0, 0, 0, 20, 20, 20]
+
+
+def test_agents_send_class_statistics_where_the_task_asks_for_them(hall):
+    h = hall("ab", rounds=2, head="closed-form", statistics=ClassStatistics(numbers="int8"))
+    h.settle(*"ab")
+    assert h.bench.offer.done
+    sent = [tensors.decode(message.body) for name in "ab" for message in h.sent(name)]
+    assert len(sent) == 4
+    assert all(body[COUNTS].sum() > 10 and body[MEANS].dtype == np.int8 for body in sent)
+    memory = h.bench.store.carried(3).memory[closed_form.MEMORY]
+    pool = tensors.decode(h.bench.store.models.get(memory))
+    np.testing.assert_array_equal(pool["counts"] > 0, sum(body[COUNTS] for body in sent) > 0)

@@ -152,3 +152,8 @@ test("work that would end late is given up as soon as that is seen", async () =>
   );
   await pace(run(10, 5), { began: 0, done: 1 });
 });
+
+test("a kind that is asked for class statistics is done without: a browser sends none", () => {
+  const statistics = { numbers: "float16", smallest_count: 2, samples: 40, every: 10 };
+  assert.deepEqual(make("full", { epochs: 2, statistics }).settings, make("full", { epochs: 2 }).settings);
+});
