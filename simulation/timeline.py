@@ -118,7 +118,8 @@ def timeline(profile: DeviceProfile, loads: Loads, asked: Asked) -> Timeline:
     chosen, bytes_up, upload_s = outcome.plan.chosen, 0, 0.0
     if chosen is not None and chosen.cost is not None:
         first, strategy = chosen.cost.bytes_up, chosen.strategy
-        bytes_up = strategy.again(first) if strategy == asked.like else first
+        alike = strategy == asked.like and strategy.statistics is None
+        bytes_up = strategy.again(first) if alike else first
         upload_s = asked.latency_s + bytes_up / (profile.bandwidth.up * luck.uplink)
     whole = busy = Busy(download_s, outcome.train_time_s, upload_s)
     share = min(1.0 if isnan(luck.crash) else luck.crash, _powered(whole, power, asked))

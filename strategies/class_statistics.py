@@ -110,14 +110,11 @@ def asked(kinds: tuple[AnyStrategy, ...], number: int, device: str) -> tuple[Any
     all but round 1 and one in `every` rounds, which is another for another device.
     """
     turn = number + zlib.crc32(device.encode())
-    return kinds if number == 1 else _taking_turns(kinds, turn)
-
-
-def _taking_turns(kinds: tuple[AnyStrategy, ...], turn: int) -> tuple[AnyStrategy, ...]:
-    late = [
-        bool(kind.scalars and kind.statistics is not None and turn % kind.statistics.every) for kind in kinds
-    ]
-    return _without(kinds, tuple(late)) if any(late) else kinds
+    late = tuple(
+        kind.scalars > 0 and kind.statistics is not None and turn % kind.statistics.every > 0
+        for kind in kinds
+    )
+    return _without(kinds, late) if number > 1 and any(late) else kinds
 
 
 @lru_cache(maxsize=64)

@@ -20,10 +20,13 @@ from models.errors import BundleError, EngineError, ModelError
 from models.tensors import TensorError
 from simulation.clients import Clients
 from simulation.errors import ExecutorError
+from simulation.executors.batched import Batched
 from simulation.executors.job import Failed, Job
 from simulation.executors.plain import Plain
 from simulation.executors.processes import Processes
+from strategies import class_statistics
 from strategies.full import Full
+from strategies.kind import ClassStatistics
 from strategies.tensor_update import FEW_SHOT
 from strategies.zeroth_order import ZerothOrder
 
@@ -84,6 +87,16 @@ def gone(pid: int) -> bool:
 def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases, every_kind, plainly):
     assert executor.name == "processes (2)"
     assert same(executor.run(bases, every_kind)) == plainly
+
+
+def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
+    asked = [job for kind in ("full", "few-shot", "zeroth-order") for job in jobs_of(kind)]
+    statistics = ClassStatistics(numbers="int8")
+    jobs = [replace(job, strategy=class_statistics.asking(job.strategy, statistics)) for job in asked]
+    plainly = same(Plain(world).run(bases, jobs))
+    assert same(executor.run(bases, jobs)) == plainly
+    assert same(Batched(world, Plain(world)).run(bases, jobs)) == plainly
+    assert all(class_statistics.MEANS in names for _, names, *_ in plainly)
 
 
 def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors_bit_for_bit(
