@@ -56,7 +56,7 @@ class ClassStatistics:
             at_least=1,
             at_most=MOST,
         ),
-    ] = 10
+    ] = 5
 
     def __post_init__(self) -> None:
         ranges.check(self)

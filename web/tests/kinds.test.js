@@ -154,6 +154,6 @@ test("work that would end late is given up as soon as that is seen", async () =>
 });
 
 test("a kind that is asked for class statistics is done without: a browser sends none", () => {
-  const statistics = { numbers: "float16", smallest_count: 2, samples: 40, every: 10 };
+  const statistics = { numbers: "float16", smallest_count: 2, samples: 40, every: 5 };
   assert.deepEqual(make("full", { epochs: 2, statistics }).settings, make("full", { epochs: 2 }).settings);
 });
