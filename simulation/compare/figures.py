@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from math import isnan, nan
 from statistics import mean, stdev
 
-from simulation.metrics.curves import Curve, accuracy
+from simulation import policies
+from simulation.metrics.curves import Axis, Curve, accuracy, spent
 from simulation.metrics.efficiency import analytic_bytes, learning_efficiency
 from simulation.metrics.participation import participation
 from simulation.metrics.probes import ProbeLine
@@ -40,11 +41,22 @@ class Ran:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all runs are compared at: a virtual time, a target accuracy (nan: none), how many devices."""
+    """What all runs are compared at: a target accuracy (nan: none), how many devices, a point of each axis.
+
+    A point is the least that all runs reached: virtual seconds, rounds, joule, bytes up and down. Energy and
+    bytes of `centralised` do not count: no fleet spent them.
+    """
 
     at_s: float
     target: float
     devices: int
+    rounds: int = 0
+    energy_j: float = 0.0
+    bytes: float = 0.0
+
+    def point(self, axis: Axis) -> float:
+        """Where on this axis."""
+        return {"rounds": self.rounds, "time": self.at_s, "energy": self.energy_j, "bytes": self.bytes}[axis]
 
 
 @dataclass(frozen=True)
@@ -89,11 +101,20 @@ Summary = Mapping[str, Spread]
 
 def terms(runs: Sequence[Ran], devices: int, target: float | None) -> Terms:
     """Equal time is the earliest end of all runs; the target is by `_reachable` where None is given."""
+    fleets = [run for run in runs if not run.name.policy.endswith(policies.CENTRALISED)] or runs
     return Terms(
         at_s=min((run.ends_s for run in runs), default=0.0),
         target=_reachable(runs) if target is None else target,
         devices=devices,
+        rounds=int(_least(runs, "rounds")),
+        energy_j=_least(fleets, "energy"),
+        bytes=_least(fleets, "bytes"),
     )
+
+
+def _least(runs: Sequence[Ran], axis: Axis) -> float:
+    """Of what each run spent in all."""
+    return min((float(spent(run.rounds, axis)[-1]) for run in runs if run.rounds), default=0.0)
 
 
 def _reachable(runs: Sequence[Ran]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -102,6 +103,19 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if (total := sum(shares.values())) > 1 + SHARES_OFF:
             given = ", ".join(f"{name} {share:g}" for name, share in shares.items())
             raise ValueError(f"shares of groups are {given}: {total:g} in all, expected 1 at most")
+
+    def held_alone(self, fleet: Sequence[str], classes: int) -> dict[str, tuple[int, ...]]:
+        """The classes of which one group of the `fleet` has every sample, by group; none if none is named."""
+        alone: dict[str, tuple[int, ...]] = {}
+        if len(fleet) < 2 or not any(group.classes for group in self.groups.values()):
+            return alone
+        left = 1 - sum(group.share or 0.0 for group in self.groups.values()) > SHARES_OFF
+        rest = [name for name in fleet if (self.groups[name].share if name in self.groups else left)]
+        for number in range(classes):
+            named = [name for name, group in self.groups.items() if number in group.classes]
+            if len(holders := named or rest) == 1:
+                alone[holders[0]] = (*alone.get(holders[0], ()), number)
+        return alone
 
     @property
     def by_speaker(self) -> bool:

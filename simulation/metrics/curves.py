@@ -1,10 +1,10 @@
-"""Accuracy as a step function of virtual time, bytes or energy: a model is served until the next is."""
+"""Accuracy as a step function of rounds, time, energy or bytes: a model is served until the next is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isnan, nan
+from math import nan
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simulation.records import RoundLine
 
-Axis = Literal["time", "bytes", "energy"]
+Axis = Literal["rounds", "time", "energy", "bytes"]
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,25 @@ class Curve:
         return np.where(inside, self.value[np.maximum(known, 1) - 1] if self.value.size else nan, nan)
 
 
-def accuracy(rounds: Sequence[RoundLine], axis: Axis = "time") -> Curve:
-    """Of the served model, at the end of each round that was evaluated.
-
-    `axis`: virtual seconds; bytes up and down since the run began; or joule.
-    """
-    spent = np.cumsum([_cost(line, axis) for line in rounds]) if axis != "time" else None
-    at, value = [], []
-    for number, line in enumerate(rounds):
-        if not isnan(line.eval_acc):
-            at.append(line.closed_s if spent is None else float(spent[number]))
-            value.append(line.eval_acc)
-    return Curve(np.array(at, np.float64), np.array(value, np.float64))
+def served(line: RoundLine) -> float:
+    """The share of all test samples that the served model recognises; nan where it was not evaluated."""
+    return line.eval_acc
 
 
-def _cost(line: RoundLine, axis: Axis) -> float:
-    return line.energy_j if axis == "energy" else float(line.bytes_up + line.bytes_down)
+def accuracy(
+    rounds: Sequence[RoundLine], axis: Axis = "time", value: Callable[[RoundLine], float] = served
+) -> Curve:
+    """Of the served model, at the end of each round where `value` is known: over what was spent on `axis`."""
+    values = np.array([value(line) for line in rounds], np.float64)
+    known = ~np.isnan(values)
+    return Curve(spent(rounds, axis)[known], values[known])
+
+
+def spent(rounds: Sequence[RoundLine], axis: Axis) -> NDArray[np.float64]:
+    """At the end of each round, (rounds,): its number; virtual seconds; joule; or bytes up and down."""
+    if axis == "rounds":
+        return np.array([line.round for line in rounds], np.float64)
+    if axis == "time":
+        return np.array([line.closed_s for line in rounds], np.float64)
+    costs = [line.energy_j if axis == "energy" else line.bytes_up + line.bytes_down for line in rounds]
+    return np.cumsum(np.array(costs, np.float64))

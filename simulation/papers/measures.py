@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isnan, nan
 
+from simulation.compare.equal import LATEST
 from simulation.compare.figures import Ran, Terms, figures
 from simulation.compare.wording import BYTES, JOULE, TIMES, Units
 from simulation.metrics.curves import Axis, accuracy
@@ -37,10 +38,6 @@ class Measure:
 def _figure(name: str) -> Callable[[Among], float]:
     """A figure of the run alone, as reports have it; none of these depends on the terms."""
     return lambda among: float(getattr(figures(among.ran, Terms(nan, nan, 1)), name))
-
-
-LATEST = 5
-"""Evaluations over which an accuracy is averaged that would else hang on one round's draw of devices."""
 
 
 def _late_acc(among: Among) -> float:

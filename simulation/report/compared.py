@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from simulation.compare.equal import Equal, equal
 from simulation.compare.figures import Ran, Summary, Terms, summarise, terms
 from simulation.compare.plan import Plan
 from simulation.compare.reading import read_all
@@ -19,6 +20,7 @@ class Compared:
     runs: tuple[Ran, ...]
     terms: Terms
     summary: Mapping[str, Summary]
+    equal: Equal
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -48,4 +50,4 @@ def compared(plan: Plan) -> Compared:
     """Raises SimulationError when a run is not finished, or its files are damaged."""
     runs = tuple(read_all(plan))
     at = terms(runs, plan.scenario.devices, plan.comparison.target)
-    return Compared(plan, runs, at, summarise(runs, at))
+    return Compared(plan, runs, at, summarise(runs, at), equal(runs, at, plan.scenario))

@@ -12,7 +12,7 @@ import msgspec
 from simulation import policies
 from simulation.compare.wording import asking, lasting
 
-from . import canvas, table
+from . import canvas, equal_table, table
 from .compared import Compared, Picture
 
 
@@ -26,6 +26,7 @@ def page(compared: Compared, pictures: Sequence[Picture]) -> str:
         lead=_lead(compared),
         learnt=table.as_html(compared.summary, table.learnt(compared.terms)),
         spent=table.as_html(compared.summary, table.spent()),
+        equal=equal_table.html(compared.equal, compared.terms),
         note=_note(compared),
         figures="\n".join(_figure(picture) for picture in pictures),
         settings=_settings(compared),

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from simulation.compare.equal import Equal, equal
 from simulation.compare.figures import Ran, Summary, Terms, summarise, terms
 from simulation.compare.plan import Plan, comparison_in, scenario_in
 from simulation.compare.reading import read_all
 from simulation.compare.run_folder import Name
 from simulation.errors import ScenarioError
 
-from . import table
+from . import equal_table, table
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,15 @@ class SideBySide:
 
     terms: Terms
     summary: dict[str, Summary]
+    equal: Equal
     unfinished: tuple[str, ...]
 
     def text(self, wide: int | None = None) -> str:
-        lines = [table.text(self.summary, self.terms, wide)]
+        lines = [
+            table.text(self.summary, self.terms, wide),
+            "",
+            equal_table.text(self.equal, self.terms, wide),
+        ]
         lines += [f"not finished: {name}" for name in self.unfinished]
         return "\n".join(lines)
 
@@ -37,6 +43,7 @@ class SideBySide:
                 policy: {name: asdict(each) for name, each in figures.items()}
                 for policy, figures in self.summary.items()
             },
+            "equal": self.equal,
             "unfinished": self.unfinished,
         }
         return msgspec.json.format(msgspec.json.encode(whole)).decode()
@@ -55,10 +62,12 @@ def side_by_side(folders: Sequence[Path]) -> SideBySide:
         raise ScenarioError(f"nothing is finished in {', '.join(str(folder) for folder in folders)}")
     at = terms(every, 0, None)
     summary: dict[str, Summary] = {}
+    beside = Equal()
     for name, runs in ran.items():
         summary |= summarise(runs, replace(at, devices=plans[name].scenario.devices))
+        beside += equal(runs, at, plans[name].scenario)
     unfinished = tuple(f"{name}{policy}" for name, plan in whole.items() for policy in plan.without)
-    return SideBySide(at, summary, unfinished)
+    return SideBySide(at, summary, beside, unfinished)
 
 
 def _named(folder: Path, among: Sequence[Path]) -> str:

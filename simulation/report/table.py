@@ -11,6 +11,7 @@ from math import isnan
 
 from tabulate import tabulate
 
+from simulation.compare.equal import LESS
 from simulation.compare.figures import Spread, Summary, Terms
 from simulation.compare.wording import BYTES, DASH, JOULE, TIMES, Units, decimals, lasting, unit_for
 
@@ -19,8 +20,8 @@ from .palette import THEMED, stroke
 PERCENT: Units = (("%", 0.01),)
 PLAIN: Units = (("", 1.0),)
 PER_HOUR: Units = (("%/h", 0.01 / 3600),)
-NOTHING = 0.01
-"""Of the unit that a row has: what is less has a unit of its own."""
+POINTS: Units = (("points", 0.01),)
+"""Of percent; with a sign, as they are differences."""
 PASSES: Units = (("TF", 1e12), ("GF", 1e9), ("MF", 1e6), ("kF", 1e3), ("F", 1.0))
 
 
@@ -72,26 +73,30 @@ def spent() -> tuple[Measure, ...]:
 
 
 def text(summary: Mapping[str, Summary], at: Terms, wide: int | None = None) -> str:
-    """Measures down, policies across; mean ± standard deviation over the seeds.
-
-    In several tables of as many policies as fit in `wide` characters each, if they do not fit in one.
-    """
-    rows = []
+    """Measures down, policies across; mean ± standard deviation over the seeds."""
+    rows: list[Sequence[str]] = [("", *summary)]
     for measure in (*learnt(at), *spent()):
-        cells = (worded(summary[p][measure.field], _unit(measure, summary, p)) for p in summary)
-        rows.append((measure.title, *cells))
-    heads = ("", *summary)
-    for count in range(len(summary), 0, -1):
-        parts = [range(first, min(first + count, len(heads))) for first in range(1, len(heads), count)]
-        tables = [_table([[row[n] for n in (0, *part)] for row in (heads, *rows)]) for part in parts]
+        unit = _unit(measure, summary)
+        rows.append((measure.title, *(worded(each[measure.field], unit) for each in summary.values())))
+    return fitted(rows, wide)
+
+
+def fitted(rows: Sequence[Sequence[str]], wide: int | None = None, left: int = 1) -> str:
+    """A table whose first row is the head, and whose first `left` columns say what a row is.
+
+    In several tables of as many columns as fit in `wide` characters each, if they do not fit in one.
+    """
+    heads = rows[0]
+    for count in range(len(heads) - left, 0, -1):
+        parts = [range(first, min(first + count, len(heads))) for first in range(left, len(heads), count)]
+        tables = [_table([[row[n] for n in (*range(left), *part)] for row in rows], left) for part in parts]
         if wide is None or count == 1 or all(len(each.splitlines()[1]) <= wide for each in tables):
             return "\n\n".join(tables)
     return ""
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """The first row is the head."""
-    sides = ("left", *("right" for _ in rows[0][1:]))
+def _table(rows: Sequence[Sequence[str]], left: int) -> str:
+    sides = ["left" if column < left else "right" for column in range(len(rows[0]))]
     return tabulate(rows[1:], rows[0], disable_numparse=True, colalign=sides)
 
 
@@ -111,9 +116,7 @@ def as_html(summary: Mapping[str, Summary], measures: Sequence[Measure]) -> str:
     """Policies down, measures across, sortable; the best of each measure is marked."""
     rows = []
     for policy, figures in summary.items():
-        cells = "".join(
-            _cell(figures[m.field], _unit(m, summary, policy), _best(m, summary)) for m in measures
-        )
+        cells = "".join(_cell(figures[m.field], _unit(m, summary), _best(m, summary)) for m in measures)
         swatch = f'<span class="swatch" style="background:{_colour(policy)}"></span>'
         rows.append(f'<tr><th scope="row">{swatch}{escape(policy)}</th>{cells}</tr>')
     heads = "".join(_head(measure.title, measure.meaning) for measure in measures)
@@ -128,18 +131,17 @@ def worded(each: Spread, unit: tuple[str, float]) -> str:
         return DASH
     name, size = unit
     mean = each.mean / size
-    places = 1 if name == "%" else decimals(mean)
-    amount = f"{mean:,.{places}f}" + (f" ± {each.sd / size:,.{places}f}" if each.n > 1 else "")
+    places = 1 if name in ("%", "points") else decimals(mean)
+    sign = "+" if name == "points" else ""
+    amount = f"{mean:{sign},.{places}f}" + (f" ± {each.sd / size:,.{places}f}" if each.n > 1 else "")
     known = f" ({each.n} of {each.of})" if each.n < each.of else ""
     return f"{amount}{'' if name in ('', '%') else ' '}{name}{known}"
 
 
-def _unit(measure: Measure, summary: Mapping[str, Summary], policy: str) -> tuple[str, float]:
-    """One for all policies, so that they can be compared at a glance, but for what is nothing beside it."""
+def _unit(measure: Measure, summary: Mapping[str, Summary]) -> tuple[str, float]:
+    """One for all policies, so that they can be compared at a glance."""
     known = [s[measure.field].mean for s in summary.values() if not isnan(s[measure.field].mean)]
-    unit = unit_for(max(known, default=0.0), measure.units)
-    own = summary[policy][measure.field].mean
-    return unit_for(own, measure.units) if 0 < own < NOTHING * unit[1] else unit
+    return unit_for(max(known, default=0.0), measure.units)
 
 
 def _head(title: str, meaning: str) -> str:
@@ -152,7 +154,7 @@ def _cell(each: Spread, unit: tuple[str, float], best: float) -> str:
 
 
 def _colour(policy: str) -> str:
-    colour = stroke(policy).colour
+    colour = stroke(policy.partition(LESS)[0]).colour
     return f"var(--{THEMED[colour]})" if colour in THEMED else colour
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from simulation.compare.plan import Plan
 
-from . import accuracy, canvas, local_models, participation, table, time_line
+from . import accuracy, canvas, equal_table, local_models, participation, table, time_line
 from .compared import Compared, Picture, compared
 from .page import page
 
@@ -38,8 +38,10 @@ class Report:
 
     def text(self, wide: int | None = None) -> str:
         """The table, in parts one below the other where it is wider than this, and where the rest lies."""
+        mine = self.compared
         return (
-            f"\n{table.text(self.compared.summary, self.compared.terms, wide)}\n\n"
+            f"\n{table.text(mine.summary, mine.terms, wide)}\n\n"
+            f"{equal_table.text(mine.equal, mine.terms, wide)}\n\n"
             f"report {self.page}\nplots  {self.page.parent / 'plots'}/ ({len(self.plots)} PNG)"
         )
 
@@ -54,6 +56,7 @@ class Report:
                 policy: {name: asdict(each) for name, each in figures.items()}
                 for policy, figures in mine.summary.items()
             },
+            "equal": mine.equal,
         }
         return msgspec.json.format(msgspec.json.encode(whole)).decode()
 
@@ -76,6 +79,8 @@ def write(plan: Plan) -> Report:
     paths = tuple(plots / f"{picture.name}.png" for picture in pictures)
     report = Report(mine, plan.folder / "report.html", paths)
     report.page.write_text(text, "utf-8")
-    (plan.folder / "summary.csv").write_text(table.as_csv(mine.summary), "utf-8")
+    (plan.folder / "summary.csv").write_text(
+        table.as_csv(mine.summary) + equal_table.as_csv(mine.equal), "utf-8"
+    )
     (plan.folder / "summary.json").write_text(report.json() + "\n", "utf-8")
     return report
