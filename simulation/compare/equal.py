@@ -81,14 +81,20 @@ def equal(runs: Sequence[Ran], at: Terms, scenario: Scenario) -> Equal:
 
 def _parts(scenario: Scenario, labels: Sequence[str]) -> Iterator[Part]:
     yield Part("all classes", served)
-    alone = scenario.data.held_alone(tuple(scenario.fleet.groups), len(labels))
-    for group, classes in alone.items():
+    of_groups = tuple(alone(scenario, labels))
+    yield from of_groups
+    if not of_groups:
+        yield Part("mean of classes", _recalls(range(len(labels))))
+        yield Part("worst class", _recalls(range(len(labels)), min))
+
+
+def alone(scenario: Scenario, labels: Sequence[str]) -> Iterator[Part]:
+    """For each group of the fleet the classes that it alone holds, where the scenario has such."""
+    held = scenario.data.held_alone(tuple(scenario.fleet.groups), len(labels))
+    for group, classes in held.items():
         names = ", ".join(labels[number] for number in classes)
         what = names if len(classes) <= MOST_IN_TITLE else f"{len(classes)} classes"
         yield Part(f"{group} alone: {what}", _recalls(classes))
-    if not alone:
-        yield Part("mean of classes", _recalls(range(len(labels))))
-        yield Part("worst class", _recalls(range(len(labels)), min))
 
 
 def _recalls(
@@ -133,8 +139,7 @@ def _values(part: Part, runs: Sequence[Ran], policy: str, at: Terms) -> Values:
     mine = [run for run in runs if run.name.policy == policy]
     return {
         axis: {
-            run.name.seed: accuracy(run.rounds, axis, part.value).smoothed(LATEST).when(at.point(axis))
-            for run in mine
+            run.name.seed: accuracy(run.rounds, axis, part.value).when(at.point(axis), LATEST) for run in mine
         }
         for axis in POINTS
     }

@@ -22,10 +22,10 @@ class Curve:
     at: NDArray[np.float64]
     value: NDArray[np.float64]
 
-    def when(self, at: float) -> float:
-        """The value at this point of the axis; nan before the first."""
+    def when(self, at: float, values: int = 1) -> float:
+        """The value at this point of the axis, or the mean of the latest `values`; nan before the first."""
         known = int(np.searchsorted(self.at, at, side="right"))
-        return float(self.value[known - 1]) if known else nan
+        return float(self.value[max(0, known - values) : known].mean()) if known else nan
 
     def reaches(self, target: float) -> float:
         """The first point at which the value is the target or more; nan when it never is."""

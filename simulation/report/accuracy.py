@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isnan
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simulation.compare.equal import MOST_NAMED, alone
 from simulation.compare.figures import Ran
 from simulation.compare.wording import BYTES, JOULE, TIMES, Units, unit_for
-from simulation.metrics.curves import Axis, Curve, accuracy
+from simulation.metrics.curves import Axis, Curve, accuracy, served
+from simulation.records import RoundLine
 
 from .canvas import panels
 from .compared import Compared, Picture
 from .palette import MUTED, stroke
 
 POINTS = 600
-MOST_NAMED = 20
-"""Classes that are shown one by one."""
+MOST_PANELS = 4
 
 
 def over_time(compared: Compared) -> Picture | None:
@@ -53,6 +54,24 @@ def over_costs(compared: Compared) -> Picture | None:
     _legend(figure, axes[0, 0])
     text = f"What was spent by devices whose update came late or was lost is counted too. {_band(compared)}"
     return Picture("accuracy-costs", "Accuracy over bytes and over energy", text.strip(), figure)
+
+
+def of_groups(compared: Compared) -> Picture | None:
+    """Over virtual time, a panel for each of the first groups; None where none holds classes alone."""
+    parts = tuple(alone(compared.plan.scenario, compared.labels))[:MOST_PANELS]
+    if not parts or not any(_known(compared.runs, "time", part.value) for part in parts):
+        return None
+    figure, axes = panels(1, len(parts), 3.7, sharey=True)
+    for on, part in zip(axes[0], parts, strict=True):
+        unit, _ = _curves(on, compared, "time", TIMES, part.value)
+        on.set(title=part.title, xlabel=f"virtual time, {unit}", ylim=(-3, 103))
+    axes[0, 0].set_ylabel("recognised by the served model, %")
+    _legend(figure, axes[0, 0])
+    text = (
+        "Classes of which one group of the fleet has every sample: the share of their test samples that is "
+        f"recognised, each class weighing the same. {_band(compared)}"
+    )
+    return Picture("accuracy-of-groups", "Classes that one group alone holds", text.strip(), figure)
 
 
 def by_class(compared: Compared) -> Picture | None:
@@ -93,9 +112,11 @@ def _evaluated(compared: Compared) -> bool:
     return any(run.curve.value.size for run in compared.runs)
 
 
-def _curves(on: Any, compared: Compared, axis: Axis, units: Units) -> tuple[str, float]:
+def _curves(
+    on: Any, compared: Compared, axis: Axis, units: Units, value: Callable[[RoundLine], float] = served
+) -> tuple[str, float]:
     """Draw every policy's, as far as all of its seeds went; the unit of the axis and its size."""
-    by_policy = {policy: _known(compared.of(policy), axis) for policy in compared.policies}
+    by_policy = {policy: _known(compared.of(policy), axis, value) for policy in compared.policies}
     most = max((_end(curves) for curves in by_policy.values() if curves), default=1.0)
     unit, size = unit_for(most, units)
     for policy, curves in by_policy.items():
@@ -110,8 +131,8 @@ def _legend(figure: Any, on: Any) -> None:
     figure.legend(*on.get_legend_handles_labels(), loc="outside lower center", ncols=5, handlelength=2.6)
 
 
-def _known(runs: Sequence[Ran], axis: Axis) -> list[Curve]:
-    return [curve for curve in (accuracy(run.rounds, axis) for run in runs) if curve.at.size]
+def _known(runs: Sequence[Ran], axis: Axis, value: Callable[[RoundLine], float]) -> list[Curve]:
+    return [curve for curve in (accuracy(run.rounds, axis, value) for run in runs) if curve.at.size]
 
 
 def _curve(on: Any, policy: str, curves: Sequence[Curve], size: float) -> None:

@@ -52,7 +52,7 @@ def html(equal: Equal, at: Terms) -> str:
     """The same; each table can be sorted."""
     blocks = []
     for table in filter(None, (*_tables(equal, at), _by_class(equal, at))):
-        blocks.append(f"<h3>{escape(table.title)}</h3>")
+        blocks.append(f"<h3>{escape(table.title[0].upper() + table.title[1:])}</h3>")
         for part, policies in table.parts.items():
             blocks += [f"<p>{escape(part)}</p>"] if part else []
             blocks.append(f'<div class="scroll sortable">{as_html(policies, table.measures)}</div>')

@@ -21,7 +21,7 @@ PERCENT: Units = (("%", 0.01),)
 PLAIN: Units = (("", 1.0),)
 PER_HOUR: Units = (("%/h", 0.01 / 3600),)
 POINTS: Units = (("points", 0.01),)
-"""Of percent; with a sign, as they are differences."""
+"""Percentage points, which the title of a table names: cells have a sign in place of the unit."""
 PASSES: Units = (("TF", 1e12), ("GF", 1e9), ("MF", 1e6), ("kF", 1e3), ("F", 1.0))
 
 
@@ -132,10 +132,12 @@ def worded(each: Spread, unit: tuple[str, float]) -> str:
     name, size = unit
     mean = each.mean / size
     places = 1 if name in ("%", "points") else decimals(mean)
+    shown = name if name == "%" else "" if name in ("", "points") else f" {name}"
     sign = "+" if name == "points" else ""
+    mean = round(mean, places) + 0.0  # never -0.0
     amount = f"{mean:{sign},.{places}f}" + (f" ± {each.sd / size:,.{places}f}" if each.n > 1 else "")
     known = f" ({each.n} of {each.of})" if each.n < each.of else ""
-    return f"{amount}{'' if name in ('', '%') else ' '}{name}{known}"
+    return f"{amount}{shown}{known}"
 
 
 def _unit(measure: Measure, summary: Mapping[str, Summary]) -> tuple[str, float]:

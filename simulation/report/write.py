@@ -17,6 +17,7 @@ from .page import page
 PICTURES: tuple[Callable[[Compared], Picture | None], ...] = (
     accuracy.over_time,
     accuracy.over_costs,
+    accuracy.of_groups,
     participation.who_took_part,
     time_line.one_round,
     participation.busy_times,

@@ -114,6 +114,7 @@ def test_folders_of_simulations_are_shown_side_by_side(table, capsys):
     both = capsys.readouterr().out
     assert both.split()[:3] == [f"{plan.name}/fedavg", f"{plan.name}/few-shot", "copy/fedavg"]
     assert "not finished: copy/few-shot" in both
+    assert f"{plan.name}/few-shot − {plan.name}/fedavg" in both
     assert main(["compare", "copy", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["policies"].keys() == {"fedavg"}
 

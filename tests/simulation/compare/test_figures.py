@@ -46,8 +46,17 @@ def test_the_figures_of_one_run(ran):
 
 def test_equal_time_is_the_earliest_end_and_the_target_what_all_reach(ran):
     runs = [ran(), ran("drop", accuracies=(0.3, 0.5))]
-    assert terms(runs, 10, None) == Terms(at_s=20.0, target=0.5, devices=10)
+    points = {"rounds": 2, "energy_j": 60.0, "bytes": 8000.0}  # of the run of two rounds
+    assert terms(runs, 10, None) == Terms(at_s=20.0, target=0.5, devices=10, **points)
     assert terms(runs, 10, 0.7).target == 0.7
+
+
+def test_energy_and_bytes_of_pooled_data_are_no_point_to_compare_fleets_at(ran):
+    pooled = ran("here/centralised", accuracies=(0.3,))
+    at = terms([ran(), pooled], 10, None)
+    assert (at.at_s, at.rounds) == (10.0, 1)
+    assert (at.energy_j, at.bytes) == (90.0, 12000.0)
+    assert terms([pooled], 10, None).energy_j == 30.0
 
 
 def test_a_target_is_above_chance_also_where_a_run_learns_nothing(ran):

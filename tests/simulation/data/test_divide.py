@@ -195,6 +195,34 @@ def test_speakers_of_a_group_are_with_its_devices_alone(data, partition):
     assert len(found["weak"]) == 100
 
 
+@pytest.mark.parametrize(
+    "groups, alone",
+    [
+        ({"weak": {"classes": [7, 8]}}, {"weak": (7, 8)}),  # two groups share the rest
+        ({"weak": {"classes": [8]}, "far": {"classes": [8, 9]}}, {"strong": tuple(range(8)), "far": (9,)}),
+        (
+            {"weak": {"classes": [9]}, "strong": {"classes": [0]}, "far": {"share": 1.0}},
+            {"strong": (0,), "far": tuple(range(1, 9)), "weak": (9,)},
+        ),
+        ({"weak": {"share": 0.5}}, {}),
+    ],
+)
+def test_classes_of_one_group_alone_are_those_that_no_other_group_is_dealt(data, groups, alone):
+    fleet = drawn(strong=0.5, weak=0.25, far=0.25)
+    names = tuple(fleet.spec.groups)
+    dealt = {group: set(data.train_y[part].tolist()) for group, part in held(data, fleet, groups).items()}
+    spec = msgspec.convert({"groups": groups}, DataSpec)
+    assert spec.held_alone(names, 10) == alone
+    for group in names if alone else ():
+        others = set().union(*(dealt[other] for other in names if other != group))
+        assert dealt[group] - others == set(alone.get(group, ()))
+
+
+def test_a_group_that_is_the_whole_fleet_holds_nothing_alone():
+    spec = msgspec.convert({"groups": {"all": {"classes": [0, 1]}}}, DataSpec)
+    assert spec.held_alone(("all",), 2) == {}
+
+
 def test_samples_of_nobody_are_with_all_groups_though_others_name_speakers(data):
     """100 samples of nobody, 5 for each of 20 devices."""
     mixed = DataSet(data.train_x, data.train_y, data.test_x, data.test_y, data.labels, data.groups - 10)

@@ -43,12 +43,18 @@ def test_a_run_without_evaluation_has_no_accuracy_anywhere():
 def test_rounds_that_were_not_evaluated_cost_and_show_no_point(round_line):
     rounds = [
         round_line(closed_s=5.0, eval_acc=nan),
-        round_line(closed_s=9.0, eval_acc=0.3),
-        round_line(closed_s=14.0, eval_acc=0.5),
+        round_line(round=2, closed_s=9.0, eval_acc=0.3),
+        round_line(round=3, closed_s=14.0, eval_acc=0.5),
     ]
-    for axis, at in (("time", [9, 14]), ("bytes", [8000, 12000]), ("energy", [60, 90])):
+    for axis, at in (("rounds", [2, 3]), ("time", [9, 14]), ("bytes", [8000, 12000]), ("energy", [60, 90])):
         assert accuracy(rounds, axis).at.tolist() == at
     assert accuracy(rounds).value.tolist() == [0.3, 0.5]
+
+
+def test_a_mean_at_a_point_is_of_the_latest_values_up_to_it():
+    assert CURVE.when(29, 2) == pytest.approx(0.55)
+    assert CURVE.when(29, 9) == pytest.approx(0.55)
+    assert isnan(CURVE.when(9, 2))
 
 
 def test_a_smoothed_value_is_the_mean_of_the_latest_that_there_are():

@@ -7,6 +7,7 @@ import pytest
 from simulation.compare.figures import Spread, Terms
 from simulation.report import table
 
+POINTS = ("points", 0.01)
 AT = Terms(at_s=120.0, target=0.8, devices=10)
 PERCENT, SECONDS = ("%", 0.01), ("s", 1.0)
 
@@ -20,6 +21,9 @@ PERCENT, SECONDS = ("%", 0.01), ("s", 1.0)
         (Spread(1234.5, 60.0, 3, 3), SECONDS, "1,234 ± 60 s"),
         (Spread(nan, 0.0, 0, 3), SECONDS, "–"),
         (Spread(0.0, 0.0, 2, 2), SECONDS, "0 ± 0 s"),
+        (Spread(0.104, 0.02, 3, 3), POINTS, "+10.4 ± 2.0"),
+        (Spread(-0.104, 0.0, 1, 1), POINTS, "-10.4"),
+        (Spread(-0.0004, 0.0, 1, 1), POINTS, "+0.0"),
     ],
 )
 def test_a_cell_has_three_digits_a_unit_and_how_many_seeds_have_it(each, unit, text):
@@ -37,10 +41,10 @@ def test_all_policies_of_a_row_have_one_unit():
     assert row.split() == ["bytes", "up", "5.00", "MB", "0.0400", "MB"]
 
 
-def test_what_is_nothing_beside_the_others_has_a_unit_of_its_own():
+def test_what_is_nothing_beside_the_others_has_their_unit_too():
     shown = table.text({"a": summary(bytes_up=5e6), "b": summary(bytes_up=9690.0)}, AT)
     [row] = [line for line in shown.splitlines() if line.startswith("bytes up")]
-    assert row.split() == ["bytes", "up", "5.00", "MB", "9.69", "kB"]
+    assert row.split() == ["bytes", "up", "5.00", "MB", "0.00969", "MB"]
 
 
 def test_a_table_that_is_wider_than_the_terminal_comes_in_parts_of_whole_policies():

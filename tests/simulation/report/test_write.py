@@ -99,6 +99,64 @@ def test_the_same_figures_come_as_json_and_csv(report):
     assert rows[0] == "policy,figure,mean,sd,seeds,of"
     [row] = [row for row in rows if row.startswith("choose,final_acc,")]
     assert float(row.split(",")[2]) == pytest.approx(final["mean"])
+    assert whole["equal"]["lacking"] == []
+    assert {row["part"] for row in whole["equal"]["by_class"]} == set("0123456789")
+    [paired] = [row for row in whole["equal"]["rows"] if row["against"] and row["part"] == "worst class"]
+    assert (paired["policy"], paired["against"]) == ("choose", "drop")
+    [row] = [row for row in rows if row.startswith('choose - drop,"late_acc_at_energy, worst class",')]
+    assert float(row.split(",")[3]) == pytest.approx(paired["at"]["energy"]["mean"])
+
+
+def test_equal_points_and_classes_stand_below_the_table(report):
+    text, terms = report.text(), report.compared.terms
+    assert terms.rounds == 12
+    _, own, rest = re.split(r"^.*(?:mean of the last 5 evaluations|in percentage points)$", text, flags=re.M)[
+        :3
+    ]
+    heads = own.split("\n")[2]
+    assert re.fullmatch(r"classes +policy +at 12 rounds +at [\d.]+ \w+ +at [\d.]+ k?J +at [\d.]+ MB", heads)
+    [all_of_choose] = [line for line in own.splitlines() if re.match(r"all classes +choose ", line)]
+    assert len(re.findall(r"\d\.\d ± \d\.\d%", all_of_choose)) == 4
+    [all_of_pair] = [line for line in rest.splitlines() if re.match(r"all classes +choose − drop ", line)]
+    assert len(re.findall(r"[+-]\d+\.\d ± \d+\.\d", all_of_pair)) == 4
+    page = report.page.read_text("utf-8")
+    assert "<p>worst class</p>" in page
+    assert "choose − drop</th>" in page
+    assert "<h3>Recall of each class at 12 rounds: mean of the last 5 evaluations</h3>" in page
+
+
+def test_classes_that_one_group_alone_holds_have_rows_and_a_plot(comparison):
+    report = write(comparison(seeds=1, data={"groups": {"pi-5": {"classes": [8, 9]}}}))
+    assert {path.stem for path in report.plots} == PLOTS | {"accuracy-of-groups"}
+    assert re.search(r"^pi-5 alone: 8, 9 +choose +\d+\.\d%", report.text(), re.M)
+    assert "worst class" not in report.text()
+
+
+def test_a_folder_from_before_classes_were_kept_is_reported_and_said_to_lack_them(comparison):
+    plan = comparison(seeds=1, data={"groups": {"pi-5": {"classes": [8, 9]}}})
+    for name in plan.names:
+        path = plan.of(name) / "rounds.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            del line["eval_acc_by_class"]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    report = write(plan)
+    said = "no recall by class is kept of choose-0, drop-0, which an older version ran"
+    assert said in report.text()
+    assert said in report.page.read_text("utf-8")
+    assert json.loads(report.json())["equal"]["lacking"] == ["choose-0", "drop-0"]
+    assert {path.stem for path in report.plots} == PLOTS - {"accuracy-by-class"}
+    assert re.search(r"^all classes +choose +\d+\.\d%", report.text(), re.M)
+    assert "alone" not in report.text()
+
+
+def test_the_same_runs_give_the_same_report(comparison):
+    plan = comparison(seeds=2)
+    first = write(plan)
+    files = [first.page, plan.folder / "summary.json", plan.folder / "summary.csv"]
+    before = [path.read_bytes() for path in files]
+    write(plan)
+    assert [path.read_bytes() for path in files] == before
 
 
 def test_one_policy_and_one_seed_are_reported_and_what_people_named_is_escaped(comparison):
