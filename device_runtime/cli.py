@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 
-from .commands.table import COMMANDS, Command, extra_for, lacks, overview
+from .commands.table import COMMANDS, LISTED_WITHOUT, Command, extra_for, lacks, overview
 
 PROGRAM = "device-runtime"
 OURS = ("device_runtime", "broker", "strategies", "models", "profiles", "aggregator", "simulation", "edge")
@@ -50,7 +50,7 @@ def log_to_stderr() -> None:
 
 def _run(name: str, words: Sequence[str]) -> int:
     command = COMMANDS[name]
-    if {"-h", "--help"} & set(words) and lacks(command):
+    if {"-h", "--help"} & set(words) and lacks(command) not in ("", *LISTED_WITHOUT):
         _parser(name, command).print_help()
         return 0
     errors: tuple[type[Exception], ...] = ()

@@ -30,6 +30,9 @@ EXTRAS = {
 WITHIN = {"simulation": ("aggregator",)}
 """Extra -> the other extras that it installs."""
 
+LISTED_WITHOUT = ("aggregator", "service")
+"""Extras that a command needs to run, but not to list its options."""
+
 
 class Command(NamedTuple):
     """A command: `module` has add_arguments and run, `needs` is an extra without which it cannot run."""

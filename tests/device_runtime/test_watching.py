@@ -1,10 +1,8 @@
-import os
 import sys
 import time
 from dataclasses import replace
 
 import numpy as np
-import psutil
 import pytest
 
 from device_runtime.errors import OutOfMemory
@@ -48,8 +46,7 @@ def test_the_pretended_link_takes_its_time(clock, monkeypatch):
 
 
 def test_a_session_that_would_not_fit_is_refused_before_it_is_made(bundle):
-    held = psutil.Process(os.getpid()).memory_info().rss
-    model = OnnxModel(bundle, watch=Watcher(held + 1_000_000))
+    model = OnnxModel(bundle, watch=Weighed(Weighed.held + 1_000_000))
     with pytest.raises(OutOfMemory, match=r"train.all needs \d+ MB in all, this device may use \d+ MB"):
         model.trainer("all")
 

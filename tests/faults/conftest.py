@@ -319,7 +319,7 @@ class Site:
 
     def again(self, broker, **options):
         """The same broker, as it would be started after it has ended."""
-        port, end = BrokerUrl.parse(broker.url).port, time.monotonic() + 20
+        port, end = BrokerUrl.parse(broker.url).port, time.monotonic() + 120
         while True:
             try:
                 return self.broker(**{"port": port, **options})

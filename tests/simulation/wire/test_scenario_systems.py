@@ -49,7 +49,7 @@ def test_they_agree_on_what_is_sent_beside_the_base(tmp_path, exported):
     made = system("fscprox", tmp_path, exported.tuned, rounds=4, mu_head=1.0)
     noted, served, finished = both(made)
     assert check_equal(noted, served, finished) == {"full", "full+few-shot"}
-    fetched = {ask.round: ask.bytes_down for ask in noted.asks if ask.device.startswith("phone")}
+    fetched = {ask.round: ask.bytes_down for ask in noted.asks if ask.device.startswith("0-phone")}
     assert fetched[3] - fetched[2] > 4 * 10 * 32
     assert fetched[4] == fetched[3]
 

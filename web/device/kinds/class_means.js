@@ -28,9 +28,10 @@ export class ClassMeans extends Usual {
   }
 
   /** @param {import("./kind.js").Workload} workload */
-  unfit({ classCounts }) {
-    const [smallest, most] = [this.settings.smallest_count, Math.max(0, ...classCounts)];
-    return most >= smallest ? "" : `a class needs ${smallest} samples to be sent, the largest here has ${most}`;
+  unfit(workload) {
+    const [smallest, most] = [this.settings.smallest_count, Math.max(0, ...workload.classCounts)];
+    const few = most >= smallest ? "" : `a class needs ${smallest} samples to be sent, the largest here has ${most}`;
+    return super.unfit(workload) || few;
   }
 
   /** @param {import("./kind.js").Workload} workload */
