@@ -3,7 +3,6 @@
 import hashlib
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from models.bundle import Bundle, pack, shipped
@@ -68,7 +67,7 @@ def vectors() -> dict[str, Any]:
         "data": {"raw": raw.astype(np.uint8).tobytes(), "y": y.tolist(), "seed": str(SEED), "device": DEVICE},
         "made": [_made(bundle, data, kind, settings) for kind, settings in WORK],
         "fields": {
-            kind: msgspec.to_builtins(registry.make(kind)) for kind in sorted({kind for kind, _ in WORK})
+            kind: registry.settings(registry.make(kind)) for kind in sorted({kind for kind, _ in WORK})
         },
         "refused": [_refused(kind, settings) for kind, settings in WRONG],
     }
