@@ -96,6 +96,9 @@ class Embedded:
             await asyncio.wait_for(broker.shutdown(), STOP_S)
         except asyncio.TimeoutError:
             logging.getLogger(__name__).debug("%s did not end in %s s", self.name, STOP_S)
+        finally:
+            for server in broker._servers.values():  # one that waits for its clients would keep the port
+                getattr(server.instance, "server", server.instance).close()
 
 
 class _Broker(Broker):  # type: ignore[misc]  # amqtt is not read by mypy

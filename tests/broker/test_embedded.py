@@ -1,15 +1,20 @@
 """amqtt in this process: for this machine, and nothing else."""
 
+import asyncio
 import queue
+import socket
 import threading
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from broker import embedded
 from broker.embedded import Embedded
 from broker.errors import BrokerError, BrokerStartError
 from broker.link import Event, Link, LinkOptions
-from broker.running import BrokerOptions
+from broker.running import BrokerOptions, WebSockets
 from broker.url import TLS, BrokerUrl
 
 
@@ -75,3 +80,21 @@ def test_a_fleet_that_connects_at_one_instant_gets_in() -> None:
         link.close()
     broker.stop()
     assert not failures
+
+
+def test_one_that_does_not_end_in_time_lets_go_of_its_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine, where its clients keep it waiting."""
+
+    async def never(_: Any) -> None:
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(embedded, "STOP_S", 0.1)
+    monkeypatch.setattr(embedded._Broker, "shutdown", never)
+    first = Embedded(BrokerOptions(web=WebSockets()))
+    ports = urlsplit(first.url).port, urlsplit(first.web_url).port
+    first.stop()
+    assert not first.alive
+    for port in ports:
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", port))
