@@ -26,8 +26,9 @@ COUNTED_BYTES = 16 * 1024
 GET = 0.1
 """What a Get counts: a device on a fast network sends hundreds a second, and asks for 256 KiB with each."""
 INBOX_BYTES, INBOX_OF_ONE = 256 * 1024**2, 8 * 1024**2
-"""Bytes that wait to be heard at most, of all devices and of one: honest ones send, while a round is merged,
-a contribution each, and at most 4 MiB of blocks.
+"""The most bytes of messages that wait to be read, from all devices and from one of them.
+
+While a round is merged, an honest device sends one contribution and at most 4 MiB of blocks.
 """
 EVENT_BYTES = 512
 """What an event takes beside its payload."""

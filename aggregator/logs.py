@@ -52,8 +52,9 @@ def limit() -> None:
 
 
 class Limited(logging.Filter):
-    """Lets WARNINGS warnings of one place in the code pass in WITHIN_S; the next one after that says how many
-    were left out.
+    """Lets each place in the code give WARNINGS warnings in WITHIN_S seconds.
+
+    The first one after that says how many were left out.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 SERVED = "served.safetensors"
 """In the run folder: the served model of the latest closed round."""
 MERGED, SPARE_BYTES = 4, 16 * 1024**2
-"""So many times the bundles, and so many bytes, are kept free of uploads on the disk for merging a round."""
+"""Uploads leave this much of the disk free for merging a round: MERGED times the bundles, and SPARE_BYTES."""
 
 
 class Rounds:

@@ -36,7 +36,7 @@ from .taken import Taken
 T = TypeVar("T")
 
 LEFT_S = 600.0
-"""Seconds after which content that no contribution names is not waited for any more when a run is opened."""
+"""When a run is opened, content that no contribution names is removed after so many seconds."""
 
 _ATTEND = "INSERT INTO present VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET boot = excluded.boot"
 _ASK = "INSERT INTO asked VALUES (?, ?) ON CONFLICT (device) DO UPDATE SET round = excluded.round"

@@ -33,7 +33,7 @@ def check_rollback(folder: Path, to: int, database: str = "") -> None:
 
 
 def served_onnx(folder: Path, database: str = "") -> tuple[Version, bytes]:
-    """The version that is served, and one ONNX file of it with the weights inside, from the run folder alone.
+    """The served version, and its model as one ONNX file with the weights inside. Needs only the run folder.
 
     Raises RunFolderError where nothing is served yet, ModelError, BlobError, and as versions_in.
     """

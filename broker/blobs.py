@@ -44,8 +44,10 @@ def name(data: bytes) -> Blob:
 
 @dataclass(frozen=True)
 class Room:
-    """How much of a disk blobs that are fetched may take: `most` bytes for all blobs of a store and the files
-    in the folders `beside` it, None for no bound; `spare` bytes of the disk stay free for other work.
+    """How much of a disk fetched blobs may take.
+
+    most: bytes for all blobs of a store and the files in the folders `beside` it; None for no bound.
+    spare: bytes of the disk that stay free for other work.
     """
 
     most: int | None = None

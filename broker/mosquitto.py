@@ -32,7 +32,7 @@ MESSAGE_BYTES = 512 * 1024
 QUEUE_BYTES = 256 * 1024**2
 """What waits for one client at most: a slow aggregator must not take all the memory."""
 MEMORY_BYTES = 2 * 1024**3 - 1
-"""What the broker takes at most, with all that is retained: a client that would need more is disconnected."""
+"""The most memory that the broker takes, retained messages included; a client that needs more is cut off."""
 CONNECTIONS = 100_000
 """At each listener, as many as an aggregator knows devices."""
 LIMITS = (

@@ -53,9 +53,10 @@ AGAIN_S, AGAIN_MOST_S = 1.0, 60.0
 LOOK_S = 0.5
 """Seconds between looks at whether to stop, while it says nothing."""
 GRACE_S, STILL_S, SILENT_S = 20.0, 30.0, 3600.0
-"""Seconds of silence after which the process is ended: when its round has closed, when the rules say no, and
-at anything else, such as reading samples. It speaks after each run of a graph, and so never while it runs one
-that never ends.
+"""After so many seconds of silence the process is ended: GRACE_S when its round has closed, STILL_S when the
+rules say no, and otherwise SILENT_S, as it may be reading samples.
+
+It speaks after each run of a graph, so it is silent in a graph that never ends.
 """
 
 ERRORS: dict[str, Callable[[str], Exception]] = {

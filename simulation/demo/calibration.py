@@ -21,8 +21,9 @@ from models.engines import open_model
 WINDOW_S = 1.5
 """Seconds of one measurement."""
 ROOM = 0.75
-"""The share of a deadline that a full update may fill: a device plans with a bit more, and has more samples
-or fewer than others.
+"""The share of a deadline that a full update may fill.
+
+The rest is for what a device adds when it plans, and for devices with more samples than others.
 """
 SCALES = (1.0, 2.0, 4.0, 8.0)
 """How many times slower still the boards may have to be."""
