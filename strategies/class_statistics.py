@@ -79,6 +79,15 @@ class Statistics:
         return Statistics(sums, moment_sums, gamma * self.moments)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Features float32 (n, width) of samples on the base, and their labels int64 (n,), of so many classes."""
+
+    features: NDArray[np.float32]
+    y: NDArray[np.int64]
+    labels: int
+
+
 def _sum(one: ClassSums, other: ClassSums) -> ClassSums:
     return ClassSums(one.sums + other.sums, one.counts + other.counts)
 
@@ -183,21 +192,35 @@ def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) 
 
     `model` holds the base. Raises as Strategy.train does.
     """
+    if wished(strategy) is None:
+        return strategy.train(model, data, run)
+    rows = measured(strategy, len(data), run)
+    x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])
+    known = Measured(model.features(x), y, len(model.manifest.labels))
+    if isinstance(strategy, FewShot):
+        model = cast(DeviceModel, _Featured(model, x, known.features))
+    return beside(strategy, strategy.train(model, data, run), known, run)
+
+
+def measured(strategy: AnyStrategy, samples: int, run: Run) -> NDArray[np.int64] | None:
+    """Indices of the samples whose features a device of so many computes, drawn evenly; None: of all."""
+    count = _measured(strategy, samples)
+    return run.rng().permutation(samples)[:count] if count < samples else None
+
+
+def beside(strategy: AnyStrategy, made: Contribution, known: Measured, run: Run) -> Contribution:
+    """An update with the class statistics of samples `measured`, fewer where the update counts fewer.
+
+    The same update where no statistics are asked for.
+    """
     statistics = wished(strategy)
     if statistics is None:
-        return strategy.train(model, data, run)
-    x, y, measured = data.x, data.y, _measured(strategy, len(data))
-    if measured < len(data):
-        drawn = run.rng().permutation(len(data))[:measured]
-        x, y = x[drawn], y[drawn]
-    features = model.features(x)
-    if isinstance(strategy, FewShot):
-        model = cast(DeviceModel, _Featured(model, x, features))
-    made = strategy.train(model, data, run)
+        return made
+    features, y = known.features, known.y
     if made.num_examples < len(y):
         drawn = run.rng().permutation(len(y))[: made.num_examples]
         features, y = features[drawn], y[drawn]
-    found = of(features, y, len(model.manifest.labels), statistics.smallest_count)
+    found = of(features, y, known.labels, statistics.smallest_count)
     sent = encode(found, statistics.numbers, strategy.trains_extractor)
     return replace(made, tensors={**made.tensors, **sent})
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from models.tensors import Tensors
+from simulation.executors.batched_features import Features
 from simulation.executors.batched_heads import BatchedHeads
 from simulation.executors.job import Job, Result, World
 
@@ -18,7 +19,8 @@ class OnFeatures:
     name = "on features"
 
     def __init__(self, world: World) -> None:
-        self._scalars, self._trained = Heads(world), BatchedHeads(world, CACHE_BYTES)
+        self._scalars = Heads(world)
+        self._trained = BatchedHeads(world, Features(world, CACHE_BYTES))
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
         for (strategy, base), alike in groupby(jobs, key=lambda job: (job.strategy, job.base)):

@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
-from models.tensors import Tensors
-from strategies.class_statistics import wished
+from models.errors import TensorError
+from models.manifest import Manifest
+from models.tensors import Tensors, check
+from strategies.class_statistics import Measured, beside, measured, parted, specs, wished
 from strategies.kind import AnyStrategy
 
+from .batched_features import Features, Known
 from .batched_heads import BatchedHeads
 from .batched_many import BatchedNetworks
-from .job import Executor, Job, Result, World
+from .job import Executor, Failed, Job, Result, World, run_of
 
 CACHE_BYTES = 256 << 20
 
@@ -34,7 +37,8 @@ class Way(Protocol):
 
 class Batched:
     """See `Executor`. Heads are trained on features that are kept while the extractor stays the same, whole
-    networks by one call of torch for a step of all, where that is the engine.
+    networks by one call of torch for a step of all, where that is the engine. Class statistics are of the
+    features that are kept.
 
     Results are those of the plain executor to rounding. Jobs that gain nothing, those of smaller models, and
     devices without samples go to `fallback`, which is closed with this one.
@@ -48,7 +52,8 @@ class Batched:
         """
         self.name = f"batched, {fallback.name}"
         self._world, self._fallback = world, fallback
-        self._ways: tuple[Way, ...] = (BatchedHeads(world, cache_bytes), BatchedNetworks(world, networks))
+        self._features = Features(world, cache_bytes)
+        self._ways: tuple[Way, ...] = (BatchedHeads(world, self._features), BatchedNetworks(world, networks))
         self._chosen: dict[AnyStrategy, Way | None] = {}
 
     def run(self, bases: Mapping[str, Tensors], jobs: Sequence[Job]) -> Iterator[Result]:
@@ -63,24 +68,50 @@ class Batched:
             if i not in ready:
                 alike = (n for n in range(i, len(jobs)) if ways[n] is way and _alike(jobs[n], jobs[i]))
                 chosen = list(islice(alike, way.together))
-                results = way.train(bases[jobs[i].base], [jobs[n] for n in chosen])
+                results = self._trained(way, bases[jobs[i].base], [jobs[n] for n in chosen])
                 ready.update(zip(chosen, results, strict=True))
             yield ready.pop(i)
 
     def close(self) -> None:
         for way in self._ways:
             way.close()
+        self._features.forget()
         self._fallback.close()
+
+    def _trained(self, way: Way, base: Tensors, jobs: Sequence[Job]) -> list[Result]:
+        """Of one strategy from one base, in order, with the class statistics that it asks for."""
+        results = way.train(base, jobs)
+        if wished(jobs[0].strategy) is None:
+            return results
+        known = self._features.of(base, [job.device for job in jobs])
+        manifest = self._world.bundle.manifest
+        return [_with_statistics(*each, manifest) for each in zip(results, jobs, known, strict=True)]
 
     def _way(self, job: Job) -> Way | None:
         if job.strategy.member or not len(self._world.clients.indices(job.device)):
             return None
         if job.strategy not in self._chosen:
-            alone = wished(job.strategy) is not None  # features of the base are measured beside it
-            takers = (way for way in self._ways if not alone and way.takes(job.strategy))
+            takers = (way for way in self._ways if way.takes(job.strategy))
             self._chosen[job.strategy] = next(takers, None)
         return self._chosen[job.strategy]
 
 
 def _alike(job: Job, other: Job) -> bool:
     return job.base == other.base and job.strategy == other.strategy
+
+
+def _with_statistics(made: Result, job: Job, known: Known, manifest: Manifest) -> Result:
+    """As `class_statistics.train` makes them, and draws for them."""
+    if isinstance(made, Failed):
+        return made
+    strategy, run = job.strategy, run_of(job)
+    rows = measured(strategy, len(known.y), run)
+    features, y = known.inputs[:, : manifest.head.features], known.y
+    if rows is not None:
+        features, y = features[rows], y[rows]
+    whole = beside(strategy, made, Measured(features, y, len(manifest.labels)), run)
+    try:
+        check(parted(whole.tensors)[1], specs(strategy, manifest))
+    except TensorError as error:
+        return Failed(str(error))
+    return whole

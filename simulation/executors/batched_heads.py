@@ -26,10 +26,9 @@ LEAST_TOGETHER = 8
 class BatchedHeads:
     """Jobs of kinds that train the head alone, or need features alone."""
 
-    def __init__(self, world: World, cache_bytes: int) -> None:
-        """`cache_bytes`: of features that are kept, about."""
+    def __init__(self, world: World, features: Features) -> None:
         self._manifest = world.bundle.manifest
-        self._features = Features(world, cache_bytes)
+        self._features = features
         head = self._manifest.head
         size = 4 * len(self._manifest.labels) * (head.features + 1)
         self.together = max(LEAST_TOGETHER, TOGETHER_BYTES // size)

@@ -13,14 +13,14 @@ from simulation.clients import Clients
 from simulation.executors.batched import Batched
 from simulation.executors.job import Failed, Job, Result, World
 from simulation.executors.plain import Plain
-from strategies import registry
+from strategies import class_statistics, registry
 from strategies.class_means import ClassMeans
 from strategies.device_half import Contribution, LocalData
 from strategies.entropy_subset import EntropySubset
 from strategies.few_shot import FewShot
 from strategies.full import Full
 from strategies.full_and_few_shot import FullAndFewShot
-from strategies.kind import AnyStrategy
+from strategies.kind import AnyStrategy, ClassStatistics
 from strategies.peft import Peft
 from strategies.privacy import DpSgd
 
@@ -289,3 +289,90 @@ def test_each_base_is_trained_from_by_its_own_jobs(on_torch, bundle):
     mixed = [*jobs(full, [0], "4"), *jobs(full, [1], "9"), *jobs(full, [2], "4")]
     found = results(Batched(on_torch, Plain(on_torch)), bases, mixed)
     assert_alike(found, results(Plain(on_torch), bases, mixed), within=5e-4)
+
+
+def with_statistics(strategy: AnyStrategy, **settings) -> AnyStrategy:
+    return class_statistics.asking(strategy, ClassStatistics(**settings))
+
+
+def assert_statistics_alike(found: list[Result], expected: list[Result]) -> None:
+    """Of the same samples: equal counts; numbers of the wire are a step of rounding apart at most."""
+    for one, other in zip(found, expected, strict=True):
+        ours, theirs = (class_statistics.parted(result.tensors)[1] for result in (one, other))
+        assert ours.keys() == theirs.keys() != set()
+        np.testing.assert_array_equal(ours[class_statistics.COUNTS], theirs[class_statistics.COUNTS])
+        for name, value in theirs.items():
+            assert ours[name].dtype == value.dtype
+            step = 1 if value.dtype == np.int8 else 2e-3
+            np.testing.assert_allclose(ours[name].astype(float), value.astype(float), atol=step, rtol=2e-3)
+
+
+def without_statistics(results: list[Result]) -> list[Result]:
+    return [replace(result, tensors=class_statistics.parted(result.tensors)[0]) for result in results]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        with_statistics(FewShot(epochs=2)),
+        with_statistics(Peft(tunable="head", epochs=1, batch=8), numbers="int8", samples=10),
+        with_statistics(Peft(tunable="head", epochs=1, batch=8), samples=0),
+    ],
+)
+def test_statistics_beside_heads_are_of_the_features_that_heads_learn_from(
+    world, bundle, strategy, monkeypatch
+):
+    bases, watched, devices = {"0": bundle.weights()}, Watched(world), [2, 0, 1, 3, 4, 6]
+    batched, seen = Batched(world, watched), []
+    features = batched._features
+    compute = features._model.features
+    monkeypatch.setattr(features._model, "features", lambda x: seen.append(len(x)) or compute(x))
+    expected = results(Plain(world), bases, jobs(strategy, devices))
+    for _ in range(2):
+        found = results(batched, bases, jobs(strategy, devices))
+        assert_statistics_alike(found, expected)
+        assert_alike(without_statistics(found), without_statistics(expected))
+    assert seen == [SIZES[device] for device in devices]
+    assert watched.asked == []
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        with_statistics(Full(epochs=1, lr=0.05, batch=8)),
+        with_statistics(EntropySubset(shares=(0.5,), epochs=1, lr=0.02, batch=8), numbers="int8"),
+    ],
+)
+def test_statistics_beside_networks_are_of_the_same_samples(on_torch, bundle, strategy):
+    """Of half of the samples, where half are trained on."""
+    bases, watched, devices = {"0": bundle.weights()}, Watched(on_torch), [0, 1, 2, 3, 4, 6]
+    found = results(Batched(on_torch, watched), bases, jobs(strategy, devices))
+    expected = results(Plain(on_torch), bases, jobs(strategy, devices))
+    assert_statistics_alike(found, expected)
+    assert_alike(without_statistics(found), without_statistics(expected), within=5e-4)
+    assert watched.asked == []
+
+
+def test_statistics_of_two_kinds_on_one_base_share_features_and_scalars_go_to_the_fallback(
+    on_torch, bundle, monkeypatch
+):
+    full, few = with_statistics(Full(epochs=1, batch=8)), with_statistics(FewShot(epochs=1))
+    scalars = with_statistics(registry.make("zeroth-order"))
+    bases, watched, seen = {"0": bundle.weights()}, Watched(on_torch), []
+    batched = Batched(on_torch, watched)
+    compute = batched._features._model.features
+    monkeypatch.setattr(batched._features._model, "features", lambda x: seen.append(len(x)) or compute(x))
+    asked = [*jobs(full, [0, 2]), *jobs(few, [2, 0]), *jobs(scalars, [2])]
+    found = results(batched, bases, asked)
+    assert_statistics_alike(found, results(Plain(on_torch), bases, asked))
+    assert (seen, watched.asked) == ([23, 40], [[2]])
+
+
+def test_features_of_a_base_that_has_diverged_are_told(on_torch, bundle):
+    weights = bundle.weights()
+    spoilt = {name: np.full_like(value, 3e38) for name, value in weights.items()}
+    for strategy in (Full(epochs=1, batch=8), FewShot(epochs=1)):
+        asked = jobs(with_statistics(strategy), [2])
+        [found] = results(Batched(on_torch, Plain(on_torch)), {"0": spoilt}, asked)
+        assert isinstance(found, Failed)
+        assert "non-finite" in found.why
