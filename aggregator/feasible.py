@@ -59,7 +59,7 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
 
 def with_possible_head(task: Task, manifest: Manifest) -> Task:
     """The task; where the bundle can have no closed-form head, that says so and serves the trained one."""
-    if task.head == "trained" or not (why := class_statistics.unfit(manifest)):
+    if task.head == "trained" or not (why := class_statistics.unfit(manifest, task.statistics)):
         return task
     log.warning("bundle %s is served with its trained head: %s", manifest.name, why)
     return msgspec.structs.replace(task, head="trained")

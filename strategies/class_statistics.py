@@ -1,6 +1,7 @@
 """Class statistics of features, sent beside an update: counts, means, and second moments (docs/kinds.md).
 
-They are of the features f that the base's head takes, before local training: the count n_c and the mean of f
+They are of the features f that the base's head takes, or where these are many of fewer random sums of them
+(`projection`), before local training: the count n_c and the mean of f
 for each class on the device, and from devices that train the extractor the mean of f f^T. The sums that these
 stand for add up over devices to those of all samples, however these are divided (FedNCM: Legate et al. 2023;
 with second moments Fed3R: Fani et al. 2024).
@@ -33,8 +34,6 @@ from .workload import forward_work
 PREFIX = "class-statistics/"
 COUNTS, MEANS, SCALES = PREFIX + "counts", PREFIX + "means", PREFIX + "scales"
 MOMENTS, SPREAD = PREFIX + "moments", PREFIX + "spread"
-MOST_WIDTH = 512
-"""Features of which second moments are sent: 262,656 bytes in float16."""
 MOST_NORM = 1e4
 """No class mean of features is believed to be longer."""
 TENSOR_BYTES = 72
@@ -92,16 +91,16 @@ def _sum(one: ClassSums, other: ClassSums) -> ClassSums:
     return ClassSums(one.sums + other.sums, one.counts + other.counts)
 
 
-def unfit(manifest: Manifest) -> str:
-    """Why there is no closed-form head for a bundle; empty where there is."""
+def unfit(manifest: Manifest, statistics: ClassStatistics) -> str:
+    """Why there is no closed-form head for a bundle from such statistics; empty where there is."""
     head = manifest.head
     if head.bias is None:
         return "its head has no bias"
     shape = manifest.features.get("head", (head.features,))
     if shape != (head.features,):
         return f"its head takes features of shape {shape}, expected one vector for each sample"
-    if head.features > MOST_WIDTH:
-        return f"its head takes {head.features} features, expected at most {MOST_WIDTH}"
+    if manifest.scale is not None and statistics.projection(head.features).changes:
+        return f"its {head.features} features have a scale, with which at most {statistics.features} can be"
     return ""
 
 
@@ -143,7 +142,8 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     own, statistics = strategy.cost(workload, profile), wished(strategy)
     if statistics is None or not workload.samples:
         return own
-    samples, width = _measured(strategy, workload.samples), workload.feature_width
+    samples, wide = _measured(strategy, workload.samples), workload.feature_width
+    width = statistics.projection(wide).size
     present = sum(count >= statistics.smallest_count for count in workload.class_counts)
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
     size = (1 if statistics.numbers == "int8" else 2) * present * width
@@ -153,7 +153,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
         size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
         passes, peak = (*passes, Pass("moments", samples, 2.0 * width**2)), peak + 16 * width**2
     work = replace(work, passes=passes, peak_bytes=peak, bytes_up=size, bytes_down=0)
-    more, kept = predict(profile, work, strategy.name), 4 * samples * width
+    more, kept = predict(profile, work, strategy.name), 4 * samples * wide
     return Cost(
         seconds=own.seconds + more.seconds,
         compute_s=own.compute_s + more.compute_s,
@@ -220,6 +220,7 @@ def beside(strategy: AnyStrategy, made: Contribution, known: Measured, run: Run)
     if made.num_examples < len(y):
         drawn = run.rng().permutation(len(y))[: made.num_examples]
         features, y = features[drawn], y[drawn]
+    features = statistics.projection(features.shape[1]).project(features)
     found = of(features, y, known.labels, statistics.smallest_count)
     sent = encode(found, statistics.numbers, strategy.trains_extractor)
     return replace(made, tensors={**made.tensors, **sent})
@@ -286,7 +287,7 @@ def specs(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
     statistics = wished(strategy)
     if statistics is None:
         return ()
-    labels, width = len(manifest.labels), manifest.head.features
+    labels, width = len(manifest.labels), statistics.projection(manifest.head.features).size
     found = (
         TensorSpec(COUNTS, (labels,), "int32"),
         TensorSpec(MEANS, (labels, width), statistics.numbers, variable=True),

@@ -14,7 +14,8 @@ them were measured, d features and C classes:
 
 C' counts the classes with N'_c > 0. A class that nobody sent has W_c = 0, b_c = -30. What is served is the
 extractor of E with the head W, b: E has the weights of the statistics, so that old means fit it to first
-order. The next base keeps its own, trained head.
+order. The next base keeps its own, trained head. Where the head takes more features than statistics are of,
+these are of f R (`projection`), d counts them, and the head that is served is W R', b.
 
 Linear discriminant analysis: Hastie et al., The Elements of Statistical Learning, 4.3. Class means pooled
 over devices: FedNCM (Legate et al. 2023). A classifier made on the aggregator from means and covariances:
@@ -38,6 +39,8 @@ from .class_means import ClassMeans, ClassSums
 from .class_statistics import Statistics
 from .device_half import NOTHING, Contribution
 from .feature_scale import scale_in
+from .kind import ClassStatistics
+from .projection import Projection
 
 MEMORY = "closed-form"
 """Whose memory the pool is, beside those of the kinds."""
@@ -56,23 +59,24 @@ class Pool:
     """
 
     statistics: Statistics
+    projection: Projection
     extractor: Tensors = field(default_factory=lambda: NOTHING)
     weight: float = 0.0
     samples: float = 0.0
     rounds: int = 0
 
     @classmethod
-    def of(cls, memory: Tensors, manifest: Manifest) -> Pool:
-        """As `kept` has written it; empty where nothing was."""
-        if not memory:
-            return cls(Statistics.none(len(manifest.labels), manifest.head.features))
+    def of(cls, memory: Tensors, labels: int, projection: Projection) -> Pool:
+        """As `kept` has written it; empty where nothing was, or of another projection."""
+        if not memory or memory["projection"].tolist() != _numbers(projection):
+            return cls(Statistics.none(labels, projection.size), projection)
         sums = ClassSums(memory["sums"], memory["counts"])
         statistics = Statistics(
             sums, ClassSums(memory["moment_sums"], memory["moment_counts"]), memory["moments"]
         )
         weight, samples, rounds = memory["scalars"].tolist()
         extractor = {n.removeprefix(_EXTRACTOR): v for n, v in memory.items() if n.startswith(_EXTRACTOR)}
-        return cls(statistics, extractor, weight, samples, int(rounds))
+        return cls(statistics, projection, extractor, weight, samples, int(rounds))
 
     def kept(self) -> dict[str, NDArray[Any]]:
         """As tensors, exactly."""
@@ -84,6 +88,7 @@ class Pool:
             "moment_counts": known.moment_sums.counts,
             "moments": known.moments,
             "scalars": np.array([self.weight, self.samples, self.rounds], np.float64),
+            "projection": np.array(_numbers(self.projection), np.int64),
             **{_EXTRACTOR + name: value for name, value in self.extractor.items()},
         }
 
@@ -94,14 +99,14 @@ class Pool:
             return self
         rounds = self.rounds + 1
         samples = self.samples + (float(sent.moment_sums.counts.sum()) - self.samples) / rounds
-        gamma = min(max(1 - samples / (20 * manifest.head.features), 0.7), 0.95)
+        gamma = min(max(1 - samples / (20 * len(sent.moments)), 0.7), 0.95)
         old = gamma * self.weight
         extractor = {
             name: (old * self.extractor[name] + fresh * value) / (old + fresh) if old else value
             for name, value in _extractor(base, manifest).items()
         }
         statistics = self.statistics.decayed(gamma).add(sent)
-        return Pool(statistics, extractor, old + fresh, samples, rounds)
+        return Pool(statistics, self.projection, extractor, old + fresh, samples, rounds)
 
     def served(self, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """The model with the closed-form head: `base` with the extractor of E, and W, b.
@@ -111,12 +116,16 @@ class Pool:
         extractor = {name: value.astype(np.float32) for name, value in self.extractor.items()}
         weights, bias = head(self.statistics)
         model = {**base, **extractor}
-        weights = weights / scale_in(manifest, model)
+        weights = self.projection.back(weights) / scale_in(manifest, model)
         names = manifest.head
         model[names.weight] = weights.astype(np.float32)
         if names.bias is not None:
             model[names.bias] = bias.astype(np.float32)
         return model
+
+
+def _numbers(projection: Projection) -> list[int]:
+    return [projection.width, projection.most, projection.seed] if projection.changes else [projection.width]
 
 
 def _extractor(base: Tensors, manifest: Manifest) -> dict[str, NDArray[np.float64]]:
@@ -160,16 +169,18 @@ def _covariance(known: Statistics) -> NDArray[np.float64]:
 class Round:
     """A round's statistics, added up one device after another: in a fixed order, for equal bits."""
 
-    def __init__(self, manifest: Manifest, base: Tensors) -> None:
-        """`base` is what the round distributed."""
+    def __init__(self, manifest: Manifest, base: Tensors, asked: ClassStatistics) -> None:
+        """`base` is what the round distributed, `asked` how devices send statistics."""
         self._manifest, self._base = manifest, base
-        self._nothing = self._sent = Statistics.none(len(manifest.labels), manifest.head.features)
+        self._projection = asked.projection(manifest.head.features)
+        self._nothing = self._sent = Statistics.none(len(manifest.labels), self._projection.size)
 
     def take(self, contribution: Contribution) -> Contribution:
         """What is left of a contribution without its class statistics. Class means stay in it."""
         update, found = class_statistics.parted(contribution.tensors)
         if contribution.kind == ClassMeans.name:
-            sums = ClassSums(update["sums"].astype(np.float64), update["counts"].astype(np.int64))
+            totals = self._projection.project(update["sums"].astype(np.float64))
+            sums = ClassSums(totals, update["counts"].astype(np.int64))
             self._sent = self._sent.add(replace(self._nothing, sums=sums))
         if found:
             self._sent = self._sent.add(class_statistics.decode(found))
@@ -178,9 +189,11 @@ class Round:
 
     def closed(self, memory: Tensors) -> tuple[Pool, Tensors, str]:
         """The pool after this round, the model to serve, and why there is none, if so; `memory` as kept."""
-        sent = self._sent.times(1 / scale_in(self._manifest, self._base))
-        pool = Pool.of(memory, self._manifest).after(sent, self._base, self._manifest)
+        sent, base, manifest = self._sent, self._base, self._manifest
+        if manifest.scale is not None:
+            sent = sent.times(1 / scale_in(manifest, base))
+        pool = Pool.of(memory, len(manifest.labels), self._projection).after(sent, base, manifest)
         try:
-            return pool, pool.served(self._base, self._manifest), ""
+            return pool, pool.served(base, manifest), ""
         except (ValueError, np.linalg.LinAlgError) as error:
             return pool, NOTHING, f"the trained head is served: {error}"

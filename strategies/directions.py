@@ -75,6 +75,11 @@ def direction(seed: int, index: int, start: int, size: int, generator: str = GEN
     return made.elements(words)[:size]
 
 
+def words(seed: int, index: int, size: int) -> Words:
+    """The first words of direction `index` under `seed`, uint64 (size,)."""
+    return _stream.words((seed, index), 0, size)
+
+
 def blocks(seed: int, index: int, size: int, generator: str = GENERATOR) -> Iterator[tuple[slice, Elements]]:
     """The whole direction of `size` elements, block by block."""
     for start in range(0, size, BLOCK):

@@ -35,8 +35,8 @@ class Folding:
             for name in kinds
         }
         self._states = {name: strategy.start(self._models[name]) for name, strategy in kinds.items()}
-        pooled = any(strategy.statistics is not None for strategy in kinds.values())
-        self._statistics = closed_form.Round(model.manifest, model.weights) if pooled else None
+        asked = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
+        self._statistics = closed_form.Round(model.manifest, model.weights, asked) if asked else None
 
     def pool(self, contribution: Contribution) -> Contribution:
         """Take the class statistics out of a contribution; what is left of it is for `add`."""

@@ -14,6 +14,7 @@ from profiles import Cost, DeviceProfile, Workload
 from . import ranges
 from .aggregator_half import Effect, RoundModel
 from .device_half import Contribution, LocalData, Run
+from .projection import Projection, projection
 from .ranges import MOST, Setting, SmallestCount
 
 S = TypeVar("S")
@@ -58,8 +59,26 @@ class ClassStatistics:
         ),
     ] = 5
 
+    features: Annotated[
+        int,
+        Setting(
+            "Most features that statistics are of; those of a wider head are projected at random.",
+            128,
+            "features",
+            at_least=1,
+            at_most=4096,
+        ),
+    ] = 512
+    projection_seed: Annotated[
+        int, Setting("Seed of that random projection.", 1, at_least=0, at_most=MOST)
+    ] = 0
+
     def __post_init__(self) -> None:
         ranges.check(self)
+
+    def projection(self, width: int) -> Projection:
+        """Of a head's features to those that statistics are of."""
+        return projection(width, self.features, self.projection_seed)
 
 
 class Strategy(Protocol[S]):

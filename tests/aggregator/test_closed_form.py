@@ -16,6 +16,7 @@ from models.tensors import encode
 from strategies import class_statistics, closed_form
 from strategies.class_statistics import COUNTS
 from strategies.device_half import LocalData, Run
+from strategies.kind import ClassStatistics
 
 FULL = KindSettings(name="full", settings={"epochs": 1, "lr": 0.05, "batch": 16})
 FEW_SHOT = KindSettings(name="few-shot", settings={"epochs": 1, "join_base": True})
@@ -54,7 +55,9 @@ def test_a_round_serves_the_head_in_closed_form_and_offers_the_trained_one(bench
     served, base = read(b.store.models.get(b.store.served(1))), b.weights(b.store.base(2))
     assert not np.array_equal(served["head.weight"], base["head.weight"])
     pool = closed_form.Pool.of(
-        read(b.store.models.get(b.store.carried(2).memory[closed_form.MEMORY])), bundle.manifest
+        read(b.store.models.get(b.store.carried(2).memory[closed_form.MEMORY])),
+        len(bundle.manifest.labels),
+        ClassStatistics().projection(bundle.manifest.head.features),
     )
     assert (pool.rounds, pool.weight, pool.samples) == (1, 240, 120)
     assert b.store.closed()[0].note == ""

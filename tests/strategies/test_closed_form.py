@@ -10,6 +10,7 @@ from strategies.closed_form import Pool
 from strategies.device_half import Contribution, LocalData
 from strategies.folding import Folding
 from strategies.kind import ClassStatistics
+from strategies.projection import Projection
 
 
 def statistics(features, y, labels):
@@ -72,7 +73,7 @@ def test_the_pool_decays_and_the_extractor_is_a_mean_with_its_weights(manifest_o
     second = statistics(np.full((18, 2), 2.0), np.ones(18, np.int64), 2)
     base = [{"low": np.full(3, v, np.float32), "index": np.arange(2), "w": 0, "b": 0} for v in (1.0, 3.0)]
     base = [{name: np.asarray(value) for name, value in one.items()} for one in base]
-    pool = Pool.of({}, manifest_of_two).after(first, base[0], manifest_of_two)
+    pool = Pool.of({}, 2, Projection(2, 512, 0)).after(first, base[0], manifest_of_two)
     assert (pool.weight, pool.samples, pool.rounds) == (2, 2, 1)
     pool = pool.after(second, base[1], manifest_of_two)
     assert (pool.weight, pool.samples, pool.rounds) == (19.5, 10, 2)
@@ -160,7 +161,7 @@ def test_a_pool_that_was_kept_goes_on_to_the_bit(model, digits, run, round_model
     assert encode(second[0].carried.memory[closed_form.MEMORY]) == encode(
         second[1].carried.memory[closed_form.MEMORY]
     )
-    assert Pool.of(memory, round_model.manifest).rounds == 1
+    assert Pool.of(memory, 10, Projection(64, 512, 0)).rounds == 1
 
 
 def test_statistics_are_of_features_without_their_scale(exported):
@@ -176,4 +177,6 @@ def test_statistics_are_of_features_without_their_scale(exported):
 
 def test_a_contribution_without_statistics_is_left_as_it_is(round_model):
     plain = Contribution("full", {"w": np.ones(2)}, 3, 0.5)
-    assert closed_form.Round(round_model.manifest, round_model.weights).take(plain) is plain
+    assert (
+        closed_form.Round(round_model.manifest, round_model.weights, ClassStatistics()).take(plain) is plain
+    )

@@ -1,0 +1,128 @@
+"""A head in closed form for a bundle of 640 features, of which devices send statistics of 512 sums."""
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from models import tensors
+from models.manifest import Parameter
+from models.onnx_engine import OnnxModel
+from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from strategies import class_statistics, closed_form, registry
+from strategies.aggregator_half import Carried
+from strategies.class_statistics import MEANS, MOMENTS
+from strategies.device_half import LocalData
+from strategies.folding import Folding
+from strategies.kind import ClassStatistics
+from strategies.workload import workload
+
+PROFILE = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 2))
+KINDS = {
+    "full": {"epochs": 1, "lr": 0.05, "batch": 16},
+    "few-shot": {"epochs": 1, "join_base": True},
+    "class-means": {"head": "trained"},
+}
+
+
+@pytest.fixture(scope="module")
+def wide(bundle, tmp_path_factory):
+    torch = pytest.importorskip("torch")
+    from models.torch_export import ExportSpec, export
+    from models.torch_networks import build
+
+    torch.manual_seed(0)
+    spec = ExportSpec("wide", bundle.manifest.input, bundle.manifest.labels)
+    return export(build("mlp", {"inputs": 64, "hidden": 640}), spec, tmp_path_factory.mktemp("wide") / "b")
+
+
+@pytest.fixture
+def wide_model(wide):
+    return OnnxModel(wide)
+
+
+@pytest.fixture
+def wide_round(round_model, wide):
+    return replace(round_model, manifest=wide.manifest, weights=wide.weights())
+
+
+def kinds(**settings):
+    asked = ClassStatistics(**settings)
+    return {name: class_statistics.asking(registry.make(name, own), asked) for name, own in KINDS.items()}
+
+
+def test_updates_are_as_expected_believed_and_as_large_as_predicted(wide_model, digits, run):
+    for numbers in ("float16", "int8"):
+        strategy = kinds(numbers=numbers)["full"]
+        made = class_statistics.train(strategy, wide_model, digits, run())
+        tensors.check(made.tensors, class_statistics.expected(strategy, wide_model.manifest))
+        _, found = class_statistics.parted(made.tensors)
+        assert found[MEANS].shape == (10, 512)
+        assert found[MOMENTS].shape == (1, 512 * 513 // 2)
+        assert class_statistics.doubt(found, 240, 2) == ""
+        found[MOMENTS][:] = found[MOMENTS] / 2
+        assert "its class means alone make" in class_statistics.doubt(found, 240, 2)
+        cost = class_statistics.cost(
+            strategy, workload(wide_model.manifest, digits.class_counts(10)), PROFILE
+        )
+        assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)), rel=0.05)
+
+
+def parts(digits):
+    """All digits but 8 and 9 for the first device, 8 for the second, 9 for the third."""
+    chosen = digits.y < 8, digits.y == 8, digits.y == 9
+    rest, eights, nines = (LocalData(digits.x[some], digits.y[some]) for some in chosen)
+    both = LocalData(np.concatenate([eights.x, rest.x[:20]]), np.concatenate([eights.y, rest.y[:20]]))
+    return {"full": rest, "few-shot": both, "class-means": nines}
+
+
+@pytest.mark.parametrize("settings", [{}, {"features": 128, "projection_seed": 3}])
+def test_what_is_served_recognises_classes_of_which_means_alone_came(
+    wide_model, wide_round, digits, run, settings
+):
+    asked = kinds(**settings)
+    folding = Folding(asked, wide_round, Carried())
+    for name, data in parts(digits).items():
+        made = class_statistics.train(asked[name], wide_model, data, run(name))
+        folding.add(folding.pool(made), made.num_examples)
+    merged, odd = folding.merged()
+    assert odd == ""
+    assert merged.served["head.weight"].shape == (10, 640)
+    memory = merged.carried.memory[closed_form.MEMORY]
+    assert memory["moments"].shape == (settings.get("features", 512),) * 2
+    wide_model.load(merged.served)
+    guess = wide_model.logits(digits.x).argmax(axis=1)
+    assert (guess == digits.y).mean() > 0.85
+    for label in (8, 9):
+        assert (guess[digits.y == label] == label).mean() > 0.7
+
+
+def test_logits_are_those_of_the_discriminant_analysis_of_projected_features(wide_model, wide_round, digits):
+    asked = ClassStatistics(features=100)
+    projection, features = asked.projection(640), wide_model.features(digits.x)
+    projected = projection.project(features)
+    known = class_statistics.of(projected, digits.y, 10, 1)
+    weights, bias = closed_form.head(known)
+    pool = closed_form.Pool.of({}, 10, projection).after(known, wide_round.weights, wide_round.manifest)
+    wide_model.load(pool.served(wide_round.weights, wide_round.manifest))
+    expected = projected @ weights.T + bias
+    np.testing.assert_allclose(wide_model.logits(digits.x), expected, atol=1e-3 * np.abs(expected).max())
+
+
+def test_wide_features_fit_but_where_they_have_a_scale(wide):
+    assert class_statistics.unfit(wide.manifest, ClassStatistics()) == ""
+    more = Parameter("head.scale", (640,), "float32", "head", ())
+    scaled = msgspec.structs.replace(wide.manifest, parameters=(*wide.manifest.parameters, more))
+    why = "its 640 features have a scale, with which at most 512 can be"
+    assert class_statistics.unfit(scaled, ClassStatistics()) == why
+    assert class_statistics.unfit(scaled, ClassStatistics(features=640)) == ""
+
+
+def test_a_pool_of_another_projection_is_begun_anew(wide_model, wide_round, digits):
+    projection = ClassStatistics(features=100).projection(640)
+    known = class_statistics.of(projection.project(wide_model.features(digits.x)), digits.y, 10, 1)
+    first = closed_form.Pool.of({}, 10, projection).after(known, wide_round.weights, wide_round.manifest)
+    assert closed_form.Pool.of(first.kept(), 10, projection).rounds == 1
+    for other in (ClassStatistics(features=101), ClassStatistics(features=100, projection_seed=1)):
+        assert closed_form.Pool.of(first.kept(), 10, other.projection(640)).rounds == 0
