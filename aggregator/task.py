@@ -272,10 +272,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             _ = self.screening
         except ValueError as error:
             raise TaskError(f"robust: {error}") from None
-        if self.head == "closed-form" and self.robust != "none":
-            raise TaskError(
-                f'head is "closed-form" and robust "{self.robust}", which compares no class statistics'
-            )
         given = self.statistics if self.head == "closed-form" else None
         kinds = tuple(kind.with_statistics(given) for kind in self.kinds)
         msgspec.structs.force_setattr(self, "kinds", kinds)

@@ -175,17 +175,19 @@ class Round:
         self._projection = asked.projection(manifest.head.features)
         self._nothing = self._sent = Statistics.none(len(manifest.labels), self._projection.size)
 
-    def take(self, contribution: Contribution) -> Contribution:
-        """What is left of a contribution without its class statistics. Class means stay in it."""
+    def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
+        """A contribution without its class statistics, and these. Class means are both."""
         update, found = class_statistics.parted(contribution.tensors)
         if contribution.kind == ClassMeans.name:
             totals = self._projection.project(update["sums"].astype(np.float64))
             sums = ClassSums(totals, update["counts"].astype(np.int64))
-            self._sent = self._sent.add(replace(self._nothing, sums=sums))
-        if found:
-            self._sent = self._sent.add(class_statistics.decode(found))
-            return replace(contribution, tensors=update)
-        return contribution
+            return contribution, replace(self._nothing, sums=sums)
+        if not found:
+            return contribution, None
+        return replace(contribution, tensors=update), class_statistics.decode(found)
+
+    def add(self, sent: Statistics) -> None:
+        self._sent = self._sent.add(sent)
 
     def closed(self, memory: Tensors) -> tuple[Pool, Tensors, str]:
         """The pool after this round, the model to serve, and why there is none, if so; `memory` as kept."""

@@ -12,6 +12,7 @@ from models.tensors import Tensors, finite
 
 from . import closed_form
 from .aggregator_half import Carried, RoundModel
+from .class_statistics import Statistics
 from .device_half import NOTHING, Contribution
 from .kind import AnyStrategy, Derives, formed
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
@@ -38,9 +39,14 @@ class Folding:
         asked = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
         self._statistics = closed_form.Round(model.manifest, model.weights, asked) if asked else None
 
-    def pool(self, contribution: Contribution) -> Contribution:
-        """Take the class statistics out of a contribution; what is left of it is for `add`."""
-        return contribution if self._statistics is None else self._statistics.take(contribution)
+    def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
+        """What of a contribution is for `add`, and its class statistics for `pool`."""
+        return (contribution, None) if self._statistics is None else self._statistics.parted(contribution)
+
+    def pool(self, statistics: Statistics | None) -> None:
+        """One device's more; None: it has sent none."""
+        if self._statistics is not None and statistics is not None:
+            self._statistics.add(statistics)
 
     def add(self, contribution: Contribution, weight: float) -> None:
         """One more, which then may be forgotten; `weight` is more than 0."""

@@ -52,7 +52,7 @@ def as_sums(update: Contribution, most: NDArray[np.int32], most_samples: float) 
 
 def usual_counts(spool: Spool) -> NDArray[np.int32]:
     """The median count of each class, int32 (classes,), of those that have it; 0 where nobody has."""
-    having = [column[column > 0] for column in _counts(spool).T]
+    having = [column[column > 0] for column in counts_in(spool).T]
     return np.array([np.median(counts) if counts.size else 0 for counts in having]).astype(np.int32)
 
 
@@ -102,13 +102,13 @@ def held(spool: Spool, factor: float) -> Iterator[tuple[Row, Vector]]:
 
 def classes(spool: Spool) -> list[tuple[slice, list[Row]]]:
     """Where each class's mean lies, and who has the class; classes that nobody has are left out."""
-    counts = _counts(spool)
+    counts = counts_in(spool)
     labels = counts.shape[1]
     width = spool.starts.size // labels
     having = [[row for row, own in zip(spool.rows, counts, strict=True) if own[c]] for c in range(labels)]
     return [(slice(c * width, (c + 1) * width), rows) for c, rows in enumerate(having) if rows]
 
 
-def _counts(spool: Spool) -> NDArray[np.int32]:
+def counts_in(spool: Spool) -> NDArray[np.int32]:
     """What every device says that it has of each class, (devices, classes)."""
     return np.stack([spool.rest(row)["counts"] for row in spool.rows])

@@ -5,7 +5,8 @@ a kind sends beside the model's own tensors (feature maps, prototypes) goes with
 rules treat devices alike, whatever number of samples they say: within a group a weight above the median
 counts as the median, nobody weighs more than with as many samples as the round's median device has, also who
 is alone in its group, and of a device's several updates of one sort, of which some are late, only the latest
-counts. A sort that is too small to compare is bounded in length (`few`).
+counts. A sort that is too small to compare is bounded in length (`few`). Class statistics of all kinds are
+compared with each other (`statistics`), in the same way under every rule.
 Folding is given an update for each device still, so that every kind's own merging is what it was.
 """
 
@@ -33,6 +34,7 @@ from .scalars import BY_LENGTH, Usual, usual
 from .settings import FEW, Robust
 from .sorts import sorted_out
 from .spool import Spool
+from .statistics import StatisticsOfDevices
 
 
 class Screen:
@@ -47,6 +49,7 @@ class Screen:
         self._lengths: dict[str, float] = {}
         self._notes: list[str] = []
         self._ruling = Ruling(robust, self._note)
+        self._statistics = StatisticsOfDevices(scratch, self._note)
 
     def __enter__(self) -> Screen:
         return self
@@ -56,13 +59,17 @@ class Screen:
     ) -> None:
         for spool in self._spools.values():
             spool.close()
+        self._statistics.close()
 
     def add(self, contribution: Contribution, weight: float, device: str) -> None:
         """One more, which then may be forgotten. In a fixed order, as for Folding. Raises OSError."""
-        contribution = self._folding.pool(replace(contribution, device=device))
+        contribution, sent = self._folding.parted(replace(contribution, device=device))
         if self._robust.rule == "none":
+            self._folding.pool(sent)
             self._folding.add(contribution, weight)
             return
+        if sent is not None:
+            self._statistics.add(sent, contribution)
         trained = self._folding.trained(contribution)
         one = sorted_out(contribution, *trained)
         if one.sort not in self._spools:
@@ -81,6 +88,8 @@ class Screen:
         for spool in self._spools.values():
             for contribution, weight in self._screened(spool) if len(spool) else ():
                 self._folding.add(contribution, weight)
+        for sent in self._statistics.held(self._usual_samples) if self._samples else ():
+            self._folding.pool(sent)
         merged, odd = self._folding.merged()
         return merged, "; ".join([*self._notes, odd] if odd else self._notes)
 
@@ -152,13 +161,18 @@ class Screen:
         round's median device has.
         """
         most = float(np.median([row.weight for row in spool.rows]))
-        samples = float(np.median(list(self._samples.values())))
+        samples = self._usual_samples
         counted = [max(1.0, self._folding.counted(row.told)) for row in spool.rows]
         weights = [
             min(row.weight, most, row.weight * samples / own)
             for row, own in zip(spool.rows, counted, strict=True)
         ]
         return Group(spool, weights, samples)
+
+    @property
+    def _usual_samples(self) -> float:
+        """Of the round's median device."""
+        return float(np.median(list(self._samples.values())))
 
     def _note(self, text: str) -> None:
         self._notes.append(text)

@@ -85,7 +85,9 @@ def test_what_is_served_recognises_classes_of_which_means_alone_came(
     folding = Folding(asked, wide_round, Carried())
     for name, data in parts(digits).items():
         made = class_statistics.train(asked[name], wide_model, data, run(name))
-        folding.add(folding.pool(made), made.num_examples)
+        update, sent = folding.parted(made)
+        folding.pool(sent)
+        folding.add(update, made.num_examples)
     merged, odd = folding.merged()
     assert odd == ""
     assert merged.served["head.weight"].shape == (10, 640)

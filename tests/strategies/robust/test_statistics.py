@@ -1,0 +1,192 @@
+"""Class statistics under a rule: what of those of liars counts in the head in closed form."""
+
+import numpy as np
+import pytest
+
+from strategies import class_statistics, closed_form, registry
+from strategies.class_statistics import Statistics
+from strategies.device_half import Contribution, Late
+from strategies.folding import Folding
+from strategies.kind import ClassStatistics
+from strategies.robust import RULES, Robust, Screen
+from strategies.robust.statistics import StatisticsOfDevices
+
+HOLDING = [rule for rule in RULES if rule != "none"]
+CLASSES, WIDTH = 4, 6
+MIDDLES = 3 * np.random.default_rng(1).normal(size=(CLASSES, WIDTH))
+
+
+def samples(seed, count=40, classes=CLASSES):
+    rng = np.random.default_rng(seed)
+    y = np.arange(count) % classes
+    return MIDDLES[y] + rng.normal(size=(count, WIDTH)), y
+
+
+def sums_of(x, y, moments=True):
+    known = class_statistics.of(x.astype(np.float32), y, CLASSES, 1)
+    return class_statistics.decode(class_statistics.encode(known, "float16", moments))
+
+
+def held(tmp_path, sent, most=40.0):
+    """`sent`: (device, statistics)s; what counts of each, and the notes."""
+    notes: list[str] = []
+    screen = StatisticsOfDevices(tmp_path, notes.append)
+    for device, one in sent:
+        screen.add(one, Contribution("full", {}, 40, 0.5, device=device))
+    found = list(screen.held(most))
+    screen.close()
+    assert not list(tmp_path.iterdir())
+    return found, notes
+
+
+def honest(count=7):
+    return [(f"pi-{i}", sums_of(*samples(i))) for i in range(count)]
+
+
+def pooled(found):
+    total = Statistics.none(CLASSES, WIDTH)
+    for one in found:
+        total = total.add(one)
+    return total
+
+
+def accuracy(found):
+    weights, bias = closed_form.head(pooled(found))
+    x, y = samples(99, 2000)
+    return float(((x @ weights.T + bias).argmax(axis=1) == y).mean())
+
+
+def longer(x, y):
+    return 1000 * x, y
+
+
+def flipped(x, y):
+    return x, (y + 1) % CLASSES
+
+
+def turned(x, y):
+    return -10 * x, y
+
+
+def test_honest_statistics_count_as_they_came(tmp_path):
+    sent = honest()
+    found, notes = held(tmp_path, sent)
+    assert notes == []
+    for one, (_, other) in zip(found, sent, strict=True):
+        np.testing.assert_allclose(one.sums.sums, other.sums.sums, rtol=1e-5)
+        np.testing.assert_array_equal(one.sums.counts, other.sums.counts)
+        np.testing.assert_allclose(one.moments, other.moments, rtol=1e-3, atol=1e-3 * other.moments.max())
+
+
+@pytest.mark.parametrize("lie", [longer, flipped, turned])
+def test_means_of_liars_are_left_out_and_the_note_says_whose(tmp_path, lie):
+    liars = [(f"z-{i}", sums_of(*lie(*samples(20 + i)))) for i in range(2)]
+    sent = honest() + liars
+    found, notes = held(tmp_path, sent)
+    assert "means of z-0, z-1 (class statistics) left out, far from the others'" in notes[0]
+    assert not any(one.sums.counts.any() for one in found[-2:])
+    best = accuracy([one for _, one in honest()])
+    assert accuracy([one for _, one in sent]) < best - 0.01
+    assert accuracy(found) > best - 0.01
+
+
+def test_a_class_mean_of_one_class_alone_is_left_out_alone(tmp_path):
+    x, y = samples(20)
+    x = np.where((y == 2)[:, None], x + 50, x)
+    found, notes = held(tmp_path, [*honest(), ("z", sums_of(x, y))])
+    assert [note.split(" (")[0] for note in notes] == ["means of z"]
+    np.testing.assert_array_equal(found[-1].sums.counts, [10, 10, 0, 10])
+
+
+def test_a_class_that_few_devices_have_is_held_by_the_means_of_all(tmp_path):
+    """Class 3 is with one device alone: as far out as other classes are it counts, further it does not."""
+    others = [(f"pi-{i}", sums_of(*samples(i, classes=3))) for i in range(7)]
+    x, y = samples(20)
+    for times, counts in ((1, [10, 10, 10, 10]), (100, [10, 10, 10, 0])):
+        shifted = np.where((y == 3)[:, None], times * x, x)
+        found, _ = held(tmp_path, [*others, ("a", sums_of(shifted, y, moments=False))])
+        np.testing.assert_array_equal(found[-1].sums.counts, counts)
+
+
+def test_a_device_counts_as_no_more_samples_than_the_median_device(tmp_path):
+    found, notes = held(tmp_path, [*honest(), ("z", sums_of(*samples(20, 4000)))])
+    assert notes == []
+    assert found[-1].sums.counts.sum() == pytest.approx(40)
+    assert found[-1].moment_sums.counts.sum() == pytest.approx(40)
+    x, _ = samples(20, 4000)
+    np.testing.assert_allclose(found[-1].moments, x.T @ x / 100, rtol=0.01, atol=1)
+
+
+def test_a_scatter_that_is_far_larger_than_others_is_left_out_of_the_covariance(tmp_path):
+    x, y = samples(20, 400)
+    wide = sums_of(MIDDLES[y] + 4 * (x - MIDDLES[y]), y)
+    found, notes = held(tmp_path, [*honest(), ("z", wide)])
+    assert notes == ["second moments of z (class statistics) left out"]
+    assert found[-1].sums.counts.all()
+    assert not found[-1].moments.any()
+    assert not found[-1].moment_sums.counts.any()
+
+
+def test_second_moments_that_no_samples_have_give_a_covariance_all_the_same(tmp_path):
+    """Products of features at their bounds, with signs that contradict each other."""
+    known = sums_of(*samples(20))
+    signs = np.sign(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)))
+    signs = np.triu(signs, 1) + np.triu(signs, 1).T + np.eye(WIDTH)
+    size = np.sqrt(np.outer(known.moments.diagonal(), known.moments.diagonal()))
+    lie = Statistics(known.sums, known.moment_sums, signs * size)
+    found, _ = held(tmp_path, [*honest(3), ("z", lie)])
+    total = pooled(found)
+    within = total.moments - (total.moment_sums.sums.T / total.moment_sums.counts) @ total.moment_sums.sums
+    assert np.linalg.eigvalsh(within).min() > 0
+
+
+def test_of_a_device_the_latest_counts_and_of_two_devices_nothing_does(tmp_path):
+    notes: list[str] = []
+    screen = StatisticsOfDevices(tmp_path, notes.append)
+    one, other = sums_of(*samples(0)), sums_of(*samples(1, 20))
+    for i in range(3):
+        screen.add(one, Contribution("full", {}, 40, 0.5, device=f"pi-{i}"))
+    screen.add(other, Contribution("few-shot", {}, 40, 0.5, device="pi-0", late=Late(1, 7, 0.5)))
+    assert [found.sums.counts.sum() for found in screen.held(40)] == [40, 40, 40]
+    found, notes = held(tmp_path, honest(2))
+    assert found == []
+    assert notes == ["pi-0, pi-1 (class statistics) too few to tell who lies, and left out"]
+
+
+def test_second_moments_of_two_devices_do_not_count(tmp_path):
+    without = [(f"b-{i}", sums_of(*samples(i, 20), moments=False)) for i in range(5)]
+    found, notes = held(tmp_path, [*honest(2), *without])
+    assert notes == ["second moments of 2 devices too few to tell who lies, and left out"]
+    assert not any(one.moments.any() for one in found)
+    assert all(one.sums.counts.all() for one in found)
+
+
+@pytest.mark.parametrize("rule", HOLDING)
+def test_the_served_head_withstands_liars_under_every_rule(model, digits, run, round_model, tmp_path, rule):
+    """Three of nine: one sends statistics a thousand times as long, two have other labels."""
+    asked = ClassStatistics()
+    kind = class_statistics.asking(registry.make("full", {"epochs": 1, "lr": 0.01, "batch": 16}), asked)
+    means = registry.make("class-means", {"head": "trained"})
+    kinds = {"full": kind, "class-means": class_statistics.asking(means, asked)}
+    features, order = model.features(digits.x), np.random.default_rng(0).permutation(len(digits))
+
+    def served(name):
+        with Screen(Folding(kinds, round_model), Robust(name), tmp_path) as screen:
+            for i, part in enumerate(np.array_split(order, 9)):
+                f, y = features[part], digits.y[part]
+                if i > 5:
+                    f, y = (1000 * f, y) if i == 6 else (f, 9 - y)
+                sent = class_statistics.encode(class_statistics.of(f, y, 10, 1), "float16", True)
+                base = {spec.name: round_model.weights[spec.name] for spec in kind.expected(model.manifest)}
+                made = Contribution("full", {**base, **sent}, len(part), 0.5)
+                screen.add(made, float(len(part)), f"pi-{i}")
+            return screen.merged()
+
+    accuracies = {}
+    for name in ("none", rule):
+        merged, note = served(name)
+        model.load(merged.served)
+        accuracies[name] = (model.logits(digits.x).argmax(axis=1) == digits.y).mean()
+    assert "means of pi-6, pi-7, pi-8 (class statistics) left out" in note
+    assert accuracies["none"] < 0.5
+    assert accuracies[rule] > 0.8
