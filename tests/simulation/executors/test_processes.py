@@ -20,7 +20,6 @@ from models.errors import BundleError, EngineError, ModelError
 from models.tensors import TensorError
 from simulation.clients import Clients
 from simulation.errors import ExecutorError
-from simulation.executors.batched import Batched
 from simulation.executors.job import Failed, Job
 from simulation.executors.plain import Plain
 from simulation.executors.processes import Processes
@@ -95,7 +94,6 @@ def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
     jobs = [replace(job, strategy=class_statistics.asking(job.strategy, statistics)) for job in asked]
     plainly = same(Plain(world).run(bases, jobs))
     assert same(executor.run(bases, jobs)) == plainly
-    assert same(Batched(world, Plain(world)).run(bases, jobs)) == plainly
     assert all(class_statistics.MEANS in names for _, names, *_ in plainly)
 
 
