@@ -340,6 +340,7 @@ def test_statistics_beside_heads_are_of_the_features_that_heads_learn_from(
     "strategy",
     [
         with_statistics(Full(epochs=1, lr=0.05, batch=8)),
+        with_statistics(Full(epochs=1, lr=0.05, batch=8), features=20),
         with_statistics(EntropySubset(shares=(0.5,), epochs=1, lr=0.02, batch=8), numbers="int8"),
     ],
 )
