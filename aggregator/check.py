@@ -128,7 +128,7 @@ def check_content(message: Contribution, content: bytes, offered: Offered) -> Te
 def _expected(message: Contribution, offered: Offered) -> Sequence[TensorSpec]:
     """Raises UpdateRefused for a kind that is not offered."""
     form = formed(kind_of(message, offered).strategy, message.form)
-    return class_statistics.expected(form, offered.manifests[form.member])
+    return class_statistics.accepted(form, offered.manifests[form.member])
 
 
 def doubt(update: Tensors, num_examples: int, kind: KindSettings, base: Tensors) -> str:

@@ -123,7 +123,7 @@ class _Earlier:
         form, codec = formed(kind.strategy, stored.form), codec_of(kind)
         tools = self.model.tools
         manifest = tools.manifest(form.member) if tools else self.model.manifest
-        expected = class_statistics.expected(form, manifest)
+        expected = class_statistics.accepted(form, manifest)
         base = self._base(stored.round, form.member) if codec.word else {}
         content = codec.decode(self.store.contributions.content(stored), base, expected)
         loss = stored.metrics.train_loss

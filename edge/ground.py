@@ -28,7 +28,7 @@ from broker.events import Event, Received
 from broker.messages import MessageError, Offer, State, decode
 from broker.topics import TopicError
 from models.bundle import Bundle
-from strategies.kind import AnyStrategy
+from strategies.kind import AnyStrategy, ClassStatistics
 
 from .roll import Roll
 from .site import Site
@@ -154,12 +154,16 @@ class Ground:
         return self.folder / hashlib.sha256(f"{offer.task}\0{offer.run}".encode()).hexdigest()[:16]
 
     def _task(self, offer: Offer, kinds: Sequence[AnyStrategy], bundle: Bundle) -> Task:
+        """With class statistics where the kinds have them; they are the same for all kinds of a task."""
+        statistics = next((kind.statistics for kind in kinds if kind.statistics is not None), None)
         return Task(
             bundle=str(bundle.path.resolve()),
             name=offer.task,
             rounds=OPEN_END,
             min_contributions=self.rules.min_contributions,
             late=self.rules.late,
+            head="trained" if statistics is None else "closed-form",
+            statistics=statistics or ClassStatistics(),
             kinds=tuple(KindSettings(name=kind.name, settings=msgspec.to_builtins(kind)) for kind in kinds),
         )
 

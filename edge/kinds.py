@@ -16,7 +16,7 @@ from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies import registry
 from strategies.class_means import ClassMeans
-from strategies.class_statistics import asking
+from strategies.class_statistics import asking, wished
 from strategies.entropy_subset import EntropySubset
 from strategies.few_shot import FewShot
 from strategies.full import Full
@@ -53,10 +53,12 @@ def site_kinds(offer: Offer, manifest: Manifest, base: Tensors) -> SiteKinds:
 
     Raises KindError when this version knows none of them, NothingToForward.
     """
-    kinds = tuple(asking(kind, None) for kind in registry.known(offer.kinds))
+    kinds = registry.known(offer.kinds)
     full = next((kind for kind in kinds if isinstance(kind, Full)), None)
     if full is None:
         return _of_scalars(offer, kinds, lambda kind: at_site(kind, base, manifest))
+    if wished(full) is None:  # what cannot be forwarded is not asked for
+        kinds = tuple(asking(kind, None) for kind in kinds)
     reasons = {kind: why_not(kind, manifest) for kind in kinds}
     return SiteKinds(
         forwarded=full.variants()[0],

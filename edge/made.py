@@ -10,12 +10,14 @@ from aggregator.observer import ContributionRecord, RoundClosed
 from broker.messages import Step
 from device_runtime.meters import Energy, together
 from models.tensors import Tensors
+from strategies.class_statistics import Statistics
 
 
 @dataclass(frozen=True)
 class Made:
     """What a round of the site came to, in the units of people. `weights` is all of the merged base, `steps`
-    what was taken along directions to it.
+    what was taken along directions to it, `statistics` the class statistics of all devices, if any were asked
+    for.
 
     Samples, seconds and joules are sums over its contributions, the peak of memory and epsilon the most of
     them; `train_loss` is their mean by samples, nan where none has one; epsilon nan where none is private.
@@ -23,6 +25,7 @@ class Made:
 
     weights: Tensors
     steps: tuple[Step, ...]
+    statistics: Statistics | None
     num_examples: int
     train_loss: float
     train_time_s: float
@@ -37,8 +40,10 @@ def _energy(one: ContributionRecord) -> Energy:
     return Energy(one.energy_j, one.energy_source, off if isfinite(off) else 1.0)
 
 
-def made_of(closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...]) -> Made:
-    """Of a closed round, the base that it made, and the steps that it took to it."""
+def made_of(
+    closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...], statistics: Statistics | None
+) -> Made:
+    """Of a closed round, the base that it made, the steps that it took to it, and its class statistics."""
     sent = closed.contributions
     devices = len({one.device for one in sent})
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.kind for one in sent).items())
@@ -47,6 +52,7 @@ def made_of(closed: RoundClosed, weights: Tensors, steps: tuple[Step, ...]) -> M
     return Made(
         weights=weights,
         steps=steps,
+        statistics=statistics,
         num_examples=sum(one.num_examples for one in sent),
         train_loss=sum(one.train_loss * one.num_examples for one in told) / examples if examples else nan,
         train_time_s=sum(one.train_time_s for one in sent),

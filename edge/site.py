@@ -23,6 +23,8 @@ from broker.messages import Base, Offer, Step, decode, encode
 from device_runtime.task import Given
 from models import tensors
 from models.errors import ModelError
+from strategies import closed_form
+from strategies.class_statistics import Statistics
 from strategies.device_half import NOTHING
 from strategies.directions import UnknownGenerator
 from strategies.merge import Merged
@@ -30,6 +32,7 @@ from strategies.replaying import replay
 
 from .made import Made, made_of
 from .scalars import steps_between
+from .statistics import of_round
 
 Standing = Literal["other", "open", "merged"]
 
@@ -150,7 +153,18 @@ class Site:
             return closed.note
         before, after = rounds.store.base(number), rounds.store.base(number + 1)
         taken = after.at - before.at if after.line == before.line else 0
-        return made_of(closed, rounds.weights(number + 1), rounds.store.taken.last(number + 1, taken))
+        steps = rounds.store.taken.last(number + 1, taken)
+        return made_of(closed, rounds.weights(number + 1), steps, self._statistics(number))
+
+    def _statistics(self, number: int) -> Statistics | None:
+        """The class statistics of a merged round, of all devices together."""
+        rounds = self._service.rounds
+        kept = rounds.store.carried(number + 1).memory.get(closed_form.MEMORY)
+        if kept is None:
+            return None
+        memory = tensors.decode(rounds.store.models.get(kept))
+        asked = next(filter(None, (kind.strategy.statistics for kind in rounds.task.kinds)))
+        return of_round(memory, rounds.weights(number), rounds.manifest, asked)
 
     def handle(self, event: Event) -> None:
         """One event of the site's link."""

@@ -22,13 +22,14 @@ from models.bundle import Bundle
 from models.tensors import Tensors, TensorSpec
 from profiles import Verdict
 from profiles.measure import UNMEASURED_LINK
+from strategies import class_statistics
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Encoded
 from strategies.device_half import Contribution
 from strategies.kind import AnyStrategy
 from strategies.zeroth_order import ZerothOrder
 
-from . import scalars
+from . import scalars, statistics
 from .ground import Ground
 from .kinds import NothingToForward, SiteKinds, site_kinds, usual_kinds
 from .made import Made
@@ -144,7 +145,9 @@ class EdgeTask(OneTask):
             self._told = kinds.left_out
             for reason in kinds.left_out:
                 log.warning("not asked of the site's devices: %s", reason)
-        why = self._advance(site, given, deadline, _specs(kinds.forwarded, bundle))
+        why = self._advance(
+            site, given, deadline, class_statistics.accepted(kinds.forwarded, bundle.manifest)
+        )
         if why is not None:
             return _sits_out(why, listener)
         if site.standing(given.offer) != "merged":
@@ -218,11 +221,14 @@ def _outcome(made: Made, kinds: SiteKinds, bundle: Bundle) -> Outcome:
     forwarded, content = kinds.forwarded, made.weights
     if isinstance(forwarded, ZerothOrder):
         content = scalars.forwarded(made.steps, kinds.length)
+    tensors = {spec.name: content[spec.name] for spec in _specs(forwarded, bundle)}
+    if made.statistics is not None:
+        tensors |= statistics.encoded(made.statistics, forwarded, made.num_examples)
     return Outcome(
         plan=Plan(Candidate(forwarded, None, ()), (), NO_STRAGGLER),
         contribution=Contribution(
             forwarded.name,
-            {spec.name: content[spec.name] for spec in _specs(forwarded, bundle)},
+            tensors,
             made.num_examples,
             made.train_loss,
             forwarded.form,

@@ -4,7 +4,8 @@ They are of the features f that the base's head takes, or where these are many o
 (`projection`), before local training: the count n_c and the mean of f
 for each class on the device, and from devices that train the extractor the mean of f f^T. The sums that these
 stand for add up over devices to those of all samples, however these are divided (FedNCM: Legate et al. 2023;
-with second moments Fed3R: Fani et al. 2024).
+with second moments Fed3R: Fani et al. 2024). A site sends the sums of its devices in the same way; where not
+all of them sent second moments, it says beside them whose counts and means go with these.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from .workload import forward_work
 PREFIX = "class-statistics/"
 COUNTS, MEANS, SCALES = PREFIX + "counts", PREFIX + "means", PREFIX + "scales"
 MOMENTS, SPREAD = PREFIX + "moments", PREFIX + "spread"
+ALL = (COUNTS, MEANS, SCALES)
+OF_MOMENTS = (PREFIX + "moment-counts", PREFIX + "moment-means", PREFIX + "moment-scales")
+"""As ALL, of the samples whose second moments are sent, where these are not all."""
 MOST_NORM = 1e4
 """No class mean of features is believed to be longer."""
 TENSOR_BYTES = 72
@@ -238,15 +242,22 @@ def encode(statistics: Statistics, numbers: str, moments: bool) -> dict[str, NDA
     to its largest number, whose size is in the scales float32; `moments`: the mean of f f^T, the upper
     triangle of it, float16 (1, width (width + 1) / 2), in the same way, and no row where there is no sample.
     """
-    sums = statistics.sums
-    present = sums.present
-    means, scales = _short(sums.sums[present] / sums.counts[present, None], numbers)
-    sent = {COUNTS: sums.counts.astype(np.int32), MEANS: means, SCALES: scales}
+    known = statistics.moment_sums
+    sent = _written(statistics.sums, numbers, ALL)
     if moments:
         upper = statistics.moments[np.triu_indices(len(statistics.moments))][None]
-        count = int(sums.counts.sum())
+        count = int(known.counts.sum())
         sent[MOMENTS], sent[SPREAD] = _short(upper / count if count else upper[:0], "float16")
+        if not np.array_equal(known.counts, statistics.sums.counts):
+            sent |= _written(known, numbers, OF_MOMENTS)
     return sent
+
+
+def _written(sums: ClassSums, numbers: str, names: tuple[str, str, str]) -> dict[str, NDArray[Any]]:
+    """Counts, means and scales, by these names."""
+    present = sums.present
+    means, scales = _short(sums.sums[present] / sums.counts[present, None], numbers)
+    return dict(zip(names, (sums.counts.astype(np.int32), means, scales), strict=True))
 
 
 def _short(rows: NDArray[np.float64], numbers: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
@@ -265,16 +276,23 @@ def _long(values: NDArray[Any], largest: NDArray[np.float32]) -> NDArray[np.floa
 
 def decode(sent: Tensors) -> Statistics:
     """What tensors of the wire stand for; they were checked."""
-    counts, means = sent[COUNTS].astype(np.int64), _long(sent[MEANS], sent[SCALES])
-    width = means.shape[1]
-    sums = np.zeros((len(counts), width))
-    sums[counts > 0] = means * counts[counts > 0, None]
-    known, nothing = ClassSums(sums, counts), Statistics.none(len(counts), width)
+    known = _read(sent, ALL)
+    labels, width = known.sums.shape
+    nothing = Statistics.none(labels, width)
     if MOMENTS not in sent or not len(sent[MOMENTS]):
         return Statistics(known, nothing.moment_sums, nothing.moments)
+    of_moments = _read(sent, OF_MOMENTS) if OF_MOMENTS[0] in sent else known
     moments = nothing.moments
-    moments[np.triu_indices(width)] = _long(sent[MOMENTS], sent[SPREAD])[0] * counts.sum()
-    return Statistics(known, known, np.triu(moments) + np.triu(moments, 1).T)
+    moments[np.triu_indices(width)] = _long(sent[MOMENTS], sent[SPREAD])[0] * of_moments.counts.sum()
+    return Statistics(known, of_moments, np.triu(moments) + np.triu(moments, 1).T)
+
+
+def _read(sent: Tensors, names: tuple[str, str, str]) -> ClassSums:
+    """What `_written` has written."""
+    counts, means = sent[names[0]].astype(np.int64), _long(sent[names[1]], sent[names[2]])
+    sums = np.zeros((len(counts), means.shape[1]))
+    sums[counts > 0] = means * counts[counts > 0, None]
+    return ClassSums(sums, counts)
 
 
 def expected(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
@@ -287,21 +305,44 @@ def specs(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
     statistics = wished(strategy)
     if statistics is None:
         return ()
-    labels, width = len(manifest.labels), statistics.projection(manifest.head.features).size
-    found = (
-        TensorSpec(COUNTS, (labels,), "int32"),
-        TensorSpec(MEANS, (labels, width), statistics.numbers, variable=True),
-        TensorSpec(SCALES, (labels,), variable=True),
-    )
+    width = statistics.projection(manifest.head.features).size
+    found = _class_specs(statistics, manifest, ALL)
     if not strategy.trains_extractor:
         return found
     moments = TensorSpec(MOMENTS, (1, width * (width + 1) // 2), "float16", variable=True)
     return (*found, moments, TensorSpec(SPREAD, (1,), variable=True))
 
 
-def expected_of(sent: Tensors, expected: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-    """What an update is held against that may come without class statistics: a device need not send any."""
-    return [spec for spec in expected if COUNTS in sent or not spec.name.startswith(PREFIX)]
+def _class_specs(
+    statistics: ClassStatistics, manifest: Manifest, names: tuple[str, str, str]
+) -> tuple[TensorSpec, ...]:
+    """Of counts, means and scales by these names."""
+    labels, width = len(manifest.labels), statistics.projection(manifest.head.features).size
+    return (
+        TensorSpec(names[0], (labels,), "int32"),
+        TensorSpec(names[1], (labels, width), statistics.numbers, variable=True),
+        TensorSpec(names[2], (labels,), variable=True),
+    )
+
+
+def accepted(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """What an update of this form may consist of: that of a site says whose second moments it has, too."""
+    statistics, whole = wished(strategy), expected(strategy, manifest)
+    if statistics is None or not strategy.trains_extractor:
+        return whole
+    return (*whole, *_class_specs(statistics, manifest, OF_MOMENTS))
+
+
+def expected_of(sent: Tensors, accepted: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+    """What an update is held against: a device need not send class statistics, and all that send second
+    moments send them of all samples that they count, but for a site.
+    """
+    without = () if COUNTS in sent and OF_MOMENTS[0] in sent else OF_MOMENTS
+    return [
+        spec
+        for spec in accepted
+        if spec.name not in without and (COUNTS in sent or not spec.name.startswith(PREFIX))
+    ]
 
 
 def parted(sent: Tensors) -> tuple[Tensors, Tensors]:
@@ -320,36 +361,52 @@ def doubt(sent: Tensors, num_examples: int, smallest: int) -> str:
     """
     if not sent:
         return ""
-    counts, rows = sent[COUNTS].astype(np.int64), len(sent[MEANS])
+    total = int(sent[COUNTS].sum(dtype=np.int64))
+    if why := _doubt_classes(sent, ALL, smallest):
+        return why
+    if total > num_examples:
+        return f"class counts sum to {total}, num_examples is {num_examples}"
+    if MOMENTS not in sent:
+        return ""
+    if OF_MOMENTS[0] not in sent:
+        return _doubt_moments(sent, ALL)
+    more = np.flatnonzero(sent[OF_MOMENTS[0]] > sent[COUNTS])
+    if len(more):
+        return f"class {more[0]} has second moments of more samples than are counted"
+    return _doubt_classes(sent, OF_MOMENTS, smallest) or _doubt_moments(sent, OF_MOMENTS)
+
+
+def _doubt_classes(sent: Tensors, names: tuple[str, str, str], smallest: int) -> str:
+    """Of the counts and means by these names."""
+    counts, (means, scales) = sent[names[0]].astype(np.int64), (sent[name] for name in names[1:])
     few = np.flatnonzero((counts < 0) | ((counts > 0) & (counts < smallest)))
     if len(few):
         return f"class {few[0]} is counted {counts[few[0]]} times, expected 0, or {smallest} or more"
-    if int(counts.sum()) > num_examples:
-        return f"class counts sum to {int(counts.sum())}, num_examples is {num_examples}"
     present = np.flatnonzero(counts)
-    if not rows == len(sent[SCALES]) == len(present):
-        return f"{rows} class means with {len(sent[SCALES])} scales, {len(present)} classes are counted"
-    means = _long(sent[MEANS], sent[SCALES])
-    norms = np.linalg.norm(means, axis=1)
-    if (norms > MOST_NORM).any() or (sent[SCALES] < 0).any():
+    if not len(means) == len(scales) == len(present):
+        return f"{len(means)} class means with {len(scales)} scales, {len(present)} classes are counted"
+    norms = np.linalg.norm(_long(means, scales), axis=1)
+    if (norms > MOST_NORM).any() or (scales < 0).any():
         worst, most = int(norms.argmax()), f"at most {MOST_NORM:g} is believed"
         return f"the mean of class {present[worst]} is {norms[worst]:.4g} long, {most}"
-    return _doubt_moments(sent, counts[present], means) if MOMENTS in sent else ""
+    return ""
 
 
-def _doubt_moments(sent: Tensors, counts: NDArray[np.int64], means: NDArray[np.float64]) -> str:
-    """By Cauchy-Schwarz the mean of f_i^2 is at least what the means make of it, and |mean of f_i f_j| at
-    most the root of the product of those of f_i^2 and f_j^2.
+def _doubt_moments(sent: Tensors, names: tuple[str, str, str]) -> str:
+    """By Cauchy-Schwarz the mean of f_i^2 is at least what the means by these names make of it, and
+    |mean of f_i f_j| at most the root of the product of those of f_i^2 and f_j^2.
     """
+    counts = sent[names[0]].astype(np.int64)
+    counts, means = counts[counts > 0], _long(sent[names[1]], sent[names[2]])
     if not len(sent[MOMENTS]) == len(sent[SPREAD]) == bool(len(counts)):
         return f"second moments in {len(sent[MOMENTS])} rows, of {len(counts)} classes"
     if not len(counts):
         return ""
     moments = decode(sent).moments / counts.sum()
     square = moments.diagonal()
-    step = INT8_STEP if sent[MEANS].dtype == np.int8 else HALF_STEP
+    step = INT8_STEP if sent[names[1]].dtype == np.int8 else HALF_STEP
     weights = counts / counts.sum()
-    largest = sent[SCALES].astype(np.float64)
+    largest = sent[names[2]].astype(np.float64)
     slack = 4 * HALF_STEP * float(np.abs(moments).max())
     least = weights @ means**2 - weights @ (2 * step * np.abs(means) * largest[:, None] + 1e-12)
     if len(low := np.flatnonzero(square + slack < least)):

@@ -75,7 +75,7 @@ def test_a_liar_is_refused_with_the_reason(bench, task, sends):
 
 
 def test_an_update_without_statistics_counts_as_ever(bench, task, sends):
-    """A browser's, or a site's: they send none yet."""
+    """As of a device whose owner allows none."""
     b = bench(task)
     b.join("a", "b")
     content, examples = sends(b, "a")

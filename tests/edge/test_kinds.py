@@ -51,10 +51,22 @@ def test_what_is_more_than_a_base_is_left_out_with_its_reason(bundle, kind, why)
     assert reason.startswith(f"{kind.name}: ")
 
 
-def test_a_site_s_devices_send_no_class_statistics_which_would_end_there(bundle):
-    asked = class_statistics.asking(make("full"), ClassStatistics())
-    chosen = site_kinds(offer(asked), bundle.manifest, bundle.weights())
-    assert chosen.offered == (chosen.forwarded,) == (make("full"),)
+def asked(kind):
+    return class_statistics.asking(kind, ClassStatistics(every=3))
+
+
+def test_a_site_asks_its_devices_for_the_class_statistics_that_it_is_asked_for(bundle):
+    full, scalars = asked(make("full")), asked(make("zeroth-order"))
+    chosen = site_kinds(offer(full, scalars), bundle.manifest, bundle.weights())
+    assert (chosen.offered, chosen.forwarded) == ((full, scalars), full)
+    alone = site_kinds(offer(scalars), bundle.manifest, bundle.weights())
+    assert (alone.offered, alone.forwarded) == ((scalars,), scalars)
+
+
+def test_where_private_updates_are_forwarded_which_have_no_statistics_none_are_asked_for(bundle):
+    private = asked(make("full", {"dp": {}}))
+    chosen = site_kinds(offer(private, asked(make("zeroth-order"))), bundle.manifest, bundle.weights())
+    assert [kind.statistics for kind in chosen.offered] == [None, None]
 
 
 def test_every_kind_is_either_offered_or_left_out(bundle):

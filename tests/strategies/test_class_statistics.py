@@ -8,7 +8,7 @@ import pytest
 from models import tensors
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from strategies import class_statistics, registry
-from strategies.class_statistics import COUNTS, MEANS, MOMENTS, SCALES, SPREAD, Statistics
+from strategies.class_statistics import COUNTS, MEANS, MOMENTS, OF_MOMENTS, SCALES, SPREAD, Statistics
 from strategies.kind import ClassStatistics
 from strategies.workload import workload
 
@@ -224,4 +224,46 @@ def no_moments(sent):
 def test_statistics_that_no_samples_can_have_are_refused_with_the_reason(sent, lie, why):
     assert class_statistics.doubt(sent, 240, 2) == ""
     lie(sent)
+    assert class_statistics.doubt(sent, 240, 2).startswith(why)
+
+
+@pytest.fixture
+def of_a_site(model, digits):
+    """Sums over two devices, of which one sends second moments: what was known of them, and the tensors."""
+    features = model.features(digits.x)
+    one, other = (exact(features[part], digits.y[part], 2) for part in (slice(150), slice(150, 240)))
+    known = Statistics(one.add(other).sums, one.sums, one.moments)
+    return known, class_statistics.encode(known, "float16", True)
+
+
+def test_of_a_site_it_is_said_whose_second_moments_are_sent(of_a_site, bundle):
+    known, sent = of_a_site
+    strategy = kind("full")
+    specs = class_statistics.accepted(strategy, bundle.manifest)
+    wanted = [one for one in class_statistics.expected_of(sent, specs) if one.name.startswith("class-stat")]
+    tensors.check(sent, wanted)
+    assert class_statistics.doubt(sent, 240, 2) == ""
+    read = class_statistics.decode(sent)
+    np.testing.assert_array_equal(read.moment_sums.counts, known.moment_sums.counts)
+    np.testing.assert_array_equal(read.sums.counts, known.sums.counts)
+    assert np.abs(read.moments - known.moments).max() <= 1.01 * 2.0**-11 * np.abs(known.moments).max()
+    tensor = OF_MOMENTS[1]
+    assert tensor not in {one.name for one in class_statistics.accepted(kind("few-shot"), bundle.manifest)}
+    alone = {name: value for name, value in sent.items() if name not in OF_MOMENTS}
+    assert tensor not in {one.name for one in class_statistics.expected_of(alone, specs)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({0: 10}, "class 0 has second moments of more samples than are counted"),
+        ({2: 1e6}, "the mean of class 3 is"),
+        ({2: 3.0}, "the mean square of feature"),
+    ],
+)
+def test_of_whose_second_moments_they_are_no_more_is_believed(of_a_site, changes, why):
+    _, sent = of_a_site
+    for place, times in changes.items():
+        value = sent[OF_MOMENTS[place]]
+        sent[OF_MOMENTS[place]] = (value * times).astype(value.dtype)
     assert class_statistics.doubt(sent, 240, 2).startswith(why)

@@ -8,6 +8,7 @@
 import { readFileSync, writeFileSync } from "node:fs";
 
 import { Bundle } from "../../web/device/bundle.js";
+import { train } from "../../web/device/class_statistics.js";
 import { DeviceModel } from "../../web/device/engine.js";
 import { make } from "../../web/device/kinds/registry.js";
 import { wasmRuntime } from "../../web/device/runtime.js";
@@ -29,7 +30,7 @@ const said = [];
 for (const [i, { kind, settings }] of works.entries()) {
   const model = new DeviceModel(bundle, runtime);
   const [richest] = make(kind, settings).variants();
-  const { tensors, form, numExamples, trainLoss } = await richest.train(model, data, run);
+  const { tensors, form, numExamples, trainLoss } = await train(richest, model, data, run);
   await model.unload();
   writeFileSync(`${dataPath}.${i}`, write(tensors));
   said.push({ form, numExamples, trainLoss: Number.isNaN(trainLoss) ? null : trainLoss });

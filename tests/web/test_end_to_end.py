@@ -5,14 +5,18 @@ import json
 import queue
 import shutil
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
+from aggregator.store import Store
 from broker import brokers, topics
 from broker.link import Link, LinkOptions, Received
 from broker.running import WEB_USER, BrokerOptions, WebSockets
 from broker.url import BrokerUrl
+from models import tensors
+from models.bundle import Bundle, shipped
+from strategies import closed_form
 
 from .conftest import DEVICES
 from .services import Services, task
@@ -125,6 +129,21 @@ def test_a_javascript_device_contributes_every_kind_one_task_after_the_other(ser
         assert service.wait(600) == 0
     sent = [one for path in (tmp_path / "run").rglob("contributions.jsonl") for one in lines(path)]
     assert {(one["kind"], one["round"]) for one in sent} == {(kind, n) for kind in KINDS for n in (1, 2)}
+
+
+def test_class_statistics_of_a_javascript_device_make_the_head_that_is_served(serve, join, lines, tmp_path):
+    text = f"bundle = '{BUNDLE}'\nrounds = 2\nround_deadline_s = 600\nhead = 'closed-form'\n"
+    text += "kinds = [{ name = 'full', settings = { epochs = 1 } }]\nstatistics = { smallest_count = 1 }\n"
+    (tmp_path / "task.toml").write_text(text)
+    with serve(tmp_path / "task.toml") as service, join("js", 0, web=False):
+        assert service.wait(600) == 0
+    run = tmp_path / "run"
+    sent = [one["num_examples"] for one in lines(run / "contributions.jsonl")]
+    with closing(Store(run, reading=True)) as store:
+        kept = tensors.decode(store.models.get(store.carried(3).memory[closed_form.MEMORY]))
+        assert [store.closed(number)[0].note for number in (1, 2)] == ["", ""]
+    known = closed_form.Pool.of(kept, Bundle.open(shipped(BUNDLE)).manifest)
+    assert (known.rounds, known.samples) == (2, sum(sent) / 2)
 
 
 def test_a_javascript_device_killed_while_it_uploads_counts_once_when_it_is_there_again(

@@ -3,6 +3,7 @@
  * work.js.
  */
 
+import * as classStatistics from "./class_statistics.js";
 import { EngineError, OutOfMemory } from "./errors.js";
 import { check } from "./flat.js";
 
@@ -46,8 +47,8 @@ export class Bench {
     this.#done = 0;
     model.between = () => this.#ask(this.#done);
     try {
-      const made = await strategy.train(model, data, this.#run(seed, deadline));
-      check(made.tensors, strategy.expected(model.manifest));
+      const made = await classStatistics.train(strategy, model, data, this.#run(seed, deadline));
+      check(made.tensors, classStatistics.expected(strategy, model.manifest));
       const form = made.form || strategy.form;
       return { form: ended(strategy, form), contribution: { ...made, form } };
     } catch (error) {

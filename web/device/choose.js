@@ -1,5 +1,6 @@
 /** Choosing the richest update that a device can afford, as device_runtime/choose.py. Pure functions. */
 
+import * as classStatistics from "./class_statistics.js";
 import { classify, misfits } from "./classify.js";
 import { asMeasured } from "./cost.js";
 import { MissingGraph } from "./errors.js";
@@ -64,7 +65,7 @@ export class Plan {
 
 /**
  * The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds; of a kind
- * with several forms, the richest that fits.
+ * with several forms, the richest that fits. Class statistics are left out where nothing fits with them.
  * @param {Profile} profile @param {any[]} kinds @param {Workload} workload @param {number} remainingS
  * @returns {Plan}
  */
@@ -73,6 +74,10 @@ export function choose(profile, kinds, workload, remainingS) {
   const forms = kinds.flatMap((kind) => kind.variants());
   const candidates = forms.map((form) => candidate({ profile, workload, usableS }, form));
   const chosen = candidates.find((one) => !one.misfits.length) ?? null;
+  if (!chosen && kinds.some((kind) => kind.statistics)) {
+    const plain = kinds.map((kind) => classStatistics.asking(kind, null));
+    return choose(profile, plain, workload, remainingS);
+  }
   return new Plan(chosen, candidates, verdict(profile, candidates, workload, usableS));
 }
 
@@ -81,7 +86,7 @@ export function choose(profile, kinds, workload, remainingS) {
  * @param {any} form @param {Workload} workload @param {Profile} profile @returns {Cost}
  */
 export function priced(form, workload, profile) {
-  return form.cost(asMeasured(workload, profile.speed), profile);
+  return classStatistics.cost(form, asMeasured(workload, profile.speed), profile);
 }
 
 /**

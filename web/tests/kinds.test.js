@@ -3,9 +3,11 @@ import { test } from "node:test";
 
 import { Bundle } from "../device/bundle.js";
 import { fromHex } from "../device/bytes.js";
+import { expected, train } from "../device/class_statistics.js";
 import { DeviceModel } from "../device/engine.js";
 import { KindError, OutOfTime } from "../device/errors.js";
 import { check } from "../device/flat.js";
+import { fromHalf } from "../device/half.js";
 import { pace } from "../device/kinds/kind.js";
 import { known as usable, make } from "../device/kinds/registry.js";
 import { prepare } from "../device/preparing.js";
@@ -15,6 +17,7 @@ import { vectors } from "./vectors.js";
 
 const known = vectors("kinds");
 const NEAR = 1e-5; // of what an engine computes, over 1 or the number
+const NEAR_HALF = 2 ** -11; // of numbers of 16 bits up to 1, the next one
 const NEAR_SCALARS = 5e-3; // a difference of two losses over 2 eps
 const bundle = await Bundle.open(packed(files(known.bundle.name)));
 const runtime = await wasmRuntime({ threads: 1 });
@@ -38,9 +41,9 @@ for (const [at, made] of known.made.entries()) {
     );
     const [richest] = strategy.variants();
     const model = new DeviceModel(bundle, runtime);
-    const given = await richest.train(model, data, RUN);
+    const given = await train(richest, model, data, RUN);
     await model.unload();
-    check(given.tensors, richest.expected(bundle.manifest));
+    check(given.tensors, expected(richest, bundle.manifest));
     const { kind, form, numExamples } = given;
     assert.deepEqual(
       { kind, form, numExamples },
@@ -48,13 +51,16 @@ for (const [at, made] of known.made.entries()) {
     );
     if (made.train_loss === null) assert.ok(Number.isNaN(given.trainLoss));
     else assert.ok(Math.abs(given.trainLoss - made.train_loss) < NEAR * made.train_loss);
-    assert.deepEqual([...given.tensors.keys()].sort(), Object.keys(made.tensors));
-    for (const [name, { dtype, shape, values }] of Object.entries(made.tensors)) {
+    const sent = { ...made.statistics, ...made.tensors };
+    assert.deepEqual([...given.tensors.keys()].sort(), Object.keys(sent).sort());
+    for (const [name, { dtype, shape, values }] of Object.entries(sent)) {
       const tensor = given.tensors.get(name);
       assert.deepEqual([tensor.dtype, tensor.shape], [dtype, shape]);
       few(tensor, values.length).forEach((value, i) => {
-        const most = (name === "g" ? NEAR_SCALARS : NEAR) * Math.max(1, Math.abs(values[i]));
-        assert.ok(Math.abs(value - values[i]) <= most, `${name}: ${value}, expected ${values[i]}`);
+        const found = dtype === "float16" ? fromHalf(value) : value;
+        const step = dtype === "float16" ? NEAR_HALF : NEAR;
+        const most = (name === "g" ? NEAR_SCALARS : step) * Math.max(1, Math.abs(values[i]));
+        assert.ok(Math.abs(found - values[i]) <= most, `${name}: ${found}, expected ${values[i]}`);
       });
     }
   });
@@ -153,7 +159,13 @@ test("work that would end late is given up as soon as that is seen", async () =>
   await pace(run(10, 5), { began: 0, done: 1 });
 });
 
-test("a kind that is asked for class statistics is done without: a browser sends none", () => {
-  const statistics = { numbers: "float16", smallest_count: 2, samples: 40, every: 5 };
-  assert.deepEqual(make("full", { epochs: 2, statistics }).settings, make("full", { epochs: 2 }).settings);
+test("few-shot training with statistics runs the samples through the network once", async () => {
+  const model = new DeviceModel(bundle, runtime);
+  const features = model.features.bind(model);
+  let passes = 0;
+  model.features = (inputs) => ((passes += 1), features(inputs));
+  const made = await train(make("few-shot", { epochs: 1, statistics: {} }), model, data, RUN);
+  await model.unload();
+  assert.equal(passes, 1);
+  assert.equal(made.numExamples, data.y.length);
 });

@@ -7,7 +7,7 @@ from typing import Any
 from device_runtime.choose import MAIN, Candidate, Plan, choose
 from device_runtime.work import Outcome, Timing, corrected
 from models.bundle import Bundle, shipped
-from profiles import DeviceProfile, Memory, Speed
+from profiles import Bandwidth, DeviceProfile, Memory, Speed
 from profiles import shipped as board
 from strategies import registry
 from strategies.workload import workload
@@ -28,6 +28,7 @@ RICH = [
 CODED = [
     ("full", {"codec": word}) for word in ("int8", "delta+half", "deflate", "delta+deflate", "half+deflate")
 ]
+MEASURED = {"numbers": "float16", "smallest_count": 10, "samples": 30, "every": 5}
 NEAR = {"cost": 1e-14, "after": 1e-14}
 """Sums of a few float64 numbers, which Python 3.12 and later add without the error that 3.11 makes."""
 
@@ -67,6 +68,15 @@ def cases() -> Iterator[Case]:
             for counts in (EVENLY, ONE_CLASS, NONE):
                 yield Case(profile, kinds, counts, 2.0)
     yield Case(here, [*RICH[1:], ("peft", {"tunable": "lora"})], (500,) * 10, 1.0)
+    pooled = [(name, {**settings, "statistics": MEASURED}) for name, settings in RICH]
+    short = [(name, {**settings, "statistics": {"numbers": "int8"}}) for name, settings in USUAL]
+    for profile in (here, small):
+        for kinds in (pooled, short):
+            for counts in (EVENLY, ONE_CLASS, NONE):
+                yield Case(profile, kinds, counts, 2.0)
+    slow = replace(here, bandwidth=Bandwidth(300.0, 300.0))
+    for remaining_s in (3.0, 12.0, 60.0):
+        yield Case(slow, short, EVENLY, remaining_s)
 
 
 def vectors() -> dict[str, Any]:

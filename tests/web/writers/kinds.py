@@ -7,14 +7,16 @@ import numpy as np
 
 from models.bundle import Bundle, pack, shipped
 from models.onnx_engine import OnnxModel
-from strategies import registry
+from models.tensors import Tensors
+from strategies import class_statistics, registry
 from strategies.device_half import LocalData, Run
 from strategies.errors import KindError
 
 BUNDLE = "digits-wrn-10-1"
-NEAR = {"tensors": 1e-5, "train_loss": 1e-5, "g": 2e-3}
+NEAR = {"tensors": 1e-5, "train_loss": 1e-5, "g": 2e-3, "statistics": 1e-3}
 """An engine adds float32 numbers in another order on each processor: 1e-7 a sum, a hundredfold after two
-epochs of small steps. A scalar g is a difference of two losses over 2 eps: 1e-7 over 2e-3, and tenfold."""
+epochs of small steps. A scalar g is a difference of two losses over 2 eps: 1e-7 over 2e-3, and tenfold. Class
+statistics are float16 of at most 1: the next one is 5e-4 away."""
 FEW = 12
 """Values of a tensor that are written, evenly from the first to the last."""
 SEED, DEVICE, SAMPLES = 2**63 + 11, "phone-1", 41
@@ -30,6 +32,11 @@ WORK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("zeroth-order", {**MEASURED, "sampled": 0.5, "tunable": "mid"}),
     ("class-means", {}),
     ("class-means", {"smallest_count": 6}),
+    ("full", {"epochs": 1, "batch": 16, "statistics": {}}),
+    ("peft", {"epochs": 1, "tunable": "head", "statistics": {"smallest_count": 5}}),
+    ("entropy-subset", {"epochs": 1, "shares": (0.3,), "statistics": {"smallest_count": 1}}),
+    ("few-shot", {"shots": 2, "epochs": 3, "statistics": {"samples": 5}}),
+    ("zeroth-order", {"statistics": {"samples": 20, "smallest_count": 1}}),
 )
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fuller", {}),
@@ -52,6 +59,12 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("zeroth-order", {"generator": "torch-normal/1"}),
     ("zeroth-order", {"num_z": 2000}),
     ("zeroth-order", {"sampled": 1.5}),
+    ("full", {"statistics": {"numbers": "float32"}}),
+    ("full", {"statistics": {"smallest_count": 0}}),
+    ("full", {"statistics": {"samples": -1}}),
+    ("zeroth-order", {"statistics": {"every": 0}}),
+    ("few-shot", {"statistics": {"count": 3}}),
+    ("few-shot", {"statistics": True}),
     ("class-means", {"head": "best"}),
     ("class-means", {"codec": "half"}),
     ("class-means", {"smallest_count": 0}),
@@ -86,7 +99,8 @@ def _made(bundle: Bundle, data: LocalData, kind: str, settings: dict[str, Any]) 
     """By the richest form of the kind."""
     strategy = registry.make(kind, settings)
     run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0)
-    made = strategy.variants()[0].train(OnnxModel(bundle), data, run)
+    made = class_statistics.train(strategy.variants()[0], OnnxModel(bundle), data, run)
+    update, found = class_statistics.parted(made.tensors)
     return {
         "kind": kind,
         "settings": settings,
@@ -94,10 +108,15 @@ def _made(bundle: Bundle, data: LocalData, kind: str, settings: dict[str, Any]) 
         "form": made.form,
         "num_examples": made.num_examples,
         "train_loss": float(np.float32(made.train_loss)) if np.isfinite(made.train_loss) else None,
-        "tensors": {
-            name: {"dtype": value.dtype.name, "shape": list(value.shape), "values": _few(value)}
-            for name, value in sorted(made.tensors.items())
-        },
+        "tensors": _described(update),
+        "statistics": _described(found),
+    }
+
+
+def _described(sent: Tensors) -> dict[str, Any]:
+    return {
+        name: {"dtype": value.dtype.name, "shape": list(value.shape), "values": _few(value)}
+        for name, value in sorted(sent.items())
     }
 
 

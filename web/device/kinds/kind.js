@@ -79,6 +79,21 @@ export class Usual {
     return this.settings.codec ?? "";
   }
 
+  /** The class statistics that go with its updates; null: there are none. */
+  get statistics() {
+    return this.settings.statistics ?? null;
+  }
+
+  /** Whether it back-propagates through the network: second moments of features go with its updates. */
+  get trainsExtractor() {
+    return false;
+  }
+
+  /** Scalars along directions that are sent in a round; 0 for a kind that sends something else. @returns {number} */
+  get scalars() {
+    return 0;
+  }
+
   /** The member of the task's family that it trains; empty for the main model. */
   get member() {
     return "";

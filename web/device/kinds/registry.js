@@ -5,12 +5,13 @@
 
 import { named } from "../codecs.js";
 import { CodecError, KindError, UnknownGenerator } from "../errors.js";
-import { record } from "../records.js";
+import { nullable, record } from "../records.js";
 import { ClassMeans } from "./class_means.js";
 import { EntropySubset } from "./entropy_subset.js";
 import { FewShot } from "./few_shot.js";
 import { Full } from "./full.js";
 import { Peft } from "./peft.js";
+import { statistics as readStatistics } from "./settings.js";
 import { ZerothOrder } from "./zeroth_order.js";
 
 /** The richest first. */
@@ -32,7 +33,7 @@ export function make(name, settings = {}) {
       `a browser has no kind of update called '${name}'; there are ${[...KINDS.keys()].join(", ")}`,
     );
   if (typeof settings !== "object" || settings === null) throw new KindError(`settings of ${name} are no settings: ${typeof settings}`);
-  const { statistics: _, ...own } = settings; // the task asks for class statistics: a browser sends none
+  const { statistics, ...own } = settings;
   const unknown = Object.keys(own)
     .filter((setting) => !Object.hasOwn(Kind.fields, setting))
     .sort();
@@ -42,7 +43,8 @@ export function make(name, settings = {}) {
     );
   }
   try {
-    const made = new Kind(record(Kind.fields)(own, name));
+    const beside = nullable(readStatistics)(statistics ?? null, `${name}.statistics`);
+    const made = new Kind({ ...record(Kind.fields)(own, name), ...(beside && { statistics: beside }) });
     named(made.codec);
     return made;
   } catch (error) {

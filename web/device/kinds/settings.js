@@ -5,6 +5,7 @@
  */
 
 import { TUNABLE_SETS } from "../manifest_schema.js";
+import { oneOf, record, whole } from "../records.js";
 
 /** Epochs, samples of a batch, shots: more is a mistake, not a setting. */
 const MOST = 1_000_000;
@@ -45,6 +46,16 @@ export function tunableSet(name) {
   if (TUNABLE_SETS.includes(name)) return;
   throw new RangeError(`there is no tunable set '${name}'; there are ${TUNABLE_SETS.join(", ")}`);
 }
+
+/** The class statistics that a task asks for beside updates. */
+export const statistics = record({
+  numbers: [oneOf("float16", "int8"), "float16"],
+  smallest_count: [whole(1, MOST), 2],
+  samples: [whole(0, MOST), 40],
+  every: [whole(1, MOST), 5],
+  features: [whole(1, 4096), 512],
+  projection_seed: [whole(0, MOST), 0],
+});
 
 /**
  * A setting that is served at one value alone. @param {any} off that value @param {string} why

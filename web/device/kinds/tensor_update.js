@@ -49,6 +49,10 @@ export class TensorUpdate extends Usual {
     return "all";
   }
 
+  get trainsExtractor() {
+    return true;
+  }
+
   /** The learning rate. @returns {number} */
   get rate() {
     return this.settings.lr;

@@ -54,6 +54,10 @@ export class ZerothOrder extends Usual {
     checkGenerator(settings.generator);
   }
 
+  get scalars() {
+    return this.settings.num_z;
+  }
+
   /** How often a device goes through its data, or through what is `sampled` of it. @returns {number} */
   get losses() {
     const { sides, num_z: directions } = this.settings;

@@ -1,0 +1,56 @@
+"""The class statistics of a site's devices, summed, as they go up beside what the site forwards."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.manifest import Manifest
+from models.tensors import Tensors
+from strategies import class_statistics
+from strategies.class_statistics import Statistics
+from strategies.closed_form import Pool
+from strategies.device_half import NOTHING
+from strategies.feature_scale import scale_in
+from strategies.kind import AnyStrategy, ClassStatistics
+
+log = logging.getLogger(__name__)
+
+
+def of_round(memory: Tensors, base: Tensors, manifest: Manifest, asked: ClassStatistics) -> Statistics:
+    """The sums over a round's devices, of features on the round's base.
+
+    `memory` is the pool as it was kept after the round. It holds that round alone: a site is given its rounds
+    without what was pooled before.
+    """
+    projection = asked.projection(manifest.head.features)
+    pooled = Pool.of(memory, len(manifest.labels), projection).statistics
+    return pooled if manifest.scale is None else pooled.times(scale_in(manifest, base))
+
+
+def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Tensors:
+    """Tensors for the wire; none where nobody sent any, or the kind that is forwarded comes without."""
+    wished = class_statistics.wished(forwarded)
+    sums = pooled.sums if wished is None else pooled.sums.at_least(wished.smallest_count)
+    if wished is None or not sums.counts.any():
+        return NOTHING
+    pooled = replace(pooled, sums=sums, moments=_possible(pooled))
+    sent = class_statistics.encode(pooled, wished.numbers, forwarded.trains_extractor)
+    if why := class_statistics.doubt(sent, num_examples, wished.smallest_count):
+        log.warning("class statistics of the site are not sent: the one above would refuse them: %s", why)
+        return NOTHING
+    return sent
+
+
+def _possible(pooled: Statistics) -> NDArray[np.float64]:
+    """The moments, with no square smaller than the class means make it: each device has rounded both."""
+    sums = pooled.moment_sums
+    moments: NDArray[np.float64] = pooled.moments.copy()
+    least: NDArray[np.float64] = (np.square(sums.sums[sums.present]) / sums.counts[sums.present, None]).sum(
+        axis=0
+    )
+    np.fill_diagonal(moments, np.maximum(moments.diagonal(), least))
+    return moments

@@ -1,0 +1,244 @@
+"""Class statistics of a site's devices: above they come to what the devices would have sent themselves."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aggregator.task import KindSettings
+from broker import topics
+from broker.events import Received
+from broker.messages import Hello, State, encode
+from edge import statistics
+from models import tensors
+from models.onnx_engine import OnnxModel
+from strategies import class_statistics, closed_form
+from strategies.class_means import ClassSums
+from strategies.class_statistics import ALL, COUNTS, MOMENTS, SPREAD, Statistics
+from strategies.device_half import LocalData, Run
+from strategies.kind import ClassStatistics
+from strategies.registry import make
+
+FULL = KindSettings(name="full", settings={"epochs": 1, "lr": 0.05, "batch": 16})
+FEW_SHOT = KindSettings(name="few-shot", settings={"epochs": 1, "join_base": True})
+SCALARS = KindSettings(name="zeroth-order", settings={})
+MEANS = KindSettings(name="class-means", settings={"head": "trained", "smallest_count": 1})
+PARTS = {"a": slice(0, 90), "b": slice(90, 150), "c": slice(150, 200), "d": slice(200, 240)}
+
+
+@pytest.fixture
+def sends(bundle, digits):
+    """What a device with its part of the digits sends of a kind, from the base of the open round above."""
+    model = OnnxModel(bundle)
+
+    def update(h, device, kind, changes=None):
+        rounds = h.service.rounds
+        number = h.service.state.round
+        model.load(rounds.weights(number))
+        strategy = next(one.strategy for one in h.task.kinds if one.name == kind)
+        if strategy.statistics is not None:
+            strategy = class_statistics.asking(strategy, replace(strategy.statistics, **(changes or {})))
+        data = LocalData(digits.x[PARTS[device]], digits.y[PARTS[device]])
+        made = class_statistics.train(
+            strategy, model, data, Run(rounds.seed(number), device, clock=lambda: 0.0, deadline=1.0)
+        )
+        return kind, made.tensors, made.num_examples
+
+    return update
+
+
+@pytest.fixture
+def forwarded(monkeypatch):
+    """The statistics that go up, each time that an update is made."""
+    made, encoded = [], statistics.encoded
+
+    def kept(*given):
+        made.append(encoded(*given))
+        return made[-1]
+
+    monkeypatch.setattr(statistics, "encoded", kept)
+    return made
+
+
+def pool(h, bundle):
+    """What the aggregator above has pooled so far."""
+    store = h.service.rounds.store
+    kept = store.carried(h.service.state.round).memory[closed_form.MEMORY]
+    return closed_form.Pool.of(
+        tensors.decode(store.models.get(kept)),
+        len(bundle.manifest.labels),
+        ClassStatistics().projection(bundle.manifest.head.features),
+    )
+
+
+def through_a_site(h, sends, kinds):
+    """One round: device d sends to the aggregator above, the others to the site."""
+    made = {device: sends(h, device, kind) for device, kind in kinds.items()}
+    for device, (kind, update, examples) in made.items():
+        if device == "d":
+            h.contribute_above(device, kind, update, examples)
+        else:
+            receipt = h.contribute(device, kind, update, examples)
+            assert receipt.status == "accepted", receipt.reason
+    return h.wait(1.0)
+
+
+def directly(h, sends, kinds):
+    """One round of the same devices, all of the aggregator above."""
+    for device in kinds:
+        hello = Hello(boot=1, num_examples=100, profile="pi", memory_bytes=2**29, engine="onnx")
+        for leaf, said in (("state", State(boot=1, online=True)), ("hello", hello)):
+            h.service.handle(Received(topics.up(device, leaf), encode(said)))
+    h.wait(1.0)
+    for device, kind in kinds.items():
+        h.contribute_above(device, *sends(h, device, kind))
+    h.service.close_round()
+    return h
+
+
+def assert_same(one, other, step):
+    """To one more rounding of means and moments."""
+    np.testing.assert_array_equal(one.sums.counts, other.sums.counts)
+    np.testing.assert_array_equal(one.moment_sums.counts, other.moment_sums.counts)
+    for mine, theirs in ((one.sums, other.sums), (one.moment_sums, other.moment_sums)):
+        assert (
+            np.abs(mine.sums - theirs.sums).max(axis=1) <= 1.1 * step * np.abs(theirs.sums).max(axis=1)
+        ).all()
+    assert np.abs(one.moments - other.moments).max() <= 1.1 * 2.0**-11 * np.abs(other.moments).max()
+
+
+@pytest.mark.parametrize(("numbers", "step"), [("float16", 2.0**-11), ("int8", 1 / 254)])
+def test_the_pool_above_is_that_of_all_devices_to_rounding(levels, bundle, sends, numbers, step):
+    """Of three kinds at the site, of which one sends second moments, and class means."""
+    task = {
+        "head": "closed-form", "rounds": 2, "min_contributions": 2,
+        "statistics": ClassStatistics(numbers=numbers),
+    }  # fmt: skip
+    kinds = {"a": "full", "b": "few-shot", "c": "zeroth-order", "d": "full"}
+    h = levels(FULL, FEW_SHOT, SCALARS, **task)
+    h.go().join(*"abc")
+    assert "statistics" in {name for kind in h.edge.ground.site.task.kinds for name in kind.settings}
+    through_a_site(h, sends, kinds)
+    assert h.counted == [(1, "d", "full", 40), (1, "site", "full", 200)]
+    flat = directly(levels(FULL, FEW_SHOT, SCALARS, **{**task, "min_contributions": 9}), sends, kinds)
+    assert len(flat.counted) == 4
+    merged, expected = pool(h, bundle), pool(flat, bundle)
+    assert_same(merged.statistics, expected.statistics, step)
+    assert (merged.weight, merged.samples) == (expected.weight, expected.samples)
+    assert 0 < merged.statistics.moment_sums.counts.sum() < merged.statistics.sums.counts.sum()
+
+
+def test_where_all_of_a_site_s_devices_send_second_moments_nothing_is_said_of_whose_they_are(
+    levels, sends, forwarded
+):
+    h = levels(FULL, head="closed-form", rounds=2)
+    h.go().join("a", "b")
+    through_a_site(h, sends, {"a": "full", "b": "full"})
+    assert forwarded
+    assert all(update.keys() == {*ALL, MOMENTS, SPREAD} for update in forwarded)
+
+
+def test_a_site_forwards_the_statistics_of_one_round_not_those_before(levels, bundle, sends, forwarded):
+    h = levels(FULL, head="closed-form", rounds=3)
+    h.go().join("a", "b")
+    counts = []
+    for number in (1, 2):
+        assert h.offer.round == number
+        through_a_site(h, sends, {"a": "full", "b": "full"})
+        counts.append(forwarded[-1][COUNTS])
+    np.testing.assert_array_equal(*counts)
+    known = pool(h, bundle)
+    assert (known.rounds, known.samples) == (2, counts[0].sum())
+
+
+def test_in_rounds_of_scalars_alone_the_statistics_go_up_beside_the_scalars(levels, bundle, sends):
+    h = levels(SCALARS, head="closed-form", rounds=3, statistics=ClassStatistics(smallest_count=1))
+    h.go().join("a", "b")
+    through_a_site(h, sends, {"a": "zeroth-order", "b": "zeroth-order"})
+    assert h.counted == [(1, "site", "zeroth-order", 150)]
+    known = pool(h, bundle).statistics
+    assert known.sums.counts.sum() == 80
+    assert not known.moment_sums.counts.any()
+    assert h.service.rounds.store.closed(1)[0].note.startswith("the trained head is served")
+    assert h.offer.base.at == 1  # its devices are told the step, and fetch no checkpoint
+
+
+def test_classes_of_which_class_means_bring_too_few_samples_stay_at_the_site(levels, bundle, sends):
+    h = levels(FULL, MEANS, head="closed-form", rounds=2, statistics=ClassStatistics(smallest_count=8))
+    h.go().join("a", "c")
+    through_a_site(h, sends, {"a": "full", "c": "class-means"})
+    assert h.counted == [(1, "site", "full", 140)]
+    known = pool(h, bundle).statistics
+    assert (known.sums.counts >= known.moment_sums.counts).all()
+    assert known.sums.counts[known.sums.counts > 0].min() >= 8
+
+
+def test_a_device_of_a_site_that_lies_is_refused_there(levels, sends):
+    h = levels(FULL, head="closed-form", rounds=2)
+    h.go().join("a", "b")
+    kind, update, examples = sends(h, "a", "full")
+    wrong = {**update, COUNTS: 9 * update[COUNTS]}
+    receipt = h.contribute("a", kind, wrong, examples)
+    assert receipt.status == "refused"
+    assert "class counts sum to" in receipt.reason
+
+
+def test_devices_that_send_none_are_merged_as_ever(levels, bundle, sends, forwarded):
+    h = levels(FULL, head="closed-form", rounds=2)
+    h.go().join("a")
+    kind, update, examples = sends(h, "a", "full")
+    h.contribute("a", kind, class_statistics.parted(update)[0], examples)
+    h.wait(1.0)
+    assert h.counted == [(1, "site", "full", 90)]
+    assert forwarded[-1] == {}
+    assert pool(h, bundle).rounds == 0
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_killed_before_or_after_merging_it_forwards_the_same(levels, bundle, sends, merged):
+    kinds = {"a": "full", "b": "few-shot"}
+
+    def played(kill):
+        h = levels(FULL, FEW_SHOT, head="closed-form", rounds=2)
+        h.go().join("a", "b")
+        made = {device: sends(h, device, kind) for device, kind in kinds.items()}
+        h.above.up = not (kill and merged)
+        h.contribute("a", *made["a"])
+        if kill and not merged:
+            h.kill()
+            h.go().join("a", "b")
+        h.contribute("b", *made["b"])
+        if kill and merged:
+            h.edge.ground.step(0.001)
+            assert h.edge.ground.site.standing(h.edge.ground.site.source) == "merged"
+            h.kill()
+        h.wait(3.0)
+        assert h.counted == [(1, "site", "full", 150)]
+        store = h.service.rounds.store
+        return store.base(2).sha, store.carried(2).memory
+
+    assert played(kill=True) == played(kill=False)
+
+
+def sums(counts, means):
+    return ClassSums(np.array(means, float) * np.array(counts)[:, None], np.array(counts))
+
+
+@pytest.mark.parametrize("numbers", ["float16", "int8"])
+def test_squares_that_rounding_has_made_smaller_than_the_means_allow_are_sent_as_they_must_be(numbers):
+    """Two devices whose features are all the same, and were rounded so."""
+    known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
+    short = Statistics(known, known, np.array([[99.0, 54.0], [54.0, 32.9]]))
+    full = class_statistics.asking(make("full"), ClassStatistics(numbers=numbers))
+    sent = statistics.encoded(short, full, 100)
+    assert class_statistics.doubt(sent, 100, 2) == ""
+    assert class_statistics.decode(sent).moments.diagonal() == pytest.approx([100, 33], rel=1e-3)
+
+
+def test_what_the_one_above_would_refuse_is_left_out_and_said(caplog):
+    known = sums([6, 4], [[1.0, 0.0], [1.0, 0.0]])
+    odd = Statistics(known, known, np.array([[10.0, 9.0], [9.0, 0.0]]))
+    full = class_statistics.asking(make("full"), ClassStatistics())
+    assert statistics.encoded(odd, full, 10) == {}
+    assert "the one above would refuse them: the moment of features 0 and 1 is 0.8999" in caplog.text
+    assert statistics.encoded(odd, make("full"), 10) == {}

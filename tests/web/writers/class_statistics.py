@@ -1,0 +1,79 @@
+"""Class statistics as Python writes them, and which device is asked for them in which round.
+
+Features are multiples of 1/256 below 64: sums of their products are exact in any order.
+"""
+
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models import tensors
+from strategies import class_statistics, registry
+from strategies.kind import ClassStatistics
+
+LABELS = 5
+NAMES = ("phone-1", "pi-zero-2w", "gerät 7", "")
+EDGES = (
+    *(0.0, -0.0, 1.0, -1.0, 1 / 3, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-11 + 2.0**-52, 1 - 2.0**-12),
+    *(2.0**-14, 2.0**-14 - 2.0**-26, 2.0**-24, 2.0**-25, 2.0**-25 + 2.0**-70, 3 * 2.0**-25, 1e-300, -1e-9),
+    *(65504.0, 65519.99, -65519.99, 1 + 2.0**-11 - 2.0**-40),
+)
+
+
+def vectors() -> dict[str, Any]:
+    draw = np.random.default_rng(11)
+    numbers = np.concatenate([EDGES, draw.uniform(-1, 1, 200), draw.uniform(-1, 1, 40) * 1e-5])
+    y = draw.integers(0, LABELS - 1, 60)
+    features = draw.integers(-(2**14), 2**14, (60, 6)) / 256
+    features[y == 1] = 0
+    ties = np.array([[254.0, 1, 3, -5, 127, -253], [-254.0, -1, -3, 5, 0, 2]]) / 256
+    cases = [
+        (features, y, 1), (features, y, 2), (np.abs(features[:7]), y[:7], 2), (features[:3], y[:3], 9),
+        (ties, np.array([0, 4]), 1), (1e-3 * features[:0], y[:0], 1),
+    ]  # fmt: skip
+    return {
+        "halves": {
+            "numbers": numbers.astype("<f8").tobytes(),
+            "bits": numbers.astype("<f2").tobytes(),
+        },
+        "encoded": [
+            _encoded(f.astype(np.float32), labels, smallest, numbers, moments)
+            for f, labels, smallest in cases
+            for numbers in ("float16", "int8")
+            for moments in (True, False)
+        ],
+        "asked": [_asked(name) for name in NAMES],
+    }
+
+
+def _encoded(
+    features: NDArray[np.float32], y: NDArray[np.int64], smallest: int, numbers: str, moments: bool
+) -> dict[str, Any]:
+    found = class_statistics.of(features, y, LABELS, smallest)
+    return {
+        "features": features.astype("<f4").tobytes(),
+        "width": features.shape[1],
+        "y": y.tolist(),
+        "labels": LABELS,
+        "smallest": smallest,
+        "numbers": numbers,
+        "moments": moments,
+        "sent": tensors.encode(class_statistics.encode(found, numbers, moments)),
+    }
+
+
+def _asked(device: str) -> dict[str, Any]:
+    """In which rounds a device that can send scalars alone is asked for statistics too."""
+    kinds = tuple(
+        class_statistics.asking(registry.make(name), ClassStatistics(every=4))
+        for name in ("full", "zeroth-order")
+    )
+    asked = {number: class_statistics.asked(kinds, number, device) for number in range(1, 13)}
+    return {
+        "device": device,
+        "crc32": zlib.crc32(device.encode()),
+        "every": 4,
+        "rounds": [[kind.name for kind in kinds if kind.statistics is not None] for kinds in asked.values()],
+    }

@@ -1,0 +1,223 @@
+/**
+ * Class statistics of features, sent beside an update: counts, means, and second moments
+ * (strategies/class_statistics.py).
+ */
+
+import { utf8 } from "./bytes.js";
+import { predict } from "./cost.js";
+import { toHalf } from "./half.js";
+import { ClassMeans } from "./kinds/class_means.js";
+import { FewShot } from "./kinds/few_shot.js";
+import { gathered } from "./kinds/kind.js";
+import { rngOf } from "./randomness.js";
+import { whole } from "./rounding.js";
+import { projected, projectedWidth } from "./projection.js";
+import { forwardWork } from "./workload.js";
+
+/** @typedef {import("./cost.js").Workload} Workload */
+/** @typedef {import("./flat.js").Tensors} Tensors */
+/** @typedef {import("./kinds/kind.js").LocalData} LocalData */
+/**
+ * Of features of so many values: counts of the classes, a sum of float64 for each that has a count, by class,
+ * and the upper triangle of the sum of f f^T, row by row.
+ * @typedef {{width: number, counts: Int32Array, sums: Map<number, Float64Array>, moments: Float64Array}} Statistics
+ */
+
+const PREFIX = "class-statistics/";
+export const COUNTS = `${PREFIX}counts`;
+export const MEANS = `${PREFIX}means`;
+export const SCALES = `${PREFIX}scales`;
+export const MOMENTS = `${PREFIX}moments`;
+export const SPREAD = `${PREFIX}spread`;
+/** Of a tensor on the wire beside its values, usually. */
+const TENSOR_BYTES = 72;
+
+/** What goes beside an update of this form. None beside class means, which are the same. @param {any} strategy */
+export function wished(strategy) {
+  return strategy instanceof ClassMeans ? null : (strategy.statistics ?? null);
+}
+
+/**
+ * The kinds of round `number` as this device is asked for them: scalars alone come without statistics in all
+ * but round 1 and one in `every` rounds, which is another for another device.
+ * @param {any[]} kinds @param {number} number @param {string} device @returns {any[]}
+ */
+export function asked(kinds, number, device) {
+  const turn = number + crc32(utf8(device));
+  const late = (/** @type {any} */ kind) => kind.scalars > 0 && kind.statistics && turn % kind.statistics.every > 0;
+  return kinds.map((kind) => (number > 1 && late(kind) ? asking(kind, null) : kind));
+}
+
+/** The same kind, with these class statistics beside its updates. @param {any} strategy @param {any} statistics */
+export const asking = (strategy, statistics) => strategy.with({ statistics });
+
+/** As zlib's. @param {Uint8Array} bytes */
+export function crc32(bytes) {
+  let rest = 0xffffffff;
+  for (const byte of bytes) {
+    rest ^= byte;
+    for (let bit = 0; bit < 8; bit += 1) rest = (rest >>> 1) ^ (rest & 1 ? 0xedb88320 : 0);
+  }
+  return ~rest >>> 0;
+}
+
+/**
+ * Of an update with its class statistics: one more forward pass, before anything else, whose features are
+ * kept; few-shot training has these anyhow. Raises MissingGraph.
+ * @param {any} strategy @param {Workload} workload @param {import("./cost.js").Profile} profile
+ * @returns {import("./cost.js").Cost}
+ */
+export function cost(strategy, workload, profile) {
+  const own = strategy.cost(workload, profile);
+  const statistics = wished(strategy);
+  if (!statistics || !workload.samples) return own;
+  const [samples, wide] = [measured(strategy, workload.samples), workload.featureWidth];
+  const width = projectedWidth(wide, statistics);
+  const present = workload.classCounts.filter((count) => count >= statistics.smallest_count).length;
+  const work = forwardWork(workload.with({ classCounts: [samples] }), samples, 0);
+  const passes = strategy instanceof FewShot ? [] : [...work.passes];
+  let bytesUp = (statistics.numbers === "int8" ? 1 : 2) * present * width;
+  bytesUp += 4 * workload.labels + 4 * present + 3 * TENSOR_BYTES;
+  let { peakBytes } = work;
+  if (strategy.trainsExtractor) {
+    bytesUp += width * (width + 1) + 4 + 2 * TENSOR_BYTES;
+    passes.push({ graph: "moments", samples, flops: 2 * width ** 2 });
+    peakBytes += 16 * width ** 2;
+  }
+  const more = predict(profile, { passes, peakBytes, bytesUp, bytesDown: 0 }, strategy.name);
+  const kept = 4 * samples * wide;
+  return {
+    seconds: own.seconds + more.seconds,
+    computeS: own.computeS + more.computeS,
+    peakMemoryBytes: Math.max(own.peakMemoryBytes + kept, more.peakMemoryBytes),
+    bytesUp: own.bytesUp + more.bytesUp,
+    bytesDown: own.bytesDown,
+    energyJ: own.energyJ + more.energyJ,
+    flops: own.flops + more.flops,
+  };
+}
+
+/** How many samples' features a device of so many computes. @param {any} strategy @param {number} samples */
+function measured(strategy, samples) {
+  const { statistics } = strategy;
+  const isAll = strategy.trainsExtractor || strategy instanceof FewShot;
+  return isAll || !statistics.samples ? samples : Math.min(samples, statistics.samples);
+}
+
+/**
+ * The update, and beside it the class statistics of as many samples, drawn evenly. `model` holds the base.
+ * Raises as the kind's `train` does.
+ * @param {any} strategy @param {import("./engine.js").DeviceModel} model @param {LocalData} data
+ * @param {import("./kinds/kind.js").Run} run @returns {Promise<import("./kinds/kind.js").Contribution>}
+ */
+export async function train(strategy, model, data, run) {
+  const statistics = wished(strategy);
+  if (!statistics) return strategy.train(model, data, run);
+  const { manifest, weights } = model;
+  const here = await drawn(data, measured(strategy, data.y.length), run);
+  const features = await model.features(here.x);
+  const known = { manifest, weights, features: async () => features };
+  const made = await strategy.train(strategy instanceof FewShot ? known : model, data, run);
+  const { x, y } = await drawn({ x: features, y: here.y }, made.numExamples, run);
+  const counted = { x: projected(x, manifest.head.features, statistics), y };
+  const width = projectedWidth(manifest.head.features, statistics);
+  const found = of(counted, width, manifest.labels.length, statistics.smallest_count);
+  const sent = encode(found, statistics.numbers, strategy.trainsExtractor);
+  return { ...made, tensors: new Map([...made.tensors, ...sent]) };
+}
+
+/**
+ * So many of the samples, or all where there are no more.
+ * @param {LocalData} data @param {number} most @param {import("./kinds/kind.js").Run} run
+ */
+async function drawn(data, most, run) {
+  const samples = data.y.length;
+  return most < samples ? gathered(data, (await rngOf(run)).permutation(samples).subarray(0, most)) : data;
+}
+
+/**
+ * Of features x (n, width) and their labels y, without classes of fewer samples than `smallest`.
+ * @param {{x: any, y: Int32Array}} data @param {number} width @param {number} labels @param {number} smallest
+ * @returns {Statistics}
+ */
+export function of({ x, y }, width, labels, smallest) {
+  const counts = new Int32Array(labels);
+  for (const label of y) counts[label] += 1;
+  counts.forEach((count, label) => (counts[label] = count < smallest ? 0 : count));
+  /** @type {Map<number, Float64Array>} */
+  const sums = new Map([...counts.keys()].filter((label) => counts[label]).map((label) => [label, new Float64Array(width)]));
+  const moments = new Float64Array((width * (width + 1)) / 2);
+  y.forEach((label, row) => {
+    const sum = sums.get(label);
+    if (!sum) return;
+    const f = x.subarray(row * width, (row + 1) * width);
+    for (let i = 0, at = 0; i < width; i += 1) {
+      sum[i] += f[i];
+      for (let j = i; j < width; j += 1, at += 1) moments[at] += f[i] * f[j];
+    }
+  });
+  return { width, counts, sums, moments };
+}
+
+/**
+ * Tensors for the wire, as Python's `encode`. @param {Statistics} statistics @param {string} numbers
+ * @param {boolean} moments whether these go too @returns {Tensors}
+ */
+export function encode({ width, counts, sums, moments: total }, numbers, moments) {
+  const means = [...sums].map(([label, sum]) => sum.map((value) => value / counts[label]));
+  const [rows, scales] = short(means, width, numbers);
+  /** @type {Tensors} */
+  const sent = new Map([
+    [COUNTS, { dtype: "int32", shape: [counts.length], data: counts }],
+    [MEANS, rows],
+    [SCALES, scales],
+  ]);
+  if (moments) {
+    const samples = counts.reduce((sum, count) => sum + count, 0);
+    const [upper, spread] = short(samples ? [total.map((value) => value / samples)] : [], total.length, "float16");
+    sent.set(MOMENTS, upper).set(SPREAD, spread);
+  }
+  return sent;
+}
+
+/**
+ * Rows relative to the largest number of each, as float16 or int8; and that number.
+ * @param {Float64Array[]} rows @param {number} width @param {string} numbers
+ */
+function short(rows, width, numbers) {
+  const largest = Float32Array.from(rows, (row) => row.reduce((most, value) => Math.max(most, Math.abs(value)), 0));
+  const data = numbers === "int8" ? new Int8Array(rows.length * width) : new Uint16Array(rows.length * width);
+  rows.forEach((row, place) => {
+    row.forEach((value, at) => {
+      const relative = value / (largest[place] || 1);
+      data[place * width + at] = numbers === "int8" ? whole(127 * Math.max(-1, Math.min(1, relative))) : toHalf(relative);
+    });
+  });
+  return [
+    { dtype: numbers, shape: [rows.length, width], data },
+    { dtype: "float32", shape: [rows.length], data: largest },
+  ];
+}
+
+/** What an update of this form consists of. @param {any} strategy @param {import("./manifest.js").Manifest} manifest */
+export function expected(strategy, manifest) {
+  return [...strategy.expected(manifest), ...specs(strategy, manifest)];
+}
+
+/** @param {any} strategy @param {import("./manifest.js").Manifest} manifest @returns {import("./flat.js").TensorSpec[]} */
+function specs(strategy, manifest) {
+  const statistics = wished(strategy);
+  if (!statistics) return [];
+  const [labels, width] = [manifest.labels.length, projectedWidth(manifest.head.features, statistics)];
+  const found = [
+    { name: COUNTS, shape: [labels], dtype: "int32" },
+    { name: MEANS, shape: [labels, width], dtype: statistics.numbers, variable: true },
+    { name: SCALES, shape: [labels], dtype: "float32", variable: true },
+  ];
+  if (!strategy.trainsExtractor) return found;
+  return [
+    ...found,
+    { name: MOMENTS, shape: [1, (width * (width + 1)) / 2], dtype: "float16", variable: true },
+    { name: SPREAD, shape: [1], dtype: "float32", variable: true },
+  ];
+}

@@ -1,0 +1,72 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { fromHex, hex, utf8 } from "../device/bytes.js";
+import { COUNTS, asked, asking, crc32, encode, expected, of, wished } from "../device/class_statistics.js";
+import { toHalf } from "../device/half.js";
+import { projected } from "../device/projection.js";
+import { make } from "../device/kinds/registry.js";
+import { write } from "../device/safetensors.js";
+import { vectors } from "./vectors.js";
+
+const known = vectors("class_statistics");
+const STATISTICS = { numbers: "float16", smallest_count: 2, samples: 40, every: 5, features: 512, projection_seed: 0 };
+
+test("numbers of 64 bits become those of 16 bits that numpy makes of them", () => {
+  const numbers = new Float64Array(fromHex(known.halves.numbers).buffer);
+  const bits = new Uint16Array(fromHex(known.halves.bits).buffer);
+  assert.ok(numbers.length > 200);
+  numbers.forEach((number, at) => assert.equal(toHalf(number), bits[at], `${number}`));
+});
+
+for (const [at, one] of known.encoded.entries()) {
+  test(`class statistics of these features are Python's, byte for byte (${at})`, () => {
+    const x = new Float32Array(fromHex(one.features).buffer);
+    const found = of({ x, y: Int32Array.from(one.y) }, one.width, one.labels, one.smallest);
+    assert.equal(hex(write(encode(found, one.numbers, one.moments))), one.sent);
+  });
+}
+
+test("devices are asked for statistics beside scalars in the rounds in which Python's are", () => {
+  for (const { device, crc32: sum, every, rounds } of known.asked) {
+    assert.equal(crc32(utf8(device)), sum);
+    const statistics = { ...STATISTICS, every };
+    const kinds = [make("full", { statistics }), make("zeroth-order", { statistics })];
+    rounds.forEach((names, place) => {
+      const left = asked(kinds, place + 1, device).filter((kind) => kind.statistics);
+      assert.deepEqual(left.map((kind) => kind.name), names, `${device}, round ${place + 1}`);
+    });
+  }
+});
+
+test("features of a wide head are projected as Python's", () => {
+  const identity = Float32Array.from({ length: 64 }, (_, at) => Number(at % 9 === 0));
+  for (const [seed, columns] of [[0, [-1, 3, 2, -2, 1, 4, 3, -4]], [7, [4, -2, 1, 4, 1, -3, -3, -2]]]) {
+    const rows = projected(identity, 8, { features: 4, projection_seed: seed });
+    const found = Array.from({ length: 8 }, (_, at) => {
+      const row = rows.subarray(4 * at, 4 * at + 4);
+      const sum = row.findIndex((value) => value !== 0);
+      return row[sum] * (sum + 1);
+    });
+    assert.deepEqual(found, columns, `seed ${seed}`);
+  }
+  assert.equal(projected(identity, 8, { features: 8, projection_seed: 0 }), identity);
+});
+
+test("forms of a kind keep its statistics, and can be asked without", () => {
+  const kind = make("entropy-subset", { shares: [0.5, 0.25], statistics: { samples: 10n, numbers: "int8" } });
+  const statistics = { ...STATISTICS, samples: 10, numbers: "int8" };
+  assert.deepEqual(kind.variants().map((form) => form.statistics), [statistics, statistics]);
+  assert.equal(asking(kind, null).statistics, null);
+  assert.equal(make("full").statistics, null);
+  assert.deepEqual(make("full", { statistics: null }).settings, make("full").settings);
+});
+
+test("class means are the statistics themselves, and come without", () => {
+  const kind = make("class-means", { statistics: STATISTICS });
+  assert.equal(wished(kind), null);
+  const manifest = { labels: ["a", "b"], head: { features: 3 } };
+  assert.deepEqual(expected(kind, manifest), kind.expected(manifest));
+  const scalars = expected(make("zeroth-order", { statistics: STATISTICS }), manifest);
+  assert.deepEqual(scalars.map((spec) => spec.name).slice(0, 2), ["g", COUNTS]);
+});
