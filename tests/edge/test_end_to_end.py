@@ -2,11 +2,15 @@
 
 import shutil
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
+from aggregator.store import Store
 from broker import brokers
+from models import tensors
+from models.bundle import Bundle, shipped
+from strategies import closed_form
 
 ROUNDS = 3
 
@@ -40,6 +44,10 @@ def test_two_sites_and_a_direct_device_learn_while_an_edge_is_killed_in_a_round(
     launched, edge, join, digits_in, lines, eventually, tmp_path
 ):
     evaluation, run = digits_in(tmp_path / "eval.npz", slice(1200, None)), tmp_path / "run"
+    kinds = "kinds = [{ name = 'full' }, { name = 'few-shot', settings = { join_base = true } }]"
+    head = "head = 'closed-form'\nstatistics = { smallest_count = 1 }"
+    rest = f"rounds = {ROUNDS}\nround_deadline_s = 600\nmin_devices = 3\nmin_contributions = 3"
+    (tmp_path / "task.toml").write_text(f"bundle = 'digits-wrn-10-1'\n{rest}\n{kinds}\n{head}\n")
     slow = ("--as", "pi-5", "--slow", "40")
     with ExitStack() as stack:
         above, below = brokers.start("mosquitto"), brokers.start("mosquitto")
@@ -49,10 +57,8 @@ def test_two_sites_and_a_direct_device_learn_while_an_edge_is_killed_in_a_round(
         enter = stack.enter_context
         serve = enter(
             launched(
-                tmp_path / "serve.log", "serve", "--bundle", "digits-wrn-10-1", "--rounds", ROUNDS,
-                "--deadline", 600, "--min-devices", 3, "--min-contributions", 3,
-                "--kinds", "full,few-shot", "--broker", above.url, "--run-dir", run,
-                "--eval-data", evaluation,
+                tmp_path / "serve.log", "serve", tmp_path / "task.toml", "--broker", above.url,
+                "--run-dir", run, "--eval-data", evaluation,
             )
         )  # fmt: skip
         leaving = [
@@ -83,6 +89,10 @@ def test_two_sites_and_a_direct_device_learn_while_an_edge_is_killed_in_a_round(
         of_site = Counter((one["round"], one["device"]) for file in files for one in lines(file))
         assert of_site == Counter((n, device) for n in range(1, ROUNDS + 1) for device in devices)
     assert (tmp_path / "a1.log").read_text().count("full accepted") == ROUNDS
+    with closing(Store(run, reading=True)) as store:
+        kept = tensors.decode(store.models.get(store.carried(ROUNDS + 1).memory[closed_form.MEMORY]))
+    pool = closed_form.Pool.of(kept, Bundle.open(shipped("digits-wrn-10-1")).manifest)
+    assert (pool.rounds, pool.samples) == (ROUNDS, sum(held.values()))
     accuracies = [one["eval_acc"] for one in lines(run / "rounds.jsonl")]
     assert len(accuracies) == ROUNDS
     assert accuracies[-1] > 0.8

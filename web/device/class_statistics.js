@@ -145,7 +145,8 @@ export function of({ x, y }, width, labels, smallest) {
   for (const label of y) counts[label] += 1;
   counts.forEach((count, label) => (counts[label] = count < smallest ? 0 : count));
   /** @type {Map<number, Float64Array>} */
-  const sums = new Map([...counts.keys()].filter((label) => counts[label]).map((label) => [label, new Float64Array(width)]));
+  const sums = new Map();
+  counts.forEach((count, label) => count && sums.set(label, new Float64Array(width)));
   const moments = new Float64Array((width * (width + 1)) / 2);
   y.forEach((label, row) => {
     const sum = sums.get(label);
@@ -185,13 +186,13 @@ export function encode({ width, counts, sums, moments: total }, numbers, moments
  * @param {Float64Array[]} rows @param {number} width @param {string} numbers
  */
 function short(rows, width, numbers) {
-  const largest = Float32Array.from(rows, (row) => row.reduce((most, value) => Math.max(most, Math.abs(value)), 0));
-  const data = numbers === "int8" ? new Int8Array(rows.length * width) : new Uint16Array(rows.length * width);
+  const size = (/** @type {Float64Array} */ row) => row.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  const largest = Float32Array.from(rows, size);
+  const isShort = numbers === "int8";
+  const data = new (isShort ? Int8Array : Uint16Array)(rows.length * width);
+  const written = isShort ? (/** @type {number} */ one) => whole(127 * Math.max(-1, Math.min(1, one))) : toHalf;
   rows.forEach((row, place) => {
-    row.forEach((value, at) => {
-      const relative = value / (largest[place] || 1);
-      data[place * width + at] = numbers === "int8" ? whole(127 * Math.max(-1, Math.min(1, relative))) : toHalf(relative);
-    });
+    row.forEach((value, at) => (data[place * width + at] = written(value / (largest[place] || 1))));
   });
   return [
     { dtype: numbers, shape: [rows.length, width], data },
@@ -204,7 +205,11 @@ export function expected(strategy, manifest) {
   return [...strategy.expected(manifest), ...specs(strategy, manifest)];
 }
 
-/** @param {any} strategy @param {import("./manifest.js").Manifest} manifest @returns {import("./flat.js").TensorSpec[]} */
+/**
+ * Of the class statistics beside an update of this form.
+ * @param {any} strategy @param {import("./manifest.js").Manifest} manifest
+ * @returns {import("./flat.js").TensorSpec[]}
+ */
 function specs(strategy, manifest) {
   const statistics = wished(strategy);
   if (!statistics) return [];
