@@ -31,6 +31,7 @@ else:
     import tomli as tomllib
 
 Late = Literal["discard", "count"]
+WaitFor = Literal["all", "fast"]
 Start = Literal["bundle", "random"]
 Head = Literal["trained", "closed-form"]
 
@@ -121,6 +122,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     (1 + tau) ** -staleness_weight of what it moved its own round's. `eval_data` is an .npz with `x` (raw
     inputs) and `y` (labels), and so is `generic`, samples that are nobody's own, which some kinds need here;
     `bundle` a path or the name of a shipped bundle, `family` those of smaller models that some kinds train.
+    With wait_for="fast" a round closes when the fast devices are done, at the time at which the updates of
+    the last rounds came fastest: devices done by then over that time (`pace.closing_s`). Devices plan against
+    `round_deadline_s` all the same, and what comes later counts as with late="count"; so that it can, no
+    round closes before `round_deadline_s` / `max_staleness`. Round 1 waits for all.
     `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
     parameters, drawn by `seed`, in place of the bundle's.
 
@@ -162,6 +167,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     late: Annotated[Late, Setting("What happens to an update that comes after its round.", "count")] = (
         "discard"
     )
+    wait_for: Annotated[
+        WaitFor,
+        Setting("Devices that a round waits for; with fast, late updates count.", "fast"),
+    ] = "all"
     devices_per_round: Annotated[
         int | None,
         Setting("Devices drawn for each round; none: all that are online.", 10, "devices", at_least=1),
@@ -268,6 +277,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.devices_per_round is not None and not self.buffer_size:
             self._check_enough_are_asked(self.devices_per_round)
         self._check_pace()
+        self._check_wait_for()
         try:
             _ = self.screening
         except ValueError as error:
@@ -301,6 +311,23 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if (least_s := self.deadline_least_s) > self.round_deadline_s:
             most = f"round_deadline_s, the longest, is {self.round_deadline_s:g}"
             raise TaskError(f"deadline_least_s is {least_s:g}, {most}")
+
+    def _check_wait_for(self) -> None:
+        if self.wait_for != "fast":
+            return
+        if self.buffer_size:
+            raise TaskError(
+                'wait_for is "fast" and buffer_size is set: a buffered round closes by its number of devices'
+            )
+        if self.deadline_quantile is not None:
+            raise TaskError(
+                'wait_for is "fast" and deadline_quantile is set: both learn when a round ends, give one'
+            )
+        if not self.max_staleness:
+            raise TaskError('wait_for is "fast" and max_staleness 0: what comes late could not count')
+        if all(kind.strategy.own_round for kind in self.kinds):
+            kinds = ", ".join(kind.name for kind in self.kinds)
+            raise TaskError(f'wait_for is "fast", and {kinds} counts in its own round only')
 
     def _check_enough_are_asked(self, size: int) -> None:
         if size < self.min_contributions:
