@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aggregator import machine
-from aggregator.errors import TaskError
+from aggregator.errors import RunFolderError, TaskError
 from aggregator.moves import (
     Announce,
     Announced,
@@ -27,9 +27,11 @@ from aggregator.moves import (
     Work,
     Worked,
 )
+from aggregator.observer import RoundClosed
 from aggregator.pace import STEP, class_of, closing_s
 from aggregator.state import Rules, Saved, State
 from aggregator.task import KindSettings, Task
+from models import tensors
 
 RULES = Rules(rounds=9, round_deadline_s=100.0, wait_for="fast")
 
@@ -218,6 +220,10 @@ def test_the_first_rounds_without_a_deadline_wait_for_all():
     [
         ({"buffer_size": 2}, "buffer_size is set: a buffered round closes by its number of devices"),
         ({"deadline_quantile": 0.9}, "deadline_quantile is set: both learn when a round ends, give one"),
+        (
+            {"staleness_weight": 1.0},
+            "an update weighs as many times as the rounds that its device was at work",
+        ),
         ({"max_staleness": 0}, 'wait_for is "fast" and max_staleness 0: what comes late could not count'),
         (
             {"kinds": (KindSettings(name="prototypes"),)},
@@ -228,6 +234,22 @@ def test_the_first_rounds_without_a_deadline_wait_for_all():
 def test_what_makes_no_sense_with_it_is_refused(settings, why):
     with pytest.raises(TaskError, match=why):
         Task(bundle="b", wait_for="fast", **settings)
+
+
+def test_a_late_update_weighs_as_many_times_as_the_rounds_in_which_its_device_was_at_work():
+    """3 rounds late it stands for 4, but for no more than have passed since its device counted last."""
+    task = Task(bundle="b", wait_for="fast")
+    assert [task.stands_for(late, since) for late, since in ((0, 1.0), (3, 9.0), (3, 2.0), (0, 0.5))] == [
+        1.0, 4.0, 2.0, 0.5,
+    ]  # fmt: skip
+    assert task.late_share(3) == 1.0
+
+
+def test_other_rounds_weigh_late_updates_as_before():
+    for settings in ({"late": "count"}, {"buffer_size": 2}):
+        task = Task(bundle="b", **settings)
+        assert (task.stands_for(3, 9.0), task.late_share(3)) == (1.0, 0.5)
+    assert Task(bundle="b", wait_for="fast", devices_per_round=9).stands_for(3, 9.0) == 1.0
 
 
 class Fleet:
@@ -337,3 +359,92 @@ def test_a_fleet_of_whom_most_are_slow_is_not_rushed():
     needs = jittered(lambda name: 30.0 if name.endswith("7") else 85.0, 0.02)
     fleet = Fleet(replace(RULES, rounds=30), names, needs).run()
     assert min(fleet.closings) > 80
+
+
+def sends(b, device, number, boot=1):
+    """An update of that round arrives now."""
+    [receipt] = b.contribute(device, b.contribution("few-shot", b.made, number, boot=boot, seq=number))
+    return receipt
+
+
+@pytest.fixture
+def fast(bench, make_task, update_of):
+    """Four devices on a service; in round 1 a, b and c needed 6 s, d 40 s. Round 2 is open."""
+    b = bench(make_task("few-shot", rounds=6, round_deadline_s=50.0, wait_for="fast", min_devices=4))
+    b.made = update_of("few-shot")
+    b.join("a", "b", "c", "d")
+    b.wait(6)
+    for device in "abc":
+        sends(b, device, 1)
+    b.wait(34)
+    sends(b, "d", 1)
+    assert b.offer.round == 2
+    return b
+
+
+def test_on_the_service_a_round_says_when_it_closed_and_why_and_devices_have_their_whole_deadline(fast):
+    b = fast
+    assert (b.offer.deadline_s, b.offer.remaining_s) == (50.0, 50.0)
+    b.wait(6)
+    for device in "abc":
+        sends(b, device, 2)
+    b.wait(3.9)
+    assert b.offer.round == 2
+    b.wait(0.2)
+    assert b.offer.round == 3
+    closed = b.heard(RoundClosed)
+    assert [one.note for one in closed] == ["", "closed at 10.1 s, when the fast were done; 1 at work"]
+    assert (closed[1].record.deadline_s, closed[1].record.participants) == (50.0, 3)
+    b.wait(20)
+    assert sends(b, "d", 2).reason == "round 2 is closed, counted in round 3"
+
+
+def test_on_the_service_a_late_update_weighs_as_many_times_as_the_rounds_that_its_device_missed(
+    fast, update_of
+):
+    """d's for round 2 comes in round 4 beside a's, and stands for rounds 2 to 4: d counted in round 1 last.
+
+    Few-shot heads are averaged, and served on a base that stays as it is.
+    """
+    b = fast
+    for number in (2, 3):
+        sends(b, "a", number)
+        b.wait(11)
+    late, mine = update_of("few-shot", 5), update_of("few-shot", 6)
+    b.contribute("d", b.contribution("few-shot", late, 2, seq=11))
+    b.contribute("a", b.contribution("few-shot", mine, 4, seq=12))
+    b.wait(11)
+    served = tensors.decode(b.store.models.get(b.store.served(4)))
+    for name in mine[0]:
+        weighed = (3 * late[1] * late[0][name] + mine[1] * mine[0][name]) / (3 * late[1] + mine[1])
+        np.testing.assert_allclose(served[name], weighed, rtol=1e-4, atol=1e-6)
+
+
+def test_a_restart_knows_what_was_learnt_and_what_was_said(fast):
+    b = fast
+    for device in "abc":
+        sends(b, device, 2)
+    b.wait(11)
+    note = b.heard(RoundClosed)[-1].note
+    learnt = [dict(durations) for durations in b.service.state.paces]
+    b.restart()
+    assert [dict(durations) for durations in b.service.state.paces] == learnt
+    assert b.service.state.fast_s == pytest.approx(b.now + 10.0)
+    assert [one.note for one in b.store.closed()] == ["", note]
+    b.join("a", "b", "c", "d", boot=2)
+    sends(b, "a", 3, boot=2)
+    b.wait(11)
+    assert b.offer.round == 4
+    assert sends(b, "d", 3, boot=2).reason == "round 3 is closed, counted in round 4"
+
+
+def test_what_a_round_said_of_its_end_is_kept_where_the_aggregator_dies_as_it_merges(fast, monkeypatch):
+    b = fast
+    sends(b, "a", 2)
+    monkeypatch.setattr("aggregator.merging.merge_round", lambda *_: 1 / 0)
+    with pytest.raises(RunFolderError):
+        b.wait(11)
+    monkeypatch.undo()
+    b.restart()
+    assert b.store.closed(2)[0].note.startswith("closed at 11 s, when the fast were done; ")
+    assert len(b.service.state.paces) == 2
