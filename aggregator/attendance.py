@@ -271,11 +271,16 @@ def begun(state: State, now: float) -> State:
 
 
 def _opened(state: State, now: float) -> State:
-    """The round has just opened; when those did that nothing comes from any more is forgotten."""
+    """The round has just opened; when those did that nothing comes from any more is forgotten.
+
+    Round 1 teaches nothing: its base was fetched while devices waited for it.
+    """
     opened, earliest = state.opened, state.rules.earliest(state.round)
     for number in [number for number in opened if number < earliest]:
         opened = opened.discard(number)
-    return state.but(opened=opened.insert(state.round, now), fast_s=now + state.closing_s(state.round))
+    if state.round > 1:
+        opened = opened.insert(state.round, now)
+    return state.but(opened=opened, fast_s=now + state.closing_s(state.round))
 
 
 def _still_asked(state: State, behind: HashTrieMap[str, float]) -> HashTrieMap[str, int]:

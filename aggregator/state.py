@@ -170,7 +170,7 @@ class State:
     fast_s: float = inf
     """Where rounds wait for the fast: when this round closes if enough have contributed; inf: not known."""
     opened: HashTrieMap[int, float] = field(default_factory=HashTrieMap)
-    """Where rounds wait for the fast: when those opened that updates may come from."""
+    """Where rounds wait for the fast: when those opened, but for the first, that updates may come from."""
     needs: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
     """Where rounds wait for the fast: the class of how long each device needed last."""
     delivered: HashTrieMap[str, tuple[int, float]] = field(default_factory=HashTrieMap)

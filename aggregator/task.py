@@ -127,7 +127,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     the last rounds came fastest: devices done by then over that time (`pace.closing_s`). Devices plan against
     `round_deadline_s` all the same, and what comes later counts as with late="count", but as many times as
     the rounds in which its device was at work (`stands_for`) in place of (1 + tau) ** -staleness_weight. So
-    that it can, no round closes before `round_deadline_s` / `max_staleness`. Round 1 waits for all.
+    that it can, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait for all.
     `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
     parameters, drawn by `seed`, in place of the bundle's.
 

@@ -98,14 +98,17 @@ def test_a_homogeneous_fleet_loses_few_devices_to_jitter(devices):
     assert np.quantile(cut, 0.95) <= max(1, 0.05 * devices)
 
 
-def test_the_first_round_waits_for_all_and_the_second_for_the_fast():
-    state, _ = play(State(RULES), *online("a", "b", "c"), came("a", 20.0), came("b", 20.0), Tick(79.0))
+def test_two_rounds_wait_for_all_and_the_third_for_the_fast():
+    """The base of the first was fetched before it opened: it says nothing about the others."""
+    state, commands = play(State(RULES), *online("a", "b", "c"), *(came(device, 3.0) for device in "abc"))
+    assert Work("merge", 1) in commands
+    state, _ = play(state, *worked(0.0), came("a", 20.0, 2), came("b", 20.0, 2), Tick(79.0))
     assert (state.phase, state.fast_s) == ("collect", inf)
-    state, commands = play(state, came("c", 80.0))
-    assert Work("merge", 1, tuple(sorted(classes(20, 20, 80).items()))) in commands
+    state, commands = play(state, came("c", 80.0, 2))
+    assert Work("merge", 2, tuple(sorted(classes(20, 20, 80).items()))) in commands
     state, _ = play(state, *worked(80.0))
     assert 20.0 <= state.fast_s - 80.0 <= 21.0
-    state, commands = play(state, came("a", 95.0, 2), Tick(101.2))
+    state, commands = play(state, came("a", 95.0, 3), Tick(101.2))
     assert commands[-1].early == "closed at 21.2 s, when the fast were done; 2 at work"
     assert state.phase == "merge"
 
@@ -328,7 +331,7 @@ def test_over_a_hundred_rounds_what_is_learnt_stays(devices_per_round):
     rules = replace(RULES, rounds=100, devices_per_round=devices_per_round)
     needs = jittered(lambda name: 85.0 if name.startswith("slow") else 30.0, 0.05)
     fleet = Fleet(rules, names, needs).run()
-    closings = fleet.closings[1:]
+    closings = fleet.closings[2:]
     assert min(closings) > 29
     assert max(closings) < 42
     assert np.mean(closings[-20:]) == pytest.approx(np.mean(closings[:20]), rel=0.1)
@@ -346,8 +349,8 @@ def test_over_a_hundred_rounds_durations_of_any_spread_are_stable():
     """From 10 s to 100 s, evenly on a scale of factors, as devices with more and fewer samples need."""
     speed = {f"d-{i}": 10.0 ** (1 + i / 39) for i in range(40)}
     fleet = Fleet(replace(RULES, rounds=100), list(speed), jittered(speed.get)).run()
-    assert min(fleet.closings[1:]) > 20
-    assert max(fleet.closings[1:]) < 45
+    assert min(fleet.closings[2:]) > 20
+    assert max(fleet.closings[2:]) < 45
     assert np.mean(fleet.closings[-40:]) == pytest.approx(np.mean(fleet.closings[10:50]), rel=0.1)
     assert fleet.late["late"] < 0.01 * fleet.late["accepted"]
 
@@ -368,17 +371,18 @@ def sends(b, device, number, boot=1):
 
 @pytest.fixture
 def fast(bench, make_task, update_of):
-    """Four devices on a service; in round 1 a, b and c needed 6 s, d 40 s. Round 2 is open."""
+    """Four devices on a service; in round 2 a, b and c needed 6 s, d 40 s. Round 3 is open."""
     kind = KindSettings(name="few-shot", settings={"join_base": True})
     b = bench(make_task(kind, rounds=6, round_deadline_s=50.0, wait_for="fast", min_devices=4))
     b.made = update_of("few-shot")
     b.join("a", "b", "c", "d")
-    b.wait(6)
-    for device in "abc":
-        sends(b, device, 1)
-    b.wait(34)
-    sends(b, "d", 1)
-    assert b.offer.round == 2
+    for number in (1, 2):
+        b.wait(6)
+        for device in "abc":
+            sends(b, device, number)
+        b.wait(34)
+        sends(b, "d", number)
+    assert b.offer.round == 3
     return b
 
 
@@ -387,32 +391,32 @@ def test_on_the_service_a_round_says_when_it_closed_and_why_and_devices_have_the
     assert (b.offer.deadline_s, b.offer.remaining_s) == (50.0, 50.0)
     b.wait(6)
     for device in "abc":
-        sends(b, device, 2)
+        sends(b, device, 3)
     b.wait(3.9)
-    assert b.offer.round == 2
-    b.wait(0.2)
     assert b.offer.round == 3
+    b.wait(0.2)
+    assert b.offer.round == 4
     closed = b.heard(RoundClosed)
-    assert [one.note for one in closed] == ["", "closed at 10.1 s, when the fast were done; 1 at work"]
-    assert (closed[1].record.deadline_s, closed[1].record.participants) == (50.0, 3)
+    assert [one.note for one in closed] == ["", "", "closed at 10.1 s, when the fast were done; 1 at work"]
+    assert (closed[2].record.deadline_s, closed[2].record.participants) == (50.0, 3)
     b.wait(20)
-    assert sends(b, "d", 2).reason == "round 2 is closed, counted in round 3"
+    assert sends(b, "d", 3).reason == "round 3 is closed, counted in round 4"
 
 
 def test_on_the_service_a_late_update_weighs_as_many_times_as_the_rounds_that_its_device_missed(
     fast, update_of
 ):
-    """d's for round 2 comes in round 4 beside a's, and stands for 2 to 4: d counted in round 1 last."""
+    """d's for round 3 comes in round 5 beside a's, and stands for 3 to 5: d counted in round 2 last."""
     b = fast
-    for number in (2, 3):
+    for number in (3, 4):
         sends(b, "a", number)
         b.wait(11)
-    base, earlier = b.weights(b.store.base(4)), b.weights(b.store.base(2))
+    base, earlier = b.weights(b.store.base(5)), b.weights(b.store.base(3))
     late, mine = update_of("few-shot", 5), update_of("few-shot", 6)
-    b.contribute("d", b.contribution("few-shot", late, 2, seq=11))
-    b.contribute("a", b.contribution("few-shot", mine, 4, seq=12))
+    b.contribute("d", b.contribution("few-shot", late, 3, seq=11))
+    b.contribute("a", b.contribution("few-shot", mine, 5, seq=12))
     b.wait(11)
-    made = b.weights(b.store.base(5))
+    made = b.weights(b.store.base(6))
     for name in mine[0]:
         forward = base[name] + late[0][name] - earlier[name]
         weighed = (3 * late[1] * forward + mine[1] * mine[0][name]) / (3 * late[1] + mine[1])
@@ -422,28 +426,28 @@ def test_on_the_service_a_late_update_weighs_as_many_times_as_the_rounds_that_it
 def test_a_restart_knows_what_was_learnt_and_what_was_said(fast):
     b = fast
     for device in "abc":
-        sends(b, device, 2)
+        sends(b, device, 3)
     b.wait(11)
     note = b.heard(RoundClosed)[-1].note
     learnt = [dict(durations) for durations in b.service.state.paces]
     b.restart()
     assert [dict(durations) for durations in b.service.state.paces] == learnt
     assert b.service.state.fast_s == pytest.approx(b.now + 10.0)
-    assert [one.note for one in b.store.closed()] == ["", note]
+    assert [one.note for one in b.store.closed()] == ["", "", note]
     b.join("a", "b", "c", "d", boot=2)
-    sends(b, "a", 3, boot=2)
+    sends(b, "a", 4, boot=2)
     b.wait(11)
-    assert b.offer.round == 4
-    assert sends(b, "d", 3, boot=2).reason == "round 3 is closed, counted in round 4"
+    assert b.offer.round == 5
+    assert sends(b, "d", 4, boot=2).reason == "round 4 is closed, counted in round 5"
 
 
 def test_what_a_round_said_of_its_end_is_kept_where_the_aggregator_dies_as_it_merges(fast, monkeypatch):
     b = fast
-    sends(b, "a", 2)
+    sends(b, "a", 3)
     monkeypatch.setattr("aggregator.merging.merge_round", lambda *_: 1 / 0)
     with pytest.raises(RunFolderError):
         b.wait(11)
     monkeypatch.undo()
     b.restart()
-    assert b.store.closed(2)[0].note.startswith("closed at 11 s, when the fast were done; ")
+    assert b.store.closed(3)[0].note.startswith("closed at 11 s, when the fast were done; ")
     assert len(b.service.state.paces) == 2
