@@ -8,7 +8,8 @@ or a round begins, as much as there are devices that it waits for.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
+from math import inf
 
 from rpds import HashTrieMap, HashTrieSet
 
@@ -26,6 +27,8 @@ def present(state: State, event: Present) -> State:
     if now == known:
         return state
     devices = state.devices.insert(device, now)
+    if now.awaited and (known is None or known.boot != event.boot or not known.ready):
+        state = _asked_now(state, (device,), event.now)
     if now.awaited != (known is not None and known.awaited):
         return _come(state.but(devices=devices), device) if now.awaited else _gone(state, device, now)
     if known is not None and known.boot != event.boot and device in state.behind:
@@ -35,7 +38,11 @@ def present(state: State, event: Present) -> State:
 
 def forgotten(state: State, device: str) -> State:
     """As if it had never been here. What of its updates counts, counts."""
+    if device in state.ready:
+        state = _needed_by(state, device, -1)
     return state.but(
+        needs=state.needs.discard(device),
+        delivered=state.delivered.discard(device),
         devices=state.devices.discard(device),
         ready=state.ready.discard(device),
         waiting=state.waiting.discard(device),
@@ -138,6 +145,7 @@ def invited(state: State, event: Invited) -> State:
     places = max(0, state.places - len(event.devices))
     if state.rules.pace is not None and event.now > state.opened_s:
         state = state.but(asked_s=state.asked_s.update(dict.fromkeys(event.devices, event.now)))
+    state = _asked_now(state, event.devices, event.now)
     return state.but(asked=asked, waiting=waiting, behind=behind, places=places)
 
 
@@ -148,6 +156,39 @@ def needed(state: State, update: Update, now: float) -> State:
     seconds = now - state.asked_s.get(update.device, state.opened_s)
     noted = state.noted.insert((update.device, update.kind), class_of(seconds))
     return _noted(state.but(noted=noted), class_of(seconds), 1)
+
+
+def delivered(state: State, update: Update, now: float) -> State:
+    """A device has sent an update, of whatever round: how long it was at work on it is known.
+
+    It began when that round opened, when it was asked, or when it had sent its last update. Nothing is known
+    of rounds that an earlier life of the aggregator opened. One that is sent again changes nothing.
+    """
+    device, opened_s = update.device, state.opened.get(update.round)
+    number, sent_s = state.delivered.get(device, (0, -inf))
+    if opened_s is None or update.round <= number:
+        return state
+    seconds = now - max(opened_s, sent_s, state.asked_s.get(device, -inf))
+    awaited = device in state.ready
+    state = _needed_by(state, device, -1) if awaited else state
+    state = state.but(
+        needs=state.needs.insert(device, class_of(seconds)),
+        delivered=state.delivered.insert(device, (update.round, now)),
+    )
+    return _needed_by(state, device, 1) if awaited else state
+
+
+def _needed_by(state: State, device: str, devices: int) -> State:
+    """So many more devices of this one's class, where that is known."""
+    number = state.needs.get(device)
+    return state if number is None else _noted(state, number, devices)
+
+
+def _asked_now(state: State, devices: Iterable[str], now: float) -> State:
+    """They were asked at this moment, where that matters."""
+    if not state.rules.waits_for_fast:
+        return state
+    return state.but(asked_s=state.asked_s.update(dict.fromkeys(devices, now)))
 
 
 def _unnoted(state: State, update: Update) -> State:
@@ -164,6 +205,8 @@ def collected(state: State) -> State:
     What a device lacked may have been memory: a deadline that is too long for that costs nothing, as who sits
     out says so at once.
     """
+    if state.rules.waits_for_fast:
+        return state.but(paces=(*state.paces, state.durations)[-WINDOW:]) if state.durations else state
     if state.rules.pace is None or not state.measured:
         return state
     if short := len(state.waiting) + len(state.sat_out):
@@ -215,12 +258,29 @@ def begun(state: State, now: float) -> State:
     state = state.but(phase="collect", round=state.round + 1, opened_s=now, closes_s=closes_s)
     state = state.but(contributions=0, counted=HashTrieMap(), answered=HashTrieSet(), sat_out=HashTrieSet())
     state = state.but(had=0, fruitless=0)
-    state = state.but(asked_s=HashTrieMap(), durations=HashTrieMap(), noted=HashTrieMap(), measured=True)
+    if state.rules.waits_for_fast:
+        state = _opened(state, now)
+    else:
+        state = state.but(asked_s=HashTrieMap(), durations=HashTrieMap())
+    state = state.but(noted=HashTrieMap(), measured=True)
     if state.rules.devices_per_round is None:
         return state.but(waiting=state.ready)
     behind = _still_behind(state, now).update(dict.fromkeys(state.waiting, now))
     state = state.but(waiting=HashTrieSet(), behind=behind, asked=_still_asked(state, behind))
     return state.but(places=state.rules.devices_per_round, due=True)
+
+
+def _opened(state: State, now: float) -> State:
+    """The round has just opened; when those did that nothing comes from any more is forgotten.
+
+    Round 1 teaches nothing: its base was fetched while devices waited for it.
+    """
+    opened, earliest = state.opened, state.rules.earliest(state.round)
+    for number in [number for number in opened if number < earliest]:
+        opened = opened.discard(number)
+    if state.round > 1:
+        opened = opened.insert(state.round, now)
+    return state.but(opened=opened, fast_s=now + state.closing_s(state.round))
 
 
 def _still_asked(state: State, behind: HashTrieMap[str, float]) -> HashTrieMap[str, int]:
@@ -244,11 +304,13 @@ def _come(state: State, device: str) -> State:
     """It is awaited from now on."""
     owes = state.is_asked(device) and _owes(state, device)
     waiting = state.waiting.insert(device) if owes else state.waiting
+    state = _needed_by(state, device, 1)
     return state.but(ready=state.ready.insert(device), waiting=waiting, due=True)
 
 
 def _gone(state: State, device: str, now: Presence) -> State:
     """It is not awaited any longer: offline, not ready, or silent."""
+    state = _needed_by(state, device, -1)
     return state.but(
         devices=state.devices.insert(device, now),
         ready=state.ready.discard(device),

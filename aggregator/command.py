@@ -42,6 +42,7 @@ _FLAGS = {
     "min_contributions": "min_contributions",
     "min_devices": "min_devices",
     "late": "late",
+    "wait_for": "wait_for",
     "devices_per_round": "devices_per_round",
     "buffer_size": "buffer_size",
     "max_staleness": "max_staleness",
@@ -92,6 +93,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--late",
         choices=("discard", "count"),
         help="Discard or count what comes after its round (default: discard).",
+    )
+    add(
+        "--wait-for",
+        choices=("all", "fast"),
+        help="Close a round when all devices are done or when the fast are (default: all).",
     )
     add(
         "--devices-per-round",

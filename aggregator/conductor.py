@@ -294,7 +294,7 @@ class Conductor:
         worked = moves.Worked(self._clock(), command.phase)
         match command.phase:
             case "merge":
-                self._with_room(lambda: rounds.merge(number, command.durations))
+                self._with_room(lambda: rounds.merge(number, command.durations, command.early))
             case "evaluate":
                 self._with_room(lambda: rounds.evaluate(number))
             case "publish":

@@ -26,6 +26,10 @@ ORDER BY kind, device, round LIMIT ?"""
 _RECORDS = """SELECT round, device, kind, into_round, num_examples, metrics, why, form,
 NULL AS blob, NULL AS body
 FROM contributions WHERE into_round = coalesce(?, into_round) ORDER BY into_round, kind, device, round"""
+_SINCE = """SELECT device, max(CASE WHEN into_round < ? THEN into_round END) AS before,
+count(CASE WHEN into_round = ? THEN 1 END) AS updates FROM contributions
+WHERE into_round >= ? AND device IN (SELECT device FROM contributions WHERE into_round = ? AND round < ?)
+GROUP BY device"""
 _TRAFFIC = "SELECT round, device, up, down FROM traffic WHERE round = coalesce(?, round)"
 _WITH_BLOB = "SELECT round FROM contributions WHERE blob = ? LIMIT 1"
 _SAVE_TRAFFIC = """INSERT INTO traffic VALUES (?, ?, ?, ?) ON CONFLICT (round, device) DO UPDATE
@@ -121,6 +125,13 @@ class Contributions:
         while rows := self._db.rows(_SOME, number, *last, AT_ONCE):
             yield from map(_stored, rows)
             last = (rows[-1]["kind"], rows[-1]["device"], rows[-1]["round"])
+
+    def since(self, number: int, first: int) -> dict[str, float]:
+        """Of each device with a late contribution in a round: the rounds since the one in which it counted
+        last, divided by its contributions in this one. Rounds before `first` are not looked at.
+        """
+        rows = self._db.rows(_SINCE, number, number, first, number, number)
+        return {row["device"]: (number - (row["before"] or first - 1)) / row["updates"] for row in rows}
 
     def content(self, stored: Stored) -> bytes:
         """The safetensors of a contribution whose round is not closed. Raises BlobError."""

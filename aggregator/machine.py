@@ -76,6 +76,7 @@ def resume(rules: Rules, saved: Saved | None, now: float) -> Result:
             waiting=attendance.owing(opened, saved.answered),
             places=max(0, opened.places - already),
             measured=False,
+            opened=HashTrieMap(),
             had=sum(saved.counted.values()),
             fruitless=saved.fruitless,
         )
@@ -172,21 +173,26 @@ def _verdict(state: State, event: Announced | Believed) -> Reply:
 
 def _announced(state: State, event: Announced) -> Result:
     reply = _verdict(state, event)
-    return (state, (Fetch(event.update),)) if reply.status == "accepted" else _replied(state, reply)
+    if reply.status == "accepted":
+        return state, (Fetch(event.update),)
+    return _replied(state, reply, event.now)
 
 
 def _believed(state: State, event: Believed) -> Result:
     update, reply = event.update, _verdict(state, event)
     if reply.status != "accepted":
-        return _replied(state, reply)
+        return _replied(state, reply, event.now)
     state = attendance.counted(attendance.answered(state, update), update.device)
+    state = attendance.delivered(state, update, event.now)
     if update.round == state.round:
         state = attendance.needed(state, update, event.now)
     return state, (Keep(update, state.round), reply)
 
 
-def _replied(state: State, reply: Reply) -> Result:
+def _replied(state: State, reply: Reply, now: float) -> Result:
     """It does not count, and nobody waits for it; who is refused for good had no business to answer."""
+    if reply.status == "late":
+        state = attendance.delivered(state, reply.update, now)
     if reply.status != "refused" or reply.retry_s:
         state = attendance.answered(state, reply.update)
     return state, (reply,)
@@ -241,7 +247,7 @@ def _advance(state: State, now: float) -> Result:
     if _complete(state, now, overdue):
         state = attendance.collected(state)
         durations = tuple(sorted(state.durations.items()))
-        return state.but(phase="merge"), (Work("merge", state.round, durations),)
+        return state.but(phase="merge"), (Work("merge", state.round, durations, _closed_early(state, now)),)
     return _extended(state, now) if overdue else (state, ())
 
 
@@ -265,7 +271,9 @@ def _extended(state: State, now: float) -> Result:
 
 
 def _complete(state: State, now: float, overdue: bool) -> bool:
-    """Whether the round closes: by its buffer, because all have answered, or because its time is over."""
+    """Whether the round closes: by its buffer, because all have answered, because the fast devices are done,
+    or because its time is over.
+    """
     rules, devices = state.rules, len(state.counted)
     if rules.buffer_size and devices >= rules.buffer_size:
         return True
@@ -273,8 +281,25 @@ def _complete(state: State, now: float, overdue: bool) -> bool:
         return False
     if overdue or rules.buffer_size:
         return overdue
+    if now < state.settles_s or now >= state.fast_s:
+        return now >= state.settles_s
     somebody = bool(state.ready) and bool(state.answered or state.sat_out)
-    return somebody and not state.waiting and now >= state.settles_s
+    return somebody and not _at_work(state)
+
+
+def _at_work(state: State) -> int:
+    """How many devices the round would wait for yet; with those at work on an earlier one, where a round that
+    closes too soon would make their updates too late to count.
+    """
+    return len(state.waiting) + (len(state.behind) if state.fast_s < inf else 0)
+
+
+def _closed_early(state: State, now: float) -> str:
+    """That a round closed before all were done, in a few words; empty where it did not."""
+    at_work = _at_work(state)
+    if now < state.fast_s or not at_work:
+        return ""
+    return f"closed at {now - state.opened_s:.3g} s, when the fast were done; {at_work} at work"
 
 
 def _invite(state: State, now: float) -> Result:

@@ -84,14 +84,18 @@ def _carried(store: Store, number: int, tools: Tools) -> Carried:
 
 def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
     """Fold all that counts in the round; returns whose content could not be read."""
-    lost = []
+    lost, task, number = [], earlier.task, earlier.model.round
+    first = max(1, number - task.max_staleness - 1)
+    since = earlier.store.contributions.since(number, first) if task.wait_for == "fast" else {}
     for stored in earlier.store.contributions.of_round(earlier.model.round):
         try:
             update = earlier.rebased(earlier.read(stored), stored.round)
         except (BlobError, TensorError):
             lost.append(f"{stored.device} ({stored.kind})")
             continue
-        screen.add(update, earlier.kinds[stored.kind].weight_of(update), stored.device)
+        late = number - stored.round
+        times = task.stands_for(late, since.get(stored.device, 1.0))
+        screen.add(update, times * earlier.kinds[stored.kind].weight_of(update), stored.device)
     return lost
 
 
@@ -99,7 +103,7 @@ class _Earlier:
     """The bases that contributions were made for; a few are held."""
 
     def __init__(self, store: Store, task: Task, model: RoundModel, seed: Seeds) -> None:
-        self.store, self.model, self._task, self._seed = store, model, task, seed
+        self.store, self.model, self.task, self._seed = store, model, task, seed
         self.kinds = {kind.name: kind for kind in task.kinds}
         self._kept = lru_cache(BASES_HELD * (1 + len(task.family)))(
             lambda number, member: base_weights(store, number, model.manifest, member)
@@ -111,7 +115,7 @@ class _Earlier:
         if number == now:
             return update
         member = formed(self.kinds[update.kind].strategy, update.form).member
-        late = Late(number, self._seed(number), self._task.late_share(now - number))
+        late = Late(number, self._seed(number), self.task.late_share(now - number))
         return brought_forward(update, late, now, lambda one: self._base(one, member))
 
     def read(self, stored: Stored) -> Contribution:

@@ -237,13 +237,14 @@ class Reply:
 class Work:
     """Do this phase's work on the round, and answer with Worked.
 
-    `durations` goes with `merge` where deadlines are learnt: classes of `pace` and how many devices needed
-    so long; keep them.
+    `durations` goes with `merge` where deadlines are learnt, or rounds wait for the fast: classes of `pace`
+    and how many devices needed so long; keep them. `early` says that the round closed before all were done.
     """
 
     phase: WorkPhase
     round: int
     durations: tuple[tuple[int, int], ...] = ()
+    early: str = ""
 
 
 @dataclass(frozen=True)

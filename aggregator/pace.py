@@ -1,4 +1,4 @@
-"""The deadline of a round, learnt from how long devices needed in the rounds before. Pure; seconds.
+"""When a round ends, learnt from how long devices needed in the rounds before. Pure; seconds.
 
 Durations are counted in classes that are STEP wide, so that what is kept of a round does not grow with its
 devices, and their order changes nothing.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import ceil, log
+from math import ceil, inf, log
 
 STEP = 1.05
 """How many times as long as a class's shortest duration its longest is."""
@@ -46,9 +46,7 @@ def longest_s(number: int) -> float:
 
 def deadline_s(pace: Pace, rounds: Iterable[Durations], most_s: float) -> float:
     """What the next round has, after these; `most_s` where nothing is known, and at most."""
-    counts: Counter[int] = Counter()
-    for durations in rounds:
-        counts.update(durations)
+    counts = _counted(rounds)
     wanted = pace.quantile * counts.total() if counts else 0.0
     seen = 0
     for number in sorted(counts):
@@ -56,3 +54,28 @@ def deadline_s(pace: Pace, rounds: Iterable[Durations], most_s: float) -> float:
         if seen >= wanted - 1e-9:
             return min(most_s, max(pace.least_s, pace.margin * longest_s(number)))
     return most_s
+
+
+def closing_s(rounds: Iterable[Durations], least_s: float = 0.0) -> float:
+    """When a round closes that waits for the fast devices, after these rounds; inf where nothing is known.
+
+    With n(t) devices done after t seconds, a round that closes at t brings n(t) / t updates a second. This is
+    the latest t, at least `least_s`, with 1 / STEP of the best rate: a class of durations is the slack, so
+    that a tie waits for more devices.
+    """
+    done, rates = 0, []
+    counts = _counted(rounds)
+    for number in sorted(counts):
+        done += counts[number]
+        seconds = max(least_s, longest_s(number))
+        rates.append((done / seconds, seconds))
+    best = max(rates, default=(0.0, inf))[0]
+    return max((seconds for rate, seconds in rates if rate >= best / STEP), default=inf)
+
+
+def _counted(rounds: Iterable[Durations]) -> Counter[int]:
+    """The devices of all these rounds, by class."""
+    counts: Counter[int] = Counter()
+    for durations in rounds:
+        counts.update(durations)
+    return counts

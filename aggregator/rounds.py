@@ -225,9 +225,9 @@ class Rounds:
         """What round `number` distributes."""
         return bases.base_weights(self.store, number, self.manifests[member], member)
 
-    def merge(self, number: int, durations: Sequence[tuple[int, int]] = ()) -> None:
-        """`durations` as in moves.Work."""
-        self.store.begin_merge(number, durations)
+    def merge(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> None:
+        """`durations` and `early` as in moves.Work."""
+        self.store.begin_merge(number, durations, early)
         if back := self.store.history.rollback_into(number, instead=True):
             self.store.merged(number, self._instead(back.to))
             return

@@ -18,7 +18,7 @@ from . import pace
 from .crowd import MOST_DEVICES
 from .pace import Durations, Pace
 from .progress import NO_PROGRESS, Progress
-from .task import Late, Task
+from .task import Late, Task, WaitFor
 
 Phase = Literal["wait", "collect", "merge", "evaluate", "publish", "done", "given up"]
 SETTLE_S = 1.0
@@ -47,6 +47,7 @@ class Rules:
     max_contributions: int = MOST_DEVICES
     min_devices: int = 1
     late: Late = "discard"
+    wait_for: WaitFor = "all"
     bound: frozenset[str] = frozenset()
     devices_per_round: int | None = None
     buffer_size: int = 0
@@ -68,6 +69,7 @@ class Rules:
             min_contributions=task.min_contributions,
             min_devices=task.min_devices,
             late=task.late,
+            wait_for=task.wait_for,
             bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
             devices_per_round=task.devices_per_round,
             buffer_size=task.buffer_size,
@@ -91,7 +93,12 @@ class Rules:
     @property
     def counts_late(self) -> bool:
         """Whether a contribution to an earlier round may count in the open one."""
-        return self.buffer_size > 0 or self.late == "count"
+        return self.buffer_size > 0 or self.late == "count" or self.waits_for_fast
+
+    @property
+    def waits_for_fast(self) -> bool:
+        """Whether rounds close when the fast devices are done."""
+        return self.wait_for == "fast"
 
 
 @dataclass(frozen=True)
@@ -153,9 +160,21 @@ class State:
     retries_s: float = inf
     """When that is to be tried again anyhow."""
     asked_s: HashTrieMap[str, float] = field(default_factory=HashTrieMap)
-    """Where deadlines are learnt: when devices of a cohort were asked that were not asked at the opening."""
+    """Where deadlines are learnt: when devices of a cohort were asked that were not asked at the opening.
+    Where rounds wait for the fast: when each device was asked last, where that was not at an opening.
+    """
     durations: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
-    """Where deadlines are learnt: how many devices needed how long in this round, by class (`pace`)."""
+    """Where deadlines are learnt: how many devices needed how long in this round, by class (`pace`).
+    Where rounds wait for the fast: how long each device that is ready needed last, in whatever round.
+    """
+    fast_s: float = inf
+    """Where rounds wait for the fast: when this round closes if enough have contributed; inf: not known."""
+    opened: HashTrieMap[int, float] = field(default_factory=HashTrieMap)
+    """Where rounds wait for the fast: when those opened, but for the first, that updates may come from."""
+    needs: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
+    """Where rounds wait for the fast: the class of how long each device needed last."""
+    delivered: HashTrieMap[str, tuple[int, float]] = field(default_factory=HashTrieMap)
+    """Where rounds wait for the fast: the latest round that each device sent an update of, and when."""
     noted: HashTrieMap[tuple[str, str], int] = field(default_factory=HashTrieMap)
     """Which class each of this round's contributions, by device and kind, was counted in there."""
     measured: bool = True
@@ -185,6 +204,15 @@ class State:
             return fixed
         fruitless = self.fruitless if number == self.round else 0
         return min(fixed, 2.0**fruitless * pace.deadline_s(self.rules.pace, self.paces, fixed))
+
+    def closing_s(self, number: int) -> float:
+        """Seconds after which round `number`, open or the next, closes if enough have contributed; inf where
+        it waits for all. Whoever needs no more than the deadline is at most `max_staleness` rounds late.
+        """
+        rules = self.rules
+        if not rules.waits_for_fast or number <= rules.untimed_rounds:
+            return inf
+        return pace.closing_s(self.paces, self.deadline_s(number) / rules.max_staleness)
 
     @property
     def extensions_left(self) -> int | None:

@@ -198,10 +198,15 @@ class Store:
         """Whether a round was opened: its base is what it is from then on."""
         return bool(self._db.rows("SELECT 1 FROM rounds WHERE round = ?", number))
 
-    def begin_merge(self, number: int, durations: Sequence[tuple[int, int]] = ()) -> None:
-        """From here on nothing more counts in the round; `durations` says how long its devices needed."""
+    def begin_merge(self, number: int, durations: Sequence[tuple[int, int]] = (), early: str = "") -> None:
+        """From here on nothing more counts in the round; `durations` says how long its devices needed, and
+        `early` that it closed before all were done.
+        """
         with self._db.commit() as db:
-            db.execute("UPDATE rounds SET phase = 'merge' WHERE round = ? AND phase = 'collect'", (number,))
+            db.execute(
+                "UPDATE rounds SET phase = 'merge', note = ? WHERE round = ? AND phase = 'collect'",
+                (early, number),
+            )
             if durations:
                 packed = msgspec.msgpack.encode(durations)
                 db.execute("INSERT INTO pace VALUES (?, ?) ON CONFLICT DO NOTHING", (number, packed))
@@ -214,6 +219,9 @@ class Store:
         return tuple(dict(msgspec.msgpack.decode(row["durations"], type=kind)) for row in reversed(rows))
 
     def merged(self, number: int, result: MergeResult) -> None:
+        """A round's note says how it closed, then what its merge says."""
+        early = self._db.rows("SELECT note FROM rounds WHERE round = ? AND phase = 'merge'", number)
+        notes = [note for note in (early[0]["note"] if early else "", result.note) if note]
         with self._db.commit() as db:
             db.execute("DELETE FROM steps WHERE round = ?", (number,))
             rows = [(number, i, msgspec.msgpack.encode(step)) for i, step in enumerate(result.steps)]
@@ -225,7 +233,7 @@ class Store:
                     msgspec.msgpack.encode(result.base),
                     msgspec.msgpack.encode(result.carried),
                     msgspec.msgpack.encode(result.served),
-                    result.note,
+                    "; ".join(notes),
                     number,
                 ),
             )

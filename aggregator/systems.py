@@ -7,7 +7,7 @@ papers name, and under those without which it would be another system.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -34,6 +34,7 @@ MODIFIERS: Mapping[str, str] = {
     "moon": "local training is contrasted with the device's last",
     **{name: f"{SYSTEMS[name].says.partition(', ')[2]}" for name in SERVERS},
     "dp": "local training is differentially private (epsilon 5, delta 1e-3)",
+    "fast": "rounds close when the fast devices are done, what comes later counts in the next round",
 }
 
 
@@ -45,10 +46,14 @@ def names() -> tuple[str, ...]:
 def under(name: str, task: Task) -> Task:
     """What the system of this name makes of a task. Raises TaskError, ModelError."""
     system, modifiers = _parsed(name)
-    made = system.of(task)
+    return modified(system.of(task), modifiers, task)
+
+
+def modified(task: Task, modifiers: Iterable[str], given: Task) -> Task:
+    """The task with these modifiers, where `given` is what a system has made it of. Raises TaskError."""
     for modifier in modifiers:
-        made = _modified(made, modifier, task)
-    return made
+        task = _modified(task, modifier, given)
+    return task
 
 
 def describe(name: str) -> str:
@@ -68,12 +73,17 @@ def _parsed(name: str) -> tuple[System, tuple[str, ...]]:
         raise TaskError(f"no system is called {name!r}; {_instead(name)}")
     base = max(bases, key=len)
     rest = name[len(base) :]
+    return known[base], modifiers_of(name, rest)
+
+
+def modifiers_of(name: str, rest: str) -> tuple[str, ...]:
+    """Those in what follows a system in a name, as in "+dp". Raises TaskError."""
     modifiers = tuple(rest.split("+")[1:])
     for modifier in modifiers:
         if modifier not in MODIFIERS:
             known_text = ", ".join(f"+{known}" for known in MODIFIERS)
             raise TaskError(f"{name!r}: there is no modifier +{modifier}; there are {known_text}")
-    return known[base], modifiers
+    return modifiers
 
 
 def _instead(name: str) -> str:
@@ -101,6 +111,8 @@ def _unjoined(kind: str) -> Settings:
 def _modified(task: Task, modifier: str, given: Task) -> Task:
     if modifier in SERVERS:
         return msgspec.structs.replace(task, server=server_of(given, modifier))
+    if modifier == "fast":
+        return msgspec.structs.replace(task, wait_for="fast")
     changes: Mapping[str, tuple[str, Any]] = {
         "": ("reduced_epochs", 1),
         "fedprox": ("mu", 0.01),

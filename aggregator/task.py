@@ -31,9 +31,11 @@ else:
     import tomli as tomllib
 
 Late = Literal["discard", "count"]
+WaitFor = Literal["all", "fast"]
 Start = Literal["bundle", "random"]
 Head = Literal["trained", "closed-form"]
 
+_STALENESS = 0.5
 _BESIDE_OTHERS: dict[str, Settings] = {"few-shot": {"join_base": True}, "class-means": {"head": "trained"}}
 """Settings with which a kind joins the common base, for rounds in which other kinds come too."""
 
@@ -121,6 +123,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     (1 + tau) ** -staleness_weight of what it moved its own round's. `eval_data` is an .npz with `x` (raw
     inputs) and `y` (labels), and so is `generic`, samples that are nobody's own, which some kinds need here;
     `bundle` a path or the name of a shipped bundle, `family` those of smaller models that some kinds train.
+    With wait_for="fast" a round closes when the fast devices are done, at the time at which the updates of
+    the last rounds came fastest: devices done by then over that time (`pace.closing_s`). Devices plan against
+    `round_deadline_s` all the same, and what comes later counts as with late="count", but as many times as
+    the rounds in which its device was at work (`stands_for`) in place of (1 + tau) ** -staleness_weight. So
+    that it can, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait for all.
     `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
     parameters, drawn by `seed`, in place of the bundle's.
 
@@ -162,6 +169,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     late: Annotated[Late, Setting("What happens to an update that comes after its round.", "count")] = (
         "discard"
     )
+    wait_for: Annotated[
+        WaitFor,
+        Setting("Devices that a round waits for; with fast, late updates count.", "fast"),
+    ] = "all"
     devices_per_round: Annotated[
         int | None,
         Setting("Devices drawn for each round; none: all that are online.", 10, "devices", at_least=1),
@@ -180,7 +191,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ] = 5
     staleness_weight: Annotated[
         float, Setting("Exponent A: an update t rounds late counts (1 + t)^-A.", 1.0, at_least=0)
-    ] = 0.5
+    ] = _STALENESS
     untimed_rounds: Annotated[
         int, Setting("First rounds that have no deadline.", 1, "rounds", at_least=0)
     ] = 0
@@ -268,6 +279,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.devices_per_round is not None and not self.buffer_size:
             self._check_enough_are_asked(self.devices_per_round)
         self._check_pace()
+        self._check_wait_for()
         try:
             _ = self.screening
         except ValueError as error:
@@ -297,6 +309,28 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if (least_s := self.deadline_least_s) > self.round_deadline_s:
             most = f"round_deadline_s, the longest, is {self.round_deadline_s:g}"
             raise TaskError(f"deadline_least_s is {least_s:g}, {most}")
+
+    def _check_wait_for(self) -> None:
+        if self.wait_for != "fast":
+            return
+        if self.buffer_size:
+            raise TaskError(
+                'wait_for is "fast" and buffer_size is set: a buffered round closes by its number of devices'
+            )
+        if self.deadline_quantile is not None:
+            raise TaskError(
+                'wait_for is "fast" and deadline_quantile is set: both learn when a round ends, give one'
+            )
+        if self.staleness_weight != _STALENESS:
+            raise TaskError(
+                f'wait_for is "fast" and staleness_weight {self.staleness_weight:g}: an update weighs as '
+                "many times as the rounds that its device was at work, leave it out"
+            )
+        if not self.max_staleness:
+            raise TaskError('wait_for is "fast" and max_staleness 0: what comes late could not count')
+        if all(kind.strategy.own_round for kind in self.kinds):
+            kinds = ", ".join(kind.name for kind in self.kinds)
+            raise TaskError(f'wait_for is "fast", and {kinds} counts in its own round only')
 
     def _check_enough_are_asked(self, size: int) -> None:
         if size < self.min_contributions:
@@ -332,8 +366,22 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         )
 
     def late_share(self, rounds: int) -> float:
-        """How much of its change an update moves the model by that is so many rounds late."""
-        return float((1 + rounds) ** -self.staleness_weight)
+        """How much of its change an update moves the model by that is so many rounds late: all of it where no
+        round waits for it.
+        """
+        return 1.0 if self.wait_for == "fast" else float((1 + rounds) ** -self.staleness_weight)
+
+    def stands_for(self, rounds: int, since: float) -> float:
+        """How many times its samples an update weighs that is so many rounds late; `since`: rounds since the
+        round in which its device counted last, divided by its updates in this one.
+
+        Where rounds wait for the fast, an update stands for the rounds in which its device was at work, so
+        that each device weighs the same over time (by its participation interval: Wang and Ji 2024). Where
+        some devices are drawn for a round, who is at work longer is not drawn less often.
+        """
+        if self.wait_for != "fast" or self.devices_per_round is not None:
+            return 1.0
+        return min(1.0 + rounds, since)
 
     def round_seed(self, number: int) -> int:
         """The seed that all devices of a round share; below 2**53, exact in every language's numbers."""

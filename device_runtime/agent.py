@@ -252,7 +252,7 @@ class Agent:
         self.done = offer.done
         self._heard = (offer.run, offer.round)
         self._base = offer.base.checkpoint
-        self._duty.open = None if offer.done else taken
+        self._duty.take(None if offer.done else taken)
         if offer.done:
             log.info("task %r is done after round %d", offer.task, offer.round)
             self._duty.sending.drop(offer.run)

@@ -17,7 +17,7 @@ from .errors import LeftOut, StaleBase, WorkDied
 from .greeting import Greeting
 from .hours import Hours
 from .link_speed import LinkSpeed
-from .offers import Open
+from .offers import EXTENDED_S, Open
 from .outbox import Outbox
 from .sending import Sending
 from .settings import Settings
@@ -52,6 +52,8 @@ class Duty:
         self._seen: tuple[Open, Look] | None = None
         self._pruned: Offer | None = None
         self._worked_on: Open | None = None
+        self._fetched_for: Offer | None = None
+        self._newest: Open | None = None
         self._final: tuple[Open, float] | None = None
         self._finished = ""
         self._keeps, self._pretence = settings.personal.keep, settings.pretence
@@ -88,16 +90,39 @@ class Duty:
                 if isinstance(error, NoRoom):
                     self._prune(self.open.offer)
                 if isinstance(error, StaleBase) and not self.open.base.whole:
-                    self.open = None
+                    self._end_round()
                     self.hello()  # for the whole offer, which names all that leads there
             except LeftOut as error:
                 log.warning("round %d left out: %s", self.open.offer.round, error)
-                self.open = None
+                self._end_round()
         elif self._final is not None:
             self._fetch_final(*self._final, now)
         elif self._worked_on is not None and not len(self.outbox):
             self._after(self._worked_on)
         self.place.tidy()
+
+    def take(self, newest: Open | None) -> None:
+        """The newest round replaces any other; None: the task is done.
+
+        One whose base is on its way goes on where rounds do not wait for it, as is seen by a round that opens
+        well before the deadline of the one before: else a slow link would fetch base after base for nothing.
+        The newest is worked on afterwards.
+        """
+        if newest is not None and self._goes_on(newest.offer):
+            self._newest = newest
+        else:
+            self.open, self._newest = newest, None
+
+    def _goes_on(self, newest: Offer) -> bool:
+        """Whether the round at hand is fetched for, and may be done before its deadline."""
+        if self.open is None or self.open.offer is not self._fetched_for:
+            return False
+        mine, closes = self.open.offer, self.open.closes
+        return mine.run == newest.run and mine.round < newest.round and self._clock() + EXTENDED_S < closes
+
+    def _end_round(self) -> None:
+        """The round at hand is over; the newest that was heard meanwhile, if any, is next."""
+        self.open, self._newest = self._newest, None
 
     @property
     def finishing(self) -> bool:
@@ -132,7 +157,7 @@ class Duty:
         if not self._standing.resume():
             return
         if self.open is not None and self.open.closes <= self._clock():
-            self.open = None
+            self._end_round()
         self.hello()
 
     def hello(self) -> None:
@@ -180,8 +205,9 @@ class Duty:
     def _advance(self, current: Open, now: float, progress: Callable[[float], None]) -> None:
         """Fetch what is missing; when nothing is, get ready (round 0) or work."""
         look = self._look(current)
+        self._fetched_for = current.offer if look.missing and current.offer.round > 0 else None
         if not self._downloads.advance(look.missing, now):
-            self.open = None
+            self._end_round()
         elif not look.missing and self.open is not None:
             self._work(self.open, progress)
 
@@ -219,7 +245,7 @@ class Duty:
             if not self.place.work(current, ears):
                 return
             self._worked_on = current
-        self.open = None
+        self._end_round()
 
     def _prune(self, offer: Offer) -> None:
         """Drop what neither this offer nor the outbox needs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from .errors import SimulationError
 from .learning import Learning
 from .ledger import Ledger
 from .patience import Patience
+
+log = logging.getLogger(__name__)
 
 WILL_S = 45.0
 """Seconds until the broker says that a device is gone: one and a half keep-alives of 30 s."""
@@ -99,8 +102,9 @@ class Director:
     def _set_deadline(self) -> None:
         """A round has opened, or goes on."""
         self._serial += 1
-        closes_s = self._state.closes_s
-        self._agenda.at(closes_s, lambda: self._feed(moves.Tick(self._agenda.now)))
+        for when in (self._state.closes_s, self._state.fast_s):
+            if self._agenda.now < when < inf:
+                self._agenda.at(when, lambda: self._feed(moves.Tick(self._agenda.now)))
 
     def _extend(self, command: moves.Extend) -> None:
         self._patience.extended(command, self._agenda.now, len(self._flights))
@@ -182,6 +186,8 @@ class Director:
         learning, now = self._parts.learning, self._agenda.now
         worked = moves.Worked(now, command.phase)
         if command.phase == "merge":
+            if command.early:
+                log.info("round %d: %s", command.round, command.early)
             learning.merge(command.round, now)
         elif command.phase == "evaluate":
             learning.evaluate(command.round)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import nan
@@ -63,6 +64,7 @@ class Learning:
         self._memories: dict[tuple[int, str], Tensors] = {}
         self._resume = resume
         self._kept: list[Flight] = []
+        self._counted: dict[str, int] = {}
         self._figures = Figures()
         self._scores: tuple[float, ...] = ()
         self._progress = Progress()
@@ -75,6 +77,7 @@ class Learning:
 
     def merge(self, number: int, now: float) -> None:
         """Train what counts and make the next base of it."""
+        since = self._since(number)
         if self._resume is not None and number <= self._resume.round:
             self._replay(number, self._resume)
             return
@@ -86,13 +89,23 @@ class Learning:
         with Screen(folding, self._task.screening) as screen:
             for flight, made in self._trained(flights, now):
                 self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
-                weight = self._settings[flight.kind].weight_of(made)
+                times = self._task.stands_for(number - flight.round, since[flight.device])
+                weight = times * self._settings[flight.kind].weight_of(made)
                 screen.add(self._as_of(made, flight, number), weight, flight.device)
             merged, note = screen.merged()
         if note:
             log.warning("round %d: %s", number, note)
         self.served, self._carried = merged.served, merged.carried
         self._bases.advance(number, merged)
+
+    def _since(self, number: int) -> dict[str, float]:
+        """Of each device that counts in the round: the rounds since the one in which it counted last, from
+        round 0 if in none, divided by its updates in this one.
+        """
+        updates = Counter(flight.device for flight in self._kept)
+        since = {device: (number - self._counted.get(device, 0)) / n for device, n in updates.items()}
+        self._counted.update(dict.fromkeys(updates, number))
+        return since
 
     def _replay(self, number: int, resume: Checkpoint) -> None:
         """What was trained before is known already."""

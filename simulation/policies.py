@@ -34,16 +34,21 @@ def names() -> tuple[str, ...]:
 def describe(policy: str) -> str:
     """What it is, in a line. Raises ScenarioError."""
     try:
-        return POLICIES.get(_plain(policy)) or systems.describe(policy)
+        name, plus, rest = _plain(policy).partition("+")
+        if name == CHOOSE:
+            modifiers = systems.modifiers_of(policy, plus + rest)
+            return "; ".join((POLICIES[CHOOSE], *(systems.MODIFIERS[modifier] for modifier in modifiers)))
+        return POLICIES.get(policy) or systems.describe(policy)
     except TaskError as error:
         raise ScenarioError(str(error)) from None
 
 
 def under(policy: str, task: Task) -> Task:
     """The task as this policy does it. Raises ScenarioError."""
-    if _plain(policy) == CHOOSE:
-        return task
+    name, plus, rest = _plain(policy).partition("+")
     try:
+        if name == CHOOSE:
+            return systems.modified(task, systems.modifiers_of(policy, plus + rest), task)
         if policy == CENTRALISED:
             full = systems.under("no-stragglers", task)
             return msgspec.structs.replace(full, devices_per_round=None, buffer_size=0, min_contributions=1)
@@ -64,4 +69,5 @@ def of(policy: str, scenario: Scenario) -> Scenario:
 
 def _plain(policy: str) -> str:
     """The two names of one thing are one."""
-    return CHOOSE if policy == "mixed" else policy
+    name, plus, rest = policy.partition("+")
+    return f"{CHOOSE}{plus}{rest}" if name == "mixed" else policy

@@ -354,3 +354,25 @@ def test_the_run_of_one_task_is_not_begun_anew_when_another_comes_to_it(serve_tw
         "is the run folder of one task, and several have a folder each"
         in (tmp_path / "serve.log").read_text()
     )
+
+
+def test_a_round_that_waits_for_the_fast_closes_while_a_slow_device_is_at_work_whose_update_counts_later(
+    serve, join, lines, tmp_path
+):
+    """a and b take half a second, c over three: it goes on with the round that it has begun."""
+    flags = {"deadline": 60, "min-devices": 3, "wait-for": "fast", "kinds": "few-shot", "max-staleness": 1000}
+    with (
+        serve(rounds=22, **flags) as service,
+        join("a", "--as", "pi-5", "--slow", "200"),
+        join("b", "--as", "pi-5", "--slow", "200"),
+        join("c", "--as", "pi-5", "--slow", "1500"),
+    ):
+        assert service.wait(900) == 0
+    duration_s = {one["round"]: one["duration_s"] for one in lines(tmp_path / "run" / "rounds.jsonl")}
+    sent = lines(tmp_path / "run" / "contributions.jsonl")
+    assert {one["device"] for one in sent if one["round"] <= 2} == set("abc")
+    assert min(duration_s[number] for number in range(3, 23)) < 0.5 * duration_s[2]
+    assert "s, when the fast were done; 1 at work)" in (tmp_path / "serve.log").read_text()
+    later = [one["round"] for one in sent if one["device"] == "c" and one["round"] > 2]
+    assert later
+    assert "is closed, counted in round" in (tmp_path / "c.log").read_text()

@@ -37,6 +37,8 @@ _PLACES = {
     "devices_per_round": ("task", "devices_per_round"),
     "buffer_size": ("task", "buffer_size"),
     "deadline_quantile": ("task", "deadline_quantile"),
+    "wait_for": ("task", "wait_for"),
+    "head": ("task", "head"),
     "stop_after": ("task", "stop_after"),
     "stop_gain": ("task", "stop_gain"),
     "robust": ("task", "robust"),

@@ -61,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="Q",
         help="Learn the deadline by which this share of the devices is ready.",
     )
+    add(
+        "--wait-for",
+        choices=("all", "fast"),
+        help="Close a round when all devices are done or when the fast are (default: all).",
+    )
+    add("--head", choices=("trained", "closed-form"), help="Serve this head (default: trained).")
     add("--stop-after", type=count, metavar="N", help="End after N evaluated rounds without a gain.")
     add("--stop-gain", type=positive, metavar="X", help="Count no more than this as no gain (default: 0).")
     add("--robust", choices=RULES, help="Merge so that lying devices cannot steer the model (default: none).")

@@ -149,3 +149,40 @@ def test_agents_send_class_statistics_where_the_task_asks_for_them(hall):
     memory = h.bench.store.carried(3).memory[closed_form.MEMORY]
     pool = tensors.decode(h.bench.store.models.get(memory))
     np.testing.assert_array_equal(pool["counts"] > 0, sum(body[COUNTS] for body in sent) > 0)
+
+
+def test_where_rounds_wait_for_the_fast_a_device_goes_on_with_its_round_and_then_takes_the_newest(hall):
+    """b is at work on round 3 until a has closed rounds 3 and 4; its class statistics count when it does."""
+    h = hall("ab", rounds=7, wait_for="fast", head="closed-form", round_deadline_s=100.0, max_staleness=1000)
+    bench = h.bench
+
+    def meanwhile():
+        for number in (3, 4):
+            h.settle("a")
+            assert h.round == number
+            bench.wait(0.2)  # no round is shorter than a thousandth of the deadline
+        assert h.round == 5
+
+    h.settle("a")
+    for number in (1, 2):
+        while len(h.rounds_of("b")) < number:
+            h.agents["b"].step()
+        h.work_until("a", number + 1)
+    h.during["b"] = meanwhile
+    h.settle("b")
+    assert [(s.device, s.round) for s in bench.store.contributions.of_round(5)] == [("b", 3), ("b", 5)]
+    assert h.rounds_of("b") == [1, 2, 3, 5]
+    late = tensors.decode(h.sent("b")[2].body)
+    bench.wait(0.2)
+    counts = [statistics_of(bench, number) for number in (5, 6)]
+    own = tensors.decode(h.sent("b")[3].body)[COUNTS]
+    decay = 0.95  # the most, as few samples are new in a round
+    assert late[COUNTS].sum() > 0
+    np.testing.assert_allclose(counts[1], decay * counts[0] + late[COUNTS] + own)
+
+
+def statistics_of(bench, number):
+    """How many samples of each class are pooled before that round."""
+    return tensors.decode(bench.store.models.get(bench.store.carried(number).memory[closed_form.MEMORY]))[
+        "counts"
+    ]

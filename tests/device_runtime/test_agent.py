@@ -126,6 +126,60 @@ def test_of_two_offers_that_wait_only_the_newest_is_worked_on(stage):
     assert [c.round for c in stage.contributions] == [2]
 
 
+@pytest.fixture
+def slow_link(stage):
+    """A stage that is ready, and whose link from now on holds blocks back until `arrive` is called."""
+    stage.link.announce(stage.offer(1))
+    stage.go()
+    tell, held = stage.link.tell, []
+
+    def hold(leaf, payload):
+        (held.append if leaf.startswith("block") else lambda one: tell(*one))((leaf, payload))
+
+    def arrive():
+        stage.link.tell = tell
+        for leaf, payload in held:
+            tell(leaf, payload)
+
+    stage.link.tell, stage.arrive = hold, arrive
+    return stage
+
+
+def moved(stage, number, bundle):
+    """An offer whose base nobody has yet."""
+    weights = {key: value + number for key, value in bundle.weights().items()}
+    data = tensors.encode(weights)
+    stage.contents[name(data).sha] = data
+    base = Base(checkpoint=(name(data),), sha=name(data).sha)
+    return stage.offer(number, base=base)
+
+
+def test_a_base_that_is_on_its_way_when_the_next_round_opens_early_is_worked_on_then_the_newest(
+    slow_link, bundle
+):
+    """Over a slow link base after base would be fetched for nothing, where rounds do not wait."""
+    stage = slow_link
+    for number in (2, 3, 4):
+        stage.link.announce(moved(stage, number, bundle))
+        stage.go()
+        stage.clock.now += 5
+    stage.arrive()
+    stage.go()
+    assert [c.round for c in stage.contributions] == [1, 2, 4]
+
+
+def test_a_base_that_is_on_its_way_when_its_round_is_over_is_not_worked_on(slow_link, bundle):
+    stage = slow_link
+    stage.link.announce(moved(stage, 2, bundle))
+    stage.go()
+    stage.clock.now += 59.5
+    stage.link.announce(moved(stage, 3, bundle))
+    stage.go()
+    stage.arrive()
+    stage.go()
+    assert [c.round for c in stage.contributions] == [1, 3]
+
+
 def test_a_second_receipt_of_an_earlier_contribution_does_not_settle_the_next(stage):
     """Sent twice over a lost link, receipted twice; the second comes when round 2's is on its way."""
     stage.link.announce(stage.offer(1))

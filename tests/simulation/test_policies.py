@@ -1,9 +1,10 @@
+import msgspec
 import pytest
 
 from aggregator import systems
 from aggregator.task import KindSettings, Task
 from simulation.errors import ScenarioError
-from simulation.policies import names, of, under
+from simulation.policies import describe, names, of, under
 from simulation.scenario import load
 from strategies.class_means import ClassMeans
 from strategies.registry import KINDS
@@ -65,3 +66,12 @@ def test_the_oracle_trains_on_all_samples_on_one_computer_without_a_deadline():
     assert mine.task.untimed_rounds == mine.task.rounds
     assert [kind.name for kind in mine.task.kinds] == ["full"]
     assert not of("centralised", load("straggler-classes")).data.groups
+
+
+def test_modifiers_follow_our_choosing_as_they_follow_systems():
+    assert under("choose+fast", TASK) == msgspec.structs.replace(TASK, wait_for="fast")
+    assert under("mixed+fast+fedadam", TASK).server.name == "fedadam"
+    assert under("fedavg+fast", TASK).wait_for == "fast"
+    assert "rounds close when the fast devices are done" in describe("mixed+fast")
+    with pytest.raises(ScenarioError, match=r"'choose\+best': there is no modifier \+best; there are "):
+        under("choose+best", TASK)

@@ -1,0 +1,453 @@
+"""Rounds that wait for the fast devices: by hand, and over a hundred rounds of a fleet."""
+
+import heapq
+from collections import Counter
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+
+from aggregator import machine
+from aggregator.errors import RunFolderError, TaskError
+from aggregator.moves import (
+    Announce,
+    Announced,
+    Believed,
+    Fetch,
+    Invite,
+    Invited,
+    Keep,
+    Planned,
+    Present,
+    Reply,
+    Tick,
+    Unkept,
+    Update,
+    Work,
+    Worked,
+)
+from aggregator.observer import RoundClosed
+from aggregator.pace import STEP, class_of, closing_s
+from aggregator.state import Rules, Saved, State
+from aggregator.task import KindSettings, Task
+
+RULES = Rules(rounds=9, round_deadline_s=100.0, wait_for="fast")
+
+
+def play(state, *events):
+    commands = []
+    for event in events:
+        state, more = machine.step(state, event)
+        commands += more
+    return state, commands
+
+
+def online(*devices, now=0.0, boot=1):
+    return [Present(now, device, boot, True) for device in devices]
+
+
+def came(device, now, number=1):
+    return Believed(now, Update(device, number, "full", 1, 1))
+
+
+def worked(now):
+    return [Worked(now, phase) for phase in ("merge", "evaluate", "publish")]
+
+
+def classes(*seconds):
+    return dict(Counter(map(class_of, seconds)))
+
+
+def learnt(*seconds, rules=RULES, number=2):
+    """Round `number` has just opened at 0 s for devices a, b, .., that needed so long in round 1."""
+    names = [chr(ord("a") + i) for i in range(len(seconds))]
+    state = State(rules, round=number - 1, phase="publish", paces=(classes(*seconds),))
+    state, _ = play(state, *online(*names), Worked(0.0, "publish"))
+    return state
+
+
+def test_a_round_closes_when_waiting_longer_would_bring_fewer_updates_a_second():
+    """Three at 30 s are 0.1 a second, four at 80 s are 0.05."""
+    assert closing_s([classes(28, 29, 30, 80)]) == pytest.approx(30, rel=STEP - 1)
+
+
+def test_where_nothing_is_known_it_waits_for_all():
+    assert closing_s([]) == closing_s([{}]) == inf
+
+
+def test_of_times_that_are_nearly_as_good_the_latest_counts():
+    """One at 10 s, two at 20 s: it waits for both."""
+    assert closing_s([classes(10, 20)]) == pytest.approx(20, rel=STEP - 1)
+
+
+def test_it_does_not_close_before_the_least_time():
+    assert closing_s([classes(1, 1, 1, 80)], least_s=20.0) == 20.0
+
+
+@pytest.mark.parametrize("devices", [8, 40, 400])
+def test_a_homogeneous_fleet_loses_few_devices_to_jitter(devices):
+    rng = np.random.default_rng(0)
+    rounds, cut = [], []
+    for _ in range(100):
+        needed = np.exp(0.1 * rng.normal(size=devices))
+        if rounds:
+            cut.append(int((needed > closing_s(rounds[-5:])).sum()))
+        rounds.append(classes(*needed))
+    assert np.mean(cut) < 0.04 * devices
+    assert np.quantile(cut, 0.95) <= max(1, 0.05 * devices)
+
+
+def test_two_rounds_wait_for_all_and_the_third_for_the_fast():
+    """The base of the first was fetched before it opened: it says nothing about the others."""
+    state, commands = play(State(RULES), *online("a", "b", "c"), *(came(device, 3.0) for device in "abc"))
+    assert Work("merge", 1) in commands
+    state, _ = play(state, *worked(0.0), came("a", 20.0, 2), came("b", 20.0, 2), Tick(79.0))
+    assert (state.phase, state.fast_s) == ("collect", inf)
+    state, commands = play(state, came("c", 80.0, 2))
+    assert Work("merge", 2, tuple(sorted(classes(20, 20, 80).items()))) in commands
+    state, _ = play(state, *worked(80.0))
+    assert 20.0 <= state.fast_s - 80.0 <= 21.0
+    state, commands = play(state, came("a", 95.0, 3), Tick(101.2))
+    assert commands[-1].early == "closed at 21.2 s, when the fast were done; 2 at work"
+    assert state.phase == "merge"
+
+
+def test_devices_have_the_same_time_for_a_round_whenever_it_closes():
+    state = learnt(30, 30, 30, 90)
+    assert state.fast_s < 32
+    assert state.closes_s == state.remaining_s(0.0) == 100.0
+
+
+def test_no_round_closes_so_early_that_an_update_made_in_time_could_not_count():
+    assert learnt(1, 1, 1, 90).fast_s == 100.0 / RULES.max_staleness
+    assert learnt(1, 1, 1, 90, rules=replace(RULES, max_staleness=1)).fast_s == 100.0
+
+
+def test_it_is_not_closed_before_there_are_enough_contributions():
+    rules = replace(RULES, min_contributions=2)
+    state, _ = play(learnt(30, 30, 30, 90, rules=rules), came("a", 25.0, 2), Tick(60.0))
+    assert state.phase == "collect"
+    state, commands = play(state, came("b", 61.0, 2))
+    assert commands[-1].early == "closed at 61 s, when the fast were done; 2 at work"
+
+
+def test_where_all_are_done_before_it_closes_at_once_and_nothing_is_said():
+    state, commands = play(learnt(30, 30), came("a", 2.0, 2), came("b", 3.0, 2))
+    assert state.phase == "merge"
+    assert commands[-1].early == ""
+
+
+def test_what_comes_later_counts_in_the_open_round():
+    state, _ = play(learnt(30, 30, 30, 90), came("a", 25.0, 2), Tick(40.0), *worked(40.0))
+    late = came("d", 85.0, 2).update
+    state, commands = play(state, Announced(85.0, late), Believed(85.0, late))
+    reason = "round 2 is closed, counted in round 3"
+    assert commands[:3] == [Fetch(late), Keep(late, 3), Reply(late, "accepted", reason)]
+
+
+def test_a_device_needed_the_time_since_it_sent_its_last_update():
+    """d goes from round 2's update, at 85 s, to round 3's, which opened at 40 s."""
+    state, _ = play(learnt(30, 30, 30, 90), came("a", 25.0, 2), Tick(40.0), *worked(40.0))
+    state, _ = play(state, came("d", 60.0, 2))
+    assert state.needs["d"] == class_of(60)
+    state, _ = play(state, came("d", 69.0, 3))
+    assert state.needs["d"] == class_of(9)
+    assert dict(state.durations) == classes(25, 9)
+
+
+def test_an_update_that_is_too_late_to_count_says_how_long_it_took_all_the_same():
+    state, _ = play(learnt(30, 30, rules=replace(RULES, rounds=99)), came("a", 25.0, 2), Tick(40.0))
+    for number in range(3, 7):
+        now = 40.0 * (number - 2)
+        state, _ = play(state, *worked(now), came("a", now + 25, number), Tick(now + 40))
+    state, _ = play(state, *worked(200.0))
+    _, commands = play(replace(state, rules=replace(state.rules, max_staleness=4)), came("b", 210.0, 2))
+    assert commands[0].status == "late"
+    state, _ = play(state, came("b", 210.0, 2))
+    assert state.needs["b"] == class_of(210)
+
+
+def test_each_device_that_is_there_counts_once_however_many_updates_it_sends():
+    state, _ = play(learnt(30, 30), came("a", 5.0, 2), came("b", 6.0, 2), *worked(10.0))
+    state, _ = play(state, came("a", 18.0, 3))
+    assert dict(state.durations) == classes(8, 6)
+    state, _ = play(state, Present(19.0, "b", 1, False))
+    assert dict(state.durations) == classes(8)
+    state, _ = play(state, *online("b", now=20.0))
+    assert dict(state.durations) == classes(8, 6)
+
+
+def test_what_the_disk_refused_took_as_long_as_when_it_came_first():
+    state, _ = play(learnt(30, 30), came("a", 5.0, 2))
+    state, _ = play(state, Unkept(5.0, (came("a", 5.0, 2).update,)), came("a", 25.0, 2))
+    assert dict(state.durations) == classes(5)
+
+
+def test_a_device_that_is_new_or_restarted_is_asked_when_it_comes():
+    state, _ = play(learnt(30, 30), *online("z", now=10.0), came("z", 12.0, 2))
+    assert state.needs["z"] == class_of(2)
+    state, _ = play(state, *online("b", now=20.0, boot=2), came("b", 23.0, 2))
+    assert state.needs["b"] == class_of(3)
+
+
+def test_of_a_cohort_who_is_at_work_on_an_earlier_round_is_waited_for_until_the_fast_are_done():
+    rules = replace(RULES, devices_per_round=2)
+    state, _ = play(State(rules, paces=(classes(30, 30, 90),)), *online("a", "b", "c"))
+    state, _ = play(state, Invited(0.0, 1, ("a", "c")), came("a", 25.0), Tick(40.0), *worked(40.0))
+    assert set(state.behind) == {"c"}
+    state, _ = play(state, Invited(40.0, 2, ("a", "b")), came("a", 41.0, 2), came("b", 42.0, 2))
+    assert state.phase == "collect"
+    state, commands = play(state, Tick(72.0))
+    assert commands[-1].early == "closed at 32 s, when the fast were done; 1 at work"
+
+
+def test_a_round_that_a_restart_interrupted_closes_as_was_learnt_and_teaches_nothing():
+    saved = Saved(4, "collect", paces=(classes(30, 30, 30, 90),))
+    state, _ = machine.resume(RULES, saved, 500.0)
+    assert 30.0 <= state.fast_s - 500.0 <= 31.5
+    state, commands = play(state, *online("a", "b", now=500.0), came("a", 510.0, 4), Tick(532.0))
+    assert commands[-1].durations == ()
+    assert state.phase == "merge"
+
+
+def test_the_first_rounds_without_a_deadline_wait_for_all():
+    rules = replace(RULES, untimed_rounds=2)
+    assert learnt(30, 30, 90, rules=rules).fast_s == inf
+    assert learnt(30, 30, 90, rules=rules, number=3).fast_s < 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"buffer_size": 2}, "buffer_size is set: a buffered round closes by its number of devices"),
+        ({"deadline_quantile": 0.9}, "deadline_quantile is set: both learn when a round ends, give one"),
+        (
+            {"staleness_weight": 1.0},
+            "an update weighs as many times as the rounds that its device was at work",
+        ),
+        ({"max_staleness": 0}, 'wait_for is "fast" and max_staleness 0: what comes late could not count'),
+        (
+            {"kinds": (KindSettings(name="prototypes"),)},
+            'wait_for is "fast", and prototypes counts in its own round only',
+        ),
+    ],
+)
+def test_what_makes_no_sense_with_it_is_refused(settings, why):
+    with pytest.raises(TaskError, match=why):
+        Task(bundle="b", wait_for="fast", **settings)
+
+
+def test_a_late_update_weighs_as_many_times_as_the_rounds_in_which_its_device_was_at_work():
+    """3 rounds late it stands for 4, but for no more than have passed since its device counted last."""
+    task = Task(bundle="b", wait_for="fast")
+    assert [task.stands_for(late, since) for late, since in ((0, 1.0), (3, 9.0), (3, 2.0), (0, 0.5))] == [
+        1.0, 4.0, 2.0, 0.5,
+    ]  # fmt: skip
+    assert task.late_share(3) == 1.0
+
+
+def test_other_rounds_weigh_late_updates_as_before():
+    for settings in ({"late": "count"}, {"buffer_size": 2}):
+        task = Task(bundle="b", **settings)
+        assert (task.stands_for(3, 9.0), task.late_share(3)) == (1.0, 0.5)
+    assert Task(bundle="b", wait_for="fast", devices_per_round=9).stands_for(3, 9.0) == 1.0
+
+
+class Fleet:
+    """Devices that work on the newest round and, when that is done, on the newest again, on virtual time.
+
+    `needs` gives a device's seconds for an update; a device that was asked goes on with what it has begun.
+    """
+
+    def __init__(self, rules, names, needs):
+        self.now, self.needs, self.closings, self.late = 0.0, needs, [], Counter()
+        self.state, self.agenda, self.count = State(rules), [], 0
+        self.at_work, self.asked = {}, dict.fromkeys(names, 0)
+        for name in names:
+            self.feed(Present(0.0, name, 1, True))
+
+    def at(self, when, action):
+        self.count += 1
+        heapq.heappush(self.agenda, (when, self.count, action))
+
+    def feed(self, event):
+        self.state, commands = machine.step(self.state, event)
+        for command in commands:
+            if isinstance(command, Announce):
+                self.at(self.state.closes_s, lambda: self.feed(Tick(self.now)))
+                self.at(min(self.state.fast_s, 1e9), lambda: self.feed(Tick(self.now)))
+                for name in self.asked if self.state.rules.devices_per_round is None else ():
+                    self.begin(name)
+            elif isinstance(command, Invite):
+                free = [name for name in sorted(self.asked) if name not in self.at_work]
+                free = [name for name in free if self.state.asked.get(name) != command.round]
+                rng = np.random.default_rng([7, command.round, self.count])
+                chosen = tuple(rng.permutation(free)[: command.count].tolist())
+                self.feed(Invited(self.now, command.round, chosen))
+                for name in chosen:
+                    self.begin(name)
+            elif isinstance(command, Reply):
+                self.late[command.status] += 1
+            elif isinstance(command, Work):
+                if command.phase == "merge":
+                    self.closings.append(self.now - self.state.opened_s)
+                self.at(self.now, lambda phase=command.phase: self.feed(Worked(self.now, phase)))
+
+    def begin(self, name):
+        number = self.state.round
+        if name not in self.at_work and self.asked[name] < number and self.state.phase == "collect":
+            self.at_work[name] = self.asked[name] = number
+            seconds = self.needs(name)
+            if seconds is None:
+                del self.at_work[name]
+                self.at(self.now, lambda: self.feed(Planned(self.now, name, number, "")))
+            else:
+                self.at(self.now + seconds, lambda: self.end(name))
+
+    def end(self, name):
+        update = Update(name, self.at_work.pop(name), "full", 1, 1)
+        self.feed(Believed(self.now, update))
+        if self.state.rules.devices_per_round is None:
+            self.begin(name)
+
+    def run(self):
+        while self.state.phase != "done" and self.agenda:
+            self.now, _, action = heapq.heappop(self.agenda)
+            action()
+        assert self.state.phase == "done"
+        return self
+
+
+def jittered(seconds_of, sigma=0.1):
+    rng = np.random.default_rng(3)
+    return lambda name: seconds_of(name) * float(np.exp(sigma * rng.normal()))
+
+
+@pytest.mark.parametrize("devices_per_round", [None, 20])
+def test_over_a_hundred_rounds_what_is_learnt_stays(devices_per_round):
+    """28 need about 30 s, 12 about 85 s: no round shrinks, none waits for the slow, nobody is left out."""
+    names = [f"{'slow' if i % 10 > 6 else 'fast'}-{i}" for i in range(40)]
+    rules = replace(RULES, rounds=100, devices_per_round=devices_per_round)
+    needs = jittered(lambda name: 85.0 if name.startswith("slow") else 30.0, 0.05)
+    fleet = Fleet(rules, names, needs).run()
+    closings = fleet.closings[2:]
+    assert min(closings) > 29
+    assert max(closings) < 42
+    assert np.mean(closings[-20:]) == pytest.approx(np.mean(closings[:20]), rel=0.1)
+    assert set(fleet.late) == {"accepted"}
+
+
+def test_over_a_hundred_rounds_a_homogeneous_fleet_is_waited_for():
+    fleet = Fleet(replace(RULES, rounds=100), [f"d-{i}" for i in range(40)], jittered(lambda _: 30.0)).run()
+    assert fleet.late["accepted"] > 0.97 * 100 * 40
+    assert min(fleet.closings) > 33
+    assert max(fleet.closings) < 45
+
+
+def test_over_a_hundred_rounds_durations_of_any_spread_are_stable():
+    """From 10 s to 100 s, evenly on a scale of factors, as devices with more and fewer samples need."""
+    speed = {f"d-{i}": 10.0 ** (1 + i / 39) for i in range(40)}
+    fleet = Fleet(replace(RULES, rounds=100), list(speed), jittered(speed.get)).run()
+    assert min(fleet.closings[2:]) > 20
+    assert max(fleet.closings[2:]) < 45
+    assert np.mean(fleet.closings[-40:]) == pytest.approx(np.mean(fleet.closings[10:50]), rel=0.1)
+    assert fleet.late["late"] < 0.01 * fleet.late["accepted"]
+
+
+def test_a_fleet_of_whom_most_are_slow_is_not_rushed():
+    """One of ten is three times as fast: 4 in 30 s are fewer a second than 40 in 90 s."""
+    names = [f"d-{i}" for i in range(40)]
+    needs = jittered(lambda name: 30.0 if name.endswith("7") else 85.0, 0.02)
+    fleet = Fleet(replace(RULES, rounds=30), names, needs).run()
+    assert min(fleet.closings) > 80
+
+
+def sends(b, device, number, boot=1):
+    """An update of that round arrives now."""
+    [receipt] = b.contribute(device, b.contribution("few-shot", b.made, number, boot=boot, seq=number))
+    return receipt
+
+
+@pytest.fixture
+def fast(bench, make_task, update_of):
+    """Four devices on a service; in round 2 a, b and c needed 6 s, d 40 s. Round 3 is open."""
+    kind = KindSettings(name="few-shot", settings={"join_base": True})
+    b = bench(make_task(kind, rounds=6, round_deadline_s=50.0, wait_for="fast", min_devices=4))
+    b.made = update_of("few-shot")
+    b.join("a", "b", "c", "d")
+    for number in (1, 2):
+        b.wait(6)
+        for device in "abc":
+            sends(b, device, number)
+        b.wait(34)
+        sends(b, "d", number)
+    assert b.offer.round == 3
+    return b
+
+
+def test_on_the_service_a_round_says_when_it_closed_and_why_and_devices_have_their_whole_deadline(fast):
+    b = fast
+    assert (b.offer.deadline_s, b.offer.remaining_s) == (50.0, 50.0)
+    b.wait(6)
+    for device in "abc":
+        sends(b, device, 3)
+    b.wait(3.9)
+    assert b.offer.round == 3
+    b.wait(0.2)
+    assert b.offer.round == 4
+    closed = b.heard(RoundClosed)
+    assert [one.note for one in closed] == ["", "", "closed at 10.1 s, when the fast were done; 1 at work"]
+    assert (closed[2].record.deadline_s, closed[2].record.participants) == (50.0, 3)
+    b.wait(20)
+    assert sends(b, "d", 3).reason == "round 3 is closed, counted in round 4"
+
+
+def test_on_the_service_a_late_update_weighs_as_many_times_as_the_rounds_that_its_device_missed(
+    fast, update_of
+):
+    """d's for round 3 comes in round 5 beside a's, and stands for 3 to 5: d counted in round 2 last."""
+    b = fast
+    for number in (3, 4):
+        sends(b, "a", number)
+        b.wait(11)
+    base, earlier = b.weights(b.store.base(5)), b.weights(b.store.base(3))
+    late, mine = update_of("few-shot", 5), update_of("few-shot", 6)
+    b.contribute("d", b.contribution("few-shot", late, 3, seq=11))
+    b.contribute("a", b.contribution("few-shot", mine, 5, seq=12))
+    b.wait(11)
+    made = b.weights(b.store.base(6))
+    for name in mine[0]:
+        forward = base[name] + late[0][name] - earlier[name]
+        weighed = (3 * late[1] * forward + mine[1] * mine[0][name]) / (3 * late[1] + mine[1])
+        np.testing.assert_allclose(made[name], weighed, rtol=1e-4, atol=1e-6)
+
+
+def test_a_restart_knows_what_was_learnt_and_what_was_said(fast):
+    b = fast
+    for device in "abc":
+        sends(b, device, 3)
+    b.wait(11)
+    note = b.heard(RoundClosed)[-1].note
+    learnt = [dict(durations) for durations in b.service.state.paces]
+    b.restart()
+    assert [dict(durations) for durations in b.service.state.paces] == learnt
+    assert b.service.state.fast_s == pytest.approx(b.now + 10.0)
+    assert [one.note for one in b.store.closed()] == ["", "", note]
+    b.join("a", "b", "c", "d", boot=2)
+    sends(b, "a", 4, boot=2)
+    b.wait(11)
+    assert b.offer.round == 5
+    assert sends(b, "d", 4, boot=2).reason == "round 4 is closed, counted in round 5"
+
+
+def test_what_a_round_said_of_its_end_is_kept_where_the_aggregator_dies_as_it_merges(fast, monkeypatch):
+    b = fast
+    sends(b, "a", 3)
+    monkeypatch.setattr("aggregator.merging.merge_round", lambda *_: 1 / 0)
+    with pytest.raises(RunFolderError):
+        b.wait(11)
+    monkeypatch.undo()
+    b.restart()
+    assert b.store.closed(3)[0].note.startswith("closed at 11 s, when the fast were done; ")
+    assert len(b.service.state.paces) == 2
