@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies import class_statistics
+from strategies.class_means import ClassSums
 from strategies.class_statistics import Statistics
 from strategies.closed_form import Pool
 from strategies.device_half import NOTHING
@@ -34,8 +35,10 @@ def of_round(memory: Tensors, base: Tensors, manifest: Manifest, asked: ClassSta
 def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Tensors:
     """Tensors for the wire; none where nobody sent any, or the kind that is forwarded comes without."""
     wished = class_statistics.wished(forwarded)
-    sums = pooled.sums if wished is None else pooled.sums.at_least(wished.smallest_count)
-    if wished is None or not sums.counts.any():
+    if wished is None:
+        return NOTHING
+    sums = _whole(pooled, num_examples).at_least(wished.smallest_count)
+    if not sums.counts.any():
         return NOTHING
     pooled = replace(pooled, sums=sums, moments=_possible(pooled))
     sent = class_statistics.encode(pooled, wished.numbers, forwarded.trains_extractor)
@@ -43,6 +46,19 @@ def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Te
         log.warning("class statistics of the site are not sent: the one above would refuse them: %s", why)
         return NOTHING
     return sent
+
+
+def _whole(pooled: Statistics, num_examples: int) -> ClassSums:
+    """The same means, of whole counts that sum to no more than the site has samples: a sample that a device
+    measured may stand for several. Those of second moments are counts as they are.
+    """
+    sums, measured = pooled.sums, pooled.moment_sums.counts
+    more = sums.counts - measured
+    room = max(0.0, num_examples - measured.sum())
+    counts = measured + np.floor(more * min(1.0, room / max(1.0, more.sum())))
+    if np.array_equal(counts, sums.counts):
+        return sums
+    return ClassSums(sums.sums * (counts / np.maximum(1.0, sums.counts))[:, None], counts)
 
 
 def _possible(pooled: Statistics) -> NDArray[np.float64]:

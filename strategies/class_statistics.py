@@ -75,6 +75,10 @@ class Statistics:
         moments = self.moments * np.outer(scale, scale)
         return Statistics(self.sums.times(scale), self.moment_sums.times(scale), moments)
 
+    def standing_for(self, times: float) -> Statistics:
+        """The same means, of so many times the samples; second moments are left as they are."""
+        return replace(self, sums=ClassSums(times * self.sums.sums, times * self.sums.counts))
+
     def decayed(self, gamma: float) -> Statistics:
         sums, moment_sums = (
             ClassSums(gamma * one.sums, gamma * one.counts) for one in (self.sums, self.moment_sums)
@@ -176,6 +180,20 @@ def _measured(strategy: AnyStrategy, samples: int) -> int:
     if all_of_them or statistics is None or not statistics.samples:
         return samples
     return min(samples, statistics.samples)
+
+
+def stands_for(strategy: AnyStrategy, num_examples: int, number: int, counted: float) -> float:
+    """For how many samples of round `number` each one counts that a device of so many sends statistics of.
+
+    A kind that trains no extractor measures a part of the samples, and scalars alone come with statistics
+    once in `every` rounds. Else the classes of such devices would be taken for rare, and hardly be predicted.
+    `counted`: of how many the statistics are; a site says for its devices what their samples stand for.
+    """
+    statistics = wished(strategy)
+    if statistics is None or strategy.trains_extractor:
+        return 1.0
+    rounds = statistics.every if strategy.scalars and number > 1 else 1
+    return rounds * max(1.0, num_examples / max(1, _measured(strategy, num_examples), counted))
 
 
 class _Featured:

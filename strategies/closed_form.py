@@ -1,6 +1,7 @@
 """The closed-form head: linear discriminant analysis from pooled class statistics, served in a mixed round.
 
-With n_c and s_c the counts and sums of features by class that a round's devices sent (`class_statistics`), A
+With n_c and s_c the counts and sums of features by class that a round's devices sent (`class_statistics`; each
+for all samples and rounds that it stands for), A
 the sum of f f^T of those who sent it and n'_c, s'_c their counts and sums, theta_t the base on which all of
 them were measured, d features and C classes:
 

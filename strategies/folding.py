@@ -12,7 +12,7 @@ from models.tensors import Tensors, finite
 
 from . import closed_form
 from .aggregator_half import Carried, RoundModel
-from .class_statistics import Statistics
+from .class_statistics import Statistics, stands_for
 from .device_half import NOTHING, Contribution
 from .kind import AnyStrategy, Derives, formed
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
@@ -41,7 +41,15 @@ class Folding:
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
         """What of a contribution is for `add`, and its class statistics for `pool`."""
-        return (contribution, None) if self._statistics is None else self._statistics.parted(contribution)
+        if self._statistics is None:
+            return contribution, None
+        rest, found = self._statistics.parted(contribution)
+        strategy = formed(self._kinds[contribution.kind], contribution.form)
+        if found is None:
+            return rest, None
+        counted = found.sums.counts.sum()
+        times = stands_for(strategy, contribution.num_examples, self._model.round, counted)
+        return rest, found if times == 1 else found.standing_for(times)
 
     def pool(self, statistics: Statistics | None) -> None:
         """One device's more; None: it has sent none."""

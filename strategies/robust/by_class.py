@@ -109,6 +109,6 @@ def classes(spool: Spool) -> list[tuple[slice, list[Row]]]:
     return [(slice(c * width, (c + 1) * width), rows) for c, rows in enumerate(having) if rows]
 
 
-def counts_in(spool: Spool) -> NDArray[np.int32]:
+def counts_in(spool: Spool) -> NDArray[Any]:
     """What every device says that it has of each class, (devices, classes)."""
     return np.stack([spool.rest(row)["counts"] for row in spool.rows])

@@ -65,7 +65,11 @@ class StatisticsOfDevices:
             return
         means = np.zeros(sent.sums.sums.shape, np.float32)
         means[sent.sums.present] = sent.sums.means()
-        content = {by_class.MEANS: means, "counts": sent.sums.counts, SCATTER: _scatter(sent)}
+        content = {
+            by_class.MEANS: means,
+            "counts": sent.sums.counts.astype(np.float64),
+            SCATTER: _scatter(sent),
+        }
         if self._spool is None:
             start = start_in(NOTHING, "", frozenset({by_class.MEANS}))
             self._spool = Spool(content, start, self._scratch)

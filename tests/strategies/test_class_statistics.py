@@ -267,3 +267,18 @@ def test_of_whose_second_moments_they_are_no_more_is_believed(of_a_site, changes
         value = sent[OF_MOMENTS[place]]
         sent[OF_MOMENTS[place]] = (value * times).astype(value.dtype)
     assert class_statistics.doubt(sent, 240, 2).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("name", "samples", "number", "expected"),
+    [("full", 500, 7, 1), ("few-shot", 500, 7, 1), ("zeroth-order", 20, 1, 1), ("zeroth-order", 100, 1, 4)],
+)
+def test_measured_samples_stand_for_all_of_the_device(name, samples, number, expected):
+    assert class_statistics.stands_for(kind(name, samples=25), samples, number, 20) == expected
+
+
+def test_scalars_that_come_with_statistics_once_in_five_rounds_stand_for_all_five():
+    scalars = kind("zeroth-order", samples=25, every=5)
+    assert class_statistics.stands_for(scalars, 100, 2, 25) == 20
+    assert class_statistics.stands_for(scalars, 100, 2, 98) == pytest.approx(5 * 100 / 98)
+    assert class_statistics.stands_for(class_statistics.asking(scalars, None), 100, 2, 25) == 1
