@@ -32,6 +32,8 @@ from aggregator.pace import STEP, class_of, closing_s
 from aggregator.state import Rules, Saved, State
 from aggregator.task import KindSettings, Task
 
+DATABASES = ("sqlite", "postgres")
+
 RULES = Rules(rounds=9, round_deadline_s=100.0, wait_for="fast")
 
 
