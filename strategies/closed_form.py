@@ -1,7 +1,6 @@
 """The closed-form head: linear discriminant analysis from pooled class statistics, served in a mixed round.
 
-With n_c and s_c the counts and sums of features by class that a round's devices sent (`class_statistics`; each
-for all samples and rounds that it stands for), A
+With n_c and s_c the counts and sums of features by class that a round's devices sent (`class_statistics`), A
 the sum of f f^T of those who sent it and n'_c, s'_c their counts and sums, theta_t the base on which all of
 them were measured, d features and C classes:
 
@@ -16,7 +15,8 @@ them were measured, d features and C classes:
 C' counts the classes with N'_c > 0. A class that nobody sent has W_c = 0, b_c = -30. What is served is the
 extractor of E with the head W, b: E has the weights of the statistics, so that old means fit it to first
 order. The next base keeps its own, trained head. Where the head takes more features than statistics are of,
-these are of f R (`projection`), d counts them, and the head that is served is W R', b.
+these are of f R (`projection`), d counts them, and the head that is served is W R', b. n_c and s_c are of all
+samples and rounds that a device's statistics stand for (`class_statistics.stands_for`).
 
 Linear discriminant analysis: Hastie et al., The Elements of Statistical Learning, 4.3. Class means pooled
 over devices: FedNCM (Legate et al. 2023). A classifier made on the aggregator from means and covariances:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ class StatisticsOfDevices:
             return
         means = np.zeros(sent.sums.sums.shape, np.float32)
         means[sent.sums.present] = sent.sums.means()
-        content = {
+        content: dict[str, NDArray[Any]] = {
             by_class.MEANS: means,
             "counts": sent.sums.counts.astype(np.float64),
             SCATTER: _scatter(sent),
