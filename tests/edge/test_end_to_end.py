@@ -9,8 +9,8 @@ import pytest
 from aggregator.store import Store
 from broker import brokers
 from models import tensors
-from models.bundle import Bundle, shipped
 from strategies import closed_form
+from strategies.kind import ClassStatistics
 
 ROUNDS = 3
 
@@ -91,7 +91,7 @@ def test_two_sites_and_a_direct_device_learn_while_an_edge_is_killed_in_a_round(
     assert (tmp_path / "a1.log").read_text().count("full accepted") == ROUNDS
     with closing(Store(run, reading=True)) as store:
         kept = tensors.decode(store.models.get(store.carried(ROUNDS + 1).memory[closed_form.MEMORY]))
-    pool = closed_form.Pool.of(kept, Bundle.open(shipped("digits-wrn-10-1")).manifest)
+    pool = closed_form.Pool.of(kept, 10, ClassStatistics().projection(64))
     assert (pool.rounds, pool.samples) == (ROUNDS, sum(held.values()))
     accuracies = [one["eval_acc"] for one in lines(run / "rounds.jsonl")]
     assert len(accuracies) == ROUNDS

@@ -15,8 +15,8 @@ from broker.link import Link, LinkOptions, Received
 from broker.running import WEB_USER, BrokerOptions, WebSockets
 from broker.url import BrokerUrl
 from models import tensors
-from models.bundle import Bundle, shipped
 from strategies import closed_form
+from strategies.kind import ClassStatistics
 
 from .conftest import DEVICES
 from .services import Services, task
@@ -142,7 +142,7 @@ def test_class_statistics_of_a_javascript_device_make_the_head_that_is_served(se
     with closing(Store(run, reading=True)) as store:
         kept = tensors.decode(store.models.get(store.carried(3).memory[closed_form.MEMORY]))
         assert [store.closed(number)[0].note for number in (1, 2)] == ["", ""]
-    known = closed_form.Pool.of(kept, Bundle.open(shipped(BUNDLE)).manifest)
+    known = closed_form.Pool.of(kept, 10, ClassStatistics().projection(64))
     assert (known.rounds, known.samples) == (2, sum(sent) / 2)
 
 

@@ -110,9 +110,12 @@ def test_a_page_of_another_site_gets_nothing_from_the_service(
         assert (came["enrol"], came["socket"]) == ("TypeError", "refused")
         assert "device-runtime" not in came["storage"]
         assert came["frame"] == "not readable"
-        assert [frame.url for frame in page.frames if frame != page.main_frame] == [
-            "chrome-error://chromewebdata/"
-        ]
+
+        def framed():
+            page.evaluate("0")  # what has happened to its frames is heard of with an answer
+            return [frame.url for frame in page.frames if frame != page.main_frame]
+
+        eventually(lambda: framed() == ["chrome-error://chromewebdata/"])
 
         with context.expect_page() as opening:
             page.evaluate("(url) => { self.opened = open(url); }", f"{found[1]}/join/page/")
