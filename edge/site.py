@@ -163,8 +163,7 @@ class Site:
         if kept is None:
             return None
         memory = tensors.decode(rounds.store.models.get(kept))
-        asked = next(filter(None, (kind.strategy.statistics for kind in rounds.task.kinds)))
-        return of_round(memory, rounds.weights(number), rounds.manifest, asked)
+        return of_round(memory, rounds.weights(number), rounds.manifest, rounds.task.statistics)
 
     def handle(self, event: Event) -> None:
         """One event of the site's link."""

@@ -49,8 +49,9 @@ def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Te
 
 
 def _whole(pooled: Statistics, num_examples: int) -> ClassSums:
-    """The same means, of whole counts that sum to no more than the site has samples: a sample that a device
-    measured may stand for several. Those of second moments are counts as they are.
+    """Counts rounded down to whole numbers, at most `num_examples` in all, with the same means.
+
+    A sample that a device measured may stand for several; one whose second moments were sent counts once.
     """
     sums, measured = pooled.sums, pooled.moment_sums.counts
     more = sums.counts - measured

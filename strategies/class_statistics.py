@@ -183,11 +183,11 @@ def _measured(strategy: AnyStrategy, samples: int) -> int:
 
 
 def stands_for(strategy: AnyStrategy, num_examples: int, number: int, counted: float) -> float:
-    """For how many samples of round `number` each one counts that a device of so many sends statistics of.
+    """How many samples one measured sample counts for, in round `number`, of a device with `num_examples`.
 
-    A kind that trains no extractor measures a part of the samples, and scalars alone come with statistics
-    once in `every` rounds. Else the classes of such devices would be taken for rare, and hardly be predicted.
-    `counted`: of how many the statistics are; a site says for its devices what their samples stand for.
+    A kind that trains no extractor measures only a part of the samples, and scalars alone bring statistics
+    only once in `every` rounds. Without this factor the classes on such devices would be taken for rare.
+    `counted`: how many samples the statistics say they are of. A site has applied the factor already.
     """
     statistics = wished(strategy)
     if statistics is None or strategy.trains_extractor:
