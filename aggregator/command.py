@@ -43,6 +43,7 @@ _FLAGS = {
     "min_devices": "min_devices",
     "late": "late",
     "wait_for": "wait_for",
+    "head": "head",
     "devices_per_round": "devices_per_round",
     "buffer_size": "buffer_size",
     "max_staleness": "max_staleness",
@@ -98,6 +99,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wait-for",
         choices=("all", "fast"),
         help="Close a round when all devices are done or when the fast are (default: all).",
+    )
+    add(
+        "--head",
+        choices=("auto", "trained", "closed-form"),
+        help="Serve this head (default: auto, in closed form where several kinds are offered).",
     )
     add(
         "--devices-per-round",

@@ -59,9 +59,10 @@ def check_kinds(task: Task, manifest: Manifest, family: Mapping[str, Manifest] =
 
 def with_possible_head(task: Task, manifest: Manifest) -> Task:
     """The task; where the bundle can have no closed-form head, that says so and serves the trained one."""
-    if task.head == "trained" or not (why := class_statistics.unfit(manifest, task.statistics)):
+    if not task.closed_form or not (why := class_statistics.unfit(manifest, task.statistics)):
         return task
-    log.warning("bundle %s is served with its trained head: %s", manifest.name, why)
+    level = logging.INFO if task.head == "auto" else logging.WARNING
+    log.log(level, "bundle %s is served with its trained head: %s", manifest.name, why)
     return msgspec.structs.replace(task, head="trained")
 
 

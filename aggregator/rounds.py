@@ -76,6 +76,7 @@ class Rounds:
             self.run, self.resumed = identified(self.store, task, shas)
             self.registry = Registry(self.store, task.keep_versions)
             self.outside = Outside(folder) if given else None
+            self._served = self._first_base
         except BaseException:
             self.store.close()
             raise
@@ -205,8 +206,7 @@ class Rounds:
         )
 
     def farewell(self) -> Offer:
-        """The task is done; `base` is what the round made whose model is served."""
-        served = self.registry.served()
+        """The task is done; `base` is the served model. Raises BlobError when the disk fails."""
         last = self.store.latest_closed()
         return Offer(
             task=self.task.name,
@@ -216,10 +216,20 @@ class Rounds:
             deadline_s=self.task.round_deadline_s,
             remaining_s=0.0,
             bundle=self._packed,
-            base=self.registry.made(served).base,
+            base=self._served_base(),
             kinds=(),
             done=True,
         )
+
+    def _served_base(self) -> Base:
+        """The served model as devices fetch it: what its round made, where that is the same model."""
+        made = self.registry.made(self.registry.served())
+        if made.served.sha == made.base.sha:
+            return made.base
+        if self._served.sha != made.served.sha:
+            served = tensors.decode(self.store.models.get(made.served))
+            self._served = bases.checkpoint(served, self.store.models, self.manifest)
+        return self._served
 
     def weights(self, number: int, member: str = "") -> Tensors:
         """What round `number` distributes."""
@@ -275,7 +285,7 @@ class Rounds:
             self.weights(number + 1),
         )
         figures = self._evaluator.figures(served, base)
-        if self.task.head == "closed-form" and (why := trained_is_better(figures)):
+        if self.task.closed_form and (why := trained_is_better(figures)):
             log.info("round %d: %s", number, why)
             instead = self.store.models.put(tensors.encode(base))
             self.store.evaluated(number, self._evaluator.figures(base, base), instead)

@@ -14,7 +14,7 @@ from broker import topics
 from broker.messages import Kind
 from broker.steps import round_seed
 from profiles.keys import explained
-from strategies import ranges, registry
+from strategies import class_statistics, ranges, registry
 from strategies.device_half import Contribution
 from strategies.kind import AnyStrategy, ClassStatistics, Settings
 from strategies.ranges import Setting
@@ -33,7 +33,7 @@ else:
 Late = Literal["discard", "count"]
 WaitFor = Literal["all", "fast"]
 Start = Literal["bundle", "random"]
-Head = Literal["trained", "closed-form"]
+Head = Literal["auto", "trained", "closed-form"]
 
 _STALENESS = 0.5
 _BESIDE_OTHERS: dict[str, Settings] = {"few-shot": {"join_base": True}, "class-means": {"head": "trained"}}
@@ -139,7 +139,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     the served models the latest `keep_versions` are kept (0: all), and the best.
     With head="closed-form" devices send class statistics beside their updates, as `statistics` says, and the
     served model has a head in closed form, from those of all rounds so far (`strategies.closed_form`); where
-    the evaluation data say that the trained head is better, that is served.
+    the evaluation data say that the trained head is better, that is served. head="auto" does so where several
+    kinds are offered.
     `robust` is the rule by which updates are merged where some devices may lie, with the numbers of
     `strategies.robust.Robust` (robust_trim is its `trim`, and so on).
     """
@@ -221,12 +222,16 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     start: Annotated[
         Start, Setting("Parameters of round 1: the bundle's, or fresh ones by `seed`.", "random")
     ] = "bundle"
-    head: Annotated[Head, Setting("Head that is served: as trained, or in closed form.", "closed-form")] = (
-        "trained"
-    )
+    head: Annotated[
+        Head,
+        Setting(
+            "Head that is served: as trained or in closed form; auto: in closed form for several kinds.",
+            "trained",
+        ),
+    ] = "auto"
     statistics: Annotated[
         ClassStatistics,
-        Setting('Class statistics that devices send for head = "closed-form".', {"every": 20}),
+        Setting("Class statistics that devices send for a head in closed form.", {"every": 20}),
     ] = msgspec.field(default_factory=ClassStatistics)
     robust: Annotated[
         Rule, Setting("Rule of merging that lying devices cannot steer; none: the mean.", "median")
@@ -284,7 +289,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             _ = self.screening
         except ValueError as error:
             raise TaskError(f"robust: {error}") from None
-        given = self.statistics if self.head == "closed-form" else None
+        given = self.statistics if self.closed_form else None
         kinds = tuple(kind.with_statistics(given) for kind in self.kinds)
         msgspec.structs.force_setattr(self, "kinds", kinds)
         names = [kind.name for kind in self.kinds]
@@ -346,6 +351,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def offer_kinds(self, number: int) -> tuple[Kind, ...]:
         """The same as they stand in an offer."""
         return tuple(registry.write(kind.strategy) for kind in self.offered(number))
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether the served head is in closed form."""
+        if self.head == "auto":
+            return class_statistics.by_default([kind.strategy for kind in self.kinds])
+        return self.head == "closed-form"
 
     @property
     def pace(self) -> Pace | None:

@@ -180,7 +180,7 @@ class Learning:
             return
         base = self._bases.of(number + 1).weights
         self._figures = self._tools.evaluate(number, self.served, base)
-        if self._task.head == "closed-form" and (why := trained_is_better(self._figures)):
+        if self._task.closed_form and (why := trained_is_better(self._figures)):
             log.info("round %d: %s", number, why)
             self.served = base
             self._figures = self._tools.evaluate(number, base, base)

@@ -112,13 +112,21 @@ def unfit(manifest: Manifest, statistics: ClassStatistics) -> str:
     return ""
 
 
-def wished(strategy: AnyStrategy) -> ClassStatistics | None:
-    """What goes beside an update of this form. None under differential privacy, from a smaller model, whose
-    features are others, and beside class means, which are the same.
+def by_default(kinds: Sequence[AnyStrategy]) -> bool:
+    """Whether a task that offers these kinds serves a closed-form head by default: if there are several, and
+    one of them can send second moments of features, which such a head needs.
     """
-    if strategy.statistics is None or strategy.member or isinstance(strategy, ClassMeans):
-        return None
-    return strategy.statistics if settings_of(strategy) is None else None
+    return len(kinds) > 1 and any(kind.trains_extractor and _can_send(kind) for kind in kinds)
+
+
+def _can_send(kind: AnyStrategy) -> bool:
+    """Not under differential privacy, nor from a smaller model, whose features are others."""
+    return not kind.member and settings_of(kind) is None
+
+
+def wished(strategy: AnyStrategy) -> ClassStatistics | None:
+    """The class statistics beside an update of this form; None beside class means, which are the same."""
+    return strategy.statistics if _can_send(strategy) and not isinstance(strategy, ClassMeans) else None
 
 
 def asked(kinds: tuple[AnyStrategy, ...], number: int, device: str) -> tuple[AnyStrategy, ...]:

@@ -46,9 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--codec", default="", metavar="WORD", help="Send updates by this codec, such as delta+int8+deflate."
     )
     parser.add_argument(
-        "--statistics",
-        action="store_true",
-        help='Send class statistics beside updates, as a task with head = "closed-form" asks.',
+        "--head",
+        choices=("auto", "trained", "closed-form"),
+        default="auto",
+        help="Plan for a task that serves this head (default: auto, in closed form for several kinds).",
     )
     parser.add_argument("--state", type=Path, help="Tell the rules of the device in this folder, too.")
     parser.add_argument(
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     load = _workload(options, bundle)
     names = options.kinds.split(",") if options.kinds else list(registry.USUAL)
     kinds = [registry.make(name, registry.coding(name, options.codec)) for name in names]
-    if options.statistics:
+    if options.head == "closed-form" or (options.head == "auto" and class_statistics.by_default(kinds)):
         kinds = [class_statistics.asking(kind, ClassStatistics()) for kind in kinds]
     policy = owner.kept(options.state) if options.state else None
     barred = policy.allowed.bars if policy else lambda _: ""

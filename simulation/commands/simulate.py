@@ -66,7 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("all", "fast"),
         help="Close a round when all devices are done or when the fast are (default: all).",
     )
-    add("--head", choices=("trained", "closed-form"), help="Serve this head (default: trained).")
+    add(
+        "--head",
+        choices=("auto", "trained", "closed-form"),
+        help="Serve this head (default: auto, in closed form where several kinds are offered).",
+    )
     add("--stop-after", type=count, metavar="N", help="End after N evaluated rounds without a gain.")
     add("--stop-gain", type=positive, metavar="X", help="Count no more than this as no gain (default: 0).")
     add("--robust", choices=RULES, help="Merge so that lying devices cannot steer the model (default: none).")

@@ -6,9 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from aggregator import systems
 from aggregator.feasible import with_possible_head
 from aggregator.state import SETTLE_S
-from aggregator.task import KindSettings, Task, decode
+from aggregator.task import KindSettings, Task, decode, kinds_named
 from models.engines import open_model
 from models.tensors import decode as read
 from models.tensors import encode
@@ -144,4 +145,30 @@ def test_every_kind_of_a_task_with_the_head_sends_statistics_as_the_task_says():
     assert {kind.strategy.statistics for kind in robust.kinds} == {task.statistics}
     off = msgspec.structs.replace(task, head="trained")
     assert all(kind.strategy.statistics is None for kind in off.kinds)
-    assert off.offer_kinds(1) == Task(bundle="b").offer_kinds(1)
+    assert off.offer_kinds(1) == Task(bundle="b", head="trained").offer_kinds(1)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "closed"),
+    [
+        (["full", "few-shot"], True),
+        (["full"], False),
+        (["few-shot", "class-means"], False),  # nobody sends second moments
+        (["zeroth-order", "class-means"], False),
+    ],
+)
+def test_by_default_the_head_is_in_closed_form_where_several_kinds_and_second_moments_come(kinds, closed):
+    task = Task(bundle="b", kinds=kinds_named(kinds))
+    assert task.closed_form is closed
+    assert {kind.strategy.statistics for kind in task.kinds} == {task.statistics if closed else None}
+
+
+def test_updates_under_differential_privacy_alone_give_no_closed_form_head_by_default():
+    private = KindSettings(name="full", settings={"dp": {}})
+    assert not Task(bundle="b", kinds=(private, *kinds_named(["few-shot"]))).closed_form
+
+
+def test_a_published_system_keeps_its_trained_head_unless_the_task_says_otherwise():
+    task = Task(bundle="b")
+    assert not systems.under("fedfsc+", task).closed_form
+    assert systems.under("fedfsc+", msgspec.structs.replace(task, head="closed-form")).closed_form

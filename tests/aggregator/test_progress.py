@@ -126,7 +126,8 @@ def test_the_best_model_is_deployed_and_offered_at_the_end(graded, update_of):
     assert deployed != b.store.models.get(b.store.served(4))
     assert b.offer.done
     assert b.offer.round == 4
-    assert b.offer.base == b.store.made(2)[0]
+    assert b.offer.base.sha == b.store.served(2).sha
+    assert all(b.store.models.has(part) for part in b.offer.base.checkpoint)
     b.restart()
     assert b.service.state.phase == "done"
     assert (b.folder / "served.safetensors").read_bytes() == deployed

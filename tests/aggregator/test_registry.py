@@ -213,7 +213,7 @@ def test_a_done_run_serves_what_it_is_set_back_to(bench, make_task, update_of):
     b.service._run.go_back(2)
     b.restart()
     assert (b.service.state.phase, deployed(b)) == ("done", of_round(b, 2))
-    assert b.offer.base == b.store.made(2)[0]
+    assert b.offer.base.sha == b.store.served(2).sha
 
 
 def test_what_is_asked_for_in_the_run_folder_is_done_and_the_word_removed(bench, make_task, update_of):

@@ -6,12 +6,17 @@ from aggregator.errors import TaskError
 from aggregator.task import KindSettings, Task, kinds_named
 from strategies import registry
 from strategies.full import Full
+from strategies.kind import ClassStatistics
 
 
 def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_base():
     kinds = Task(bundle="b").kinds
     assert [kind.name for kind in kinds] == list(registry.USUAL)
-    assert {kind.name: dict(kind.settings) for kind in kinds if kind.settings} == {
+    own = {kind.name: {**kind.settings} for kind in kinds}
+    assert [settings.pop("statistics") for settings in own.values()] == [
+        msgspec.to_builtins(ClassStatistics())
+    ] * len(own)
+    assert {name: settings for name, settings in own.items() if settings} == {
         "few-shot": {"join_base": True},
         "class-means": {"head": "trained"},
     }

@@ -8,7 +8,9 @@ import pytest
 
 from aggregator import task as tasks
 from aggregator.task import KindSettings, Task, tomllib
-from strategies import ranges
+from strategies import class_statistics, ranges
+from strategies.few_shot import FewShot
+from strategies.full import Full
 
 ROOT = Path(__file__).parents[2]
 PAGE = runpy.run_path(str(ROOT / "docs" / "task.py"))
@@ -43,7 +45,7 @@ def test_the_task_file_of_the_deployment_is_read_also_with_all_that_it_proposes(
     (tmp_path / "task.toml").write_text(whole, "utf-8")
     task = tasks.load(tmp_path / "task.toml", {})
     assert (task.robust, task.server.name, task.devices_per_round) == ("median", "fedadam", 10)
-    assert [(kind.name, dict(kind.settings)) for kind in task.kinds] == [
-        ("full", {"epochs": 5, "lr": 0.05, "batch": 32}),
-        ("few-shot", {"join_base": True}),
+    assert [kind.strategy for kind in task.kinds] == [
+        class_statistics.asking(Full(epochs=5, lr=0.05, batch=32), task.statistics),
+        class_statistics.asking(FewShot(join_base=True), task.statistics),
     ]
