@@ -86,7 +86,7 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
     """Fold all that counts in the round; returns whose content could not be read."""
     lost, task, number = [], earlier.task, earlier.model.round
     first = max(1, number - task.max_staleness - 1)
-    since = earlier.store.contributions.since(number, first) if task.wait_for == "fast" else {}
+    since = earlier.store.contributions.since(number, first) if task.waits_for_fast else {}
     for stored in earlier.store.contributions.of_round(earlier.model.round):
         try:
             update = earlier.rebased(earlier.read(stored), stored.round)

@@ -18,7 +18,7 @@ from . import pace
 from .crowd import MOST_DEVICES
 from .pace import Durations, Pace
 from .progress import NO_PROGRESS, Progress
-from .task import Late, Task, WaitFor
+from .task import Late, Task
 
 Phase = Literal["wait", "collect", "merge", "evaluate", "publish", "done", "given up"]
 SETTLE_S = 1.0
@@ -47,7 +47,7 @@ class Rules:
     max_contributions: int = MOST_DEVICES
     min_devices: int = 1
     late: Late = "discard"
-    wait_for: WaitFor = "all"
+    waits_for_fast: bool = False
     bound: frozenset[str] = frozenset()
     devices_per_round: int | None = None
     buffer_size: int = 0
@@ -69,7 +69,7 @@ class Rules:
             min_contributions=task.min_contributions,
             min_devices=task.min_devices,
             late=task.late,
-            wait_for=task.wait_for,
+            waits_for_fast=task.waits_for_fast,
             bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
             devices_per_round=task.devices_per_round,
             buffer_size=task.buffer_size,
@@ -94,11 +94,6 @@ class Rules:
     def counts_late(self) -> bool:
         """Whether a contribution to an earlier round may count in the open one."""
         return self.buffer_size > 0 or self.late == "count" or self.waits_for_fast
-
-    @property
-    def waits_for_fast(self) -> bool:
-        """Whether rounds close when the fast devices are done."""
-        return self.wait_for == "fast"
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ else:
     import tomli as tomllib
 
 Late = Literal["discard", "count"]
-WaitFor = Literal["all", "fast"]
+WaitFor = Literal["auto", "all", "fast"]
 Start = Literal["bundle", "random"]
 Head = Literal["auto", "trained", "closed-form"]
 
@@ -128,6 +128,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     `round_deadline_s` all the same, and what comes later counts as with late="count", but as many times as
     the rounds in which its device was at work (`stands_for`) in place of (1 + tau) ** -staleness_weight. So
     that it can, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait for all.
+    wait_for="auto" is "fast" where several kinds are offered, unless another setting says when a round ends.
     `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
     parameters, drawn by `seed`, in place of the bundle's.
 
@@ -172,8 +173,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     )
     wait_for: Annotated[
         WaitFor,
-        Setting("Devices that a round waits for; with fast, late updates count.", "fast"),
-    ] = "all"
+        Setting(
+            "Devices that a round waits for; with fast, late updates count; auto: fast for several kinds.",
+            "all",
+        ),
+    ] = "auto"
     devices_per_round: Annotated[
         int | None,
         Setting("Devices drawn for each round; none: all that are online.", 10, "devices", at_least=1),
@@ -284,7 +288,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.devices_per_round is not None and not self.buffer_size:
             self._check_enough_are_asked(self.devices_per_round)
         self._check_pace()
-        self._check_wait_for()
+        if self.wait_for == "fast" and (why := self._ends_otherwise()):
+            raise TaskError(f'wait_for is "fast" and {why}')
         try:
             _ = self.screening
         except ValueError as error:
@@ -315,27 +320,34 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             most = f"round_deadline_s, the longest, is {self.round_deadline_s:g}"
             raise TaskError(f"deadline_least_s is {least_s:g}, {most}")
 
-    def _check_wait_for(self) -> None:
-        if self.wait_for != "fast":
-            return
+    @property
+    def waits_for_fast(self) -> bool:
+        """Whether rounds close when the fast devices are done. With wait_for="auto" they do where several
+        kinds are offered, all of which may count late, if no other setting says when a round ends or how
+        late updates count.
+        """
+        if self.wait_for != "auto":
+            return self.wait_for == "fast"
+        own_round = any(kind.strategy.own_round for kind in self.kinds)
+        return len(self.kinds) > 1 and self.late == "discard" and not own_round and not self._ends_otherwise()
+
+    def _ends_otherwise(self) -> str:
+        """What does not go with rounds that wait for the fast devices; empty for nothing."""
         if self.buffer_size:
-            raise TaskError(
-                'wait_for is "fast" and buffer_size is set: a buffered round closes by its number of devices'
-            )
+            return "buffer_size is set: a buffered round closes by its number of devices"
         if self.deadline_quantile is not None:
-            raise TaskError(
-                'wait_for is "fast" and deadline_quantile is set: both learn when a round ends, give one'
-            )
+            return "deadline_quantile is set: both learn when a round ends, give one"
         if self.staleness_weight != _STALENESS:
-            raise TaskError(
-                f'wait_for is "fast" and staleness_weight {self.staleness_weight:g}: an update weighs as '
-                "many times as the rounds that its device was at work, leave it out"
+            return (
+                f"staleness_weight is {self.staleness_weight:g}: an update weighs as many times as the "
+                "rounds that its device was at work, leave it out"
             )
         if not self.max_staleness:
-            raise TaskError('wait_for is "fast" and max_staleness 0: what comes late could not count')
+            return "max_staleness is 0: what comes late could not count"
         if all(kind.strategy.own_round for kind in self.kinds):
             kinds = ", ".join(kind.name for kind in self.kinds)
-            raise TaskError(f'wait_for is "fast", and {kinds} counts in its own round only')
+            return f"{kinds} counts in its own round only"
+        return ""
 
     def _check_enough_are_asked(self, size: int) -> None:
         if size < self.min_contributions:
@@ -381,7 +393,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """How much of its change an update moves the model by that is so many rounds late: all of it where no
         round waits for it.
         """
-        return 1.0 if self.wait_for == "fast" else float((1 + rounds) ** -self.staleness_weight)
+        return 1.0 if self.waits_for_fast else float((1 + rounds) ** -self.staleness_weight)
 
     def stands_for(self, rounds: int, since: float) -> float:
         """How many times its samples an update weighs that is so many rounds late; `since`: rounds since the
@@ -391,7 +403,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         that each device weighs the same over time (by its participation interval: Wang and Ji 2024). Where
         some devices are drawn for a round, who is at work longer is not drawn less often.
         """
-        if self.wait_for != "fast" or self.devices_per_round is not None:
+        if not self.waits_for_fast or self.devices_per_round is not None:
             return 1.0
         return min(1.0 + rounds, since)
 
