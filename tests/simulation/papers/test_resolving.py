@@ -51,7 +51,7 @@ def test_mixed_rounds_offer_what_is_listed_and_no_more(made):
     row = {"system": "choose", "setting": setting}
     kinds = made(rows=[row], claims=[]).task.kinds
     assert [kind.name for kind in kinds] == ["full", "few-shot"]
-    assert kinds[1].settings == {"join_base": True}
+    assert kinds[1].strategy.join_base
 
 
 def test_without_a_deadline_in_full_updates_a_round_has_a_day(made):
