@@ -36,7 +36,10 @@ Start = Literal["bundle", "random"]
 Head = Literal["trained", "closed-form"]
 
 _STALENESS = 0.5
-_BESIDE_OTHERS: dict[str, Settings] = {"few-shot": {"join_base": True}, "class-means": {"head": "trained"}}
+_BESIDE_OTHERS: dict[str, Settings] = {
+    "few-shot": {"join_base": True},
+    "class-means": {"head": "trained", "samples": 40},
+}
 """Settings with which a kind joins the common base, for rounds in which other kinds come too."""
 
 
