@@ -12,6 +12,7 @@ def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_ba
     kinds = Task(bundle="b").kinds
     assert [kind.name for kind in kinds] == list(registry.USUAL)
     assert {kind.name: dict(kind.settings) for kind in kinds if kind.settings} == {
+        "entropy-subset": {"least_samples": 10},
         "few-shot": {"join_base": True},
         "class-means": {"head": "trained", "samples": 40},
     }

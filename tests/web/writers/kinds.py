@@ -55,6 +55,7 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("entropy-subset", {"shares": ()}),
     ("entropy-subset", {"shares": (1.5,)}),
     ("entropy-subset", {"tunable": "low"}),
+    ("entropy-subset", {"least_samples": -1}),
     ("few-shot", {"codec": None}),
     ("zeroth-order", {"codec": "half"}),
     ("zeroth-order", {"sides": 3}),
