@@ -36,8 +36,6 @@ Start = Literal["bundle", "random"]
 Head = Literal["auto", "trained", "closed-form"]
 
 _STALENESS = 0.5
-_BESIDE_OTHERS: dict[str, Settings] = {"few-shot": {"join_base": True}, "class-means": {"head": "trained"}}
-"""Settings with which a kind joins the common base, for rounds in which other kinds come too."""
 
 
 class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -101,9 +99,8 @@ class KindSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 def kinds_named(names: Iterable[str]) -> tuple[KindSettings, ...]:
     """Kinds in this order of preference; when there are several, with settings that join one base."""
-    chosen = tuple(names)
-    beside: Mapping[str, Settings] = _BESIDE_OTHERS if len(chosen) > 1 else {}
-    return tuple(KindSettings(name=name, settings=beside.get(name, {})) for name in chosen)
+    offered = registry.offered(tuple(names))
+    return tuple(KindSettings(name=name, settings=settings) for name, settings in offered)
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -82,6 +82,9 @@ class ClassMeans(Usual):
     `gathered` (ours): the sums of earlier rounds count too, for rounds in which only some devices take part;
     the extractor must stand still meanwhile. Who takes part twice counts twice.
 
+    `samples` (ours): a device with more draws as many evenly, and measures these alone; what it sends then
+    stands for all that it has (`of_all`).
+
     `smallest_count` (ours): a class with fewer samples on the device is neither sent nor counted. The sum of
     a class with one sample would be that sample's features; the paper sends it, as does 1.
 
@@ -108,6 +111,10 @@ class ClassMeans(Usual):
     ] = 0.1
     gathered: Annotated[bool, Setting("Whether sums of earlier rounds count too.", example=True)] = False
     smallest_count: SmallestCount = 2
+    samples: Annotated[
+        int,
+        Setting("Most samples that a device measures; 0: all.", 40, "samples", at_least=0, at_most=MOST),
+    ] = 0
 
     def __post_init__(self) -> None:
         ranges.check(self)
@@ -117,20 +124,35 @@ class ClassMeans(Usual):
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         values = (workload.feature_width + 1) * workload.labels
-        return predict(profile, forward_work(workload, workload.samples, values), self.name)
+        return predict(profile, forward_work(workload, self._measured(workload.samples), values), self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
-        began = run.clock()
-        features = model.features(data.x)
+        began, rows = run.clock(), run.drawn(self._measured(len(data)), len(data))
+        x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])
+        features = model.features(x)
         run.pace(began, 1.0)
-        return self.from_features(features, data.y, model.manifest)
+        return self._made(features, y, len(data), model.manifest)
 
     def from_features(
-        self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest
+        self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest, run: Run
     ) -> Contribution:
+        rows = run.drawn(self._measured(len(y)), len(y))
+        if rows is None:
+            return self._made(features, y, len(y), manifest)
+        return self._made(features[rows], y[rows], len(y), manifest)
+
+    def _measured(self, samples: int) -> int:
+        """How many samples' features a device of so many computes."""
+        return min(samples, self.samples) if self.samples else samples
+
+    def _made(
+        self, features: NDArray[np.float32], y: NDArray[np.int64], samples: int, manifest: Manifest
+    ) -> Contribution:
+        """Of what was measured on a device of so many samples. Classes that are left out stand for none."""
         totals = class_sums(features, y, len(manifest.labels)).at_least(self.smallest_count)
         tensors = {"sums": totals.sums.astype(np.float32), "counts": totals.counts.astype(np.int32)}
-        return Contribution(self.name, tensors, int(totals.counts.sum()), float("nan"))
+        stands_for = samples * int(totals.counts.sum()) // max(1, len(y))
+        return Contribution(self.name, tensors, stands_for, float("nan"))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         labels = len(manifest.labels)
@@ -140,12 +162,15 @@ class ClassMeans(Usual):
         )
 
     def doubt(self, update: Tensors, num_examples: int) -> str:
-        """Counts are of samples: none negative, together those sent, and no count means no sum."""
+        """Counts are of samples: none negative, together those sent, or fewer where a device measures a part
+        of its own, and no count means no sum.
+        """
         counts = update["counts"].astype(np.int64)
         if counts.min(initial=0) < 0:
             return f"count of class {int(counts.argmin())} is {int(counts.min())}, expected 0 or more"
-        if int(counts.sum()) != num_examples:
-            return f"counts sum to {int(counts.sum())}, num_examples is {num_examples}"
+        total = int(counts.sum())
+        if total != num_examples and not (self.samples and 0 < total < num_examples):
+            return f"counts sum to {total}, num_examples is {num_examples}"
         stray = np.flatnonzero((counts == 0) & np.abs(update["sums"]).any(axis=1))
         return f"sums of class {int(stray[0])} are not 0, its count is" if len(stray) else ""
 
@@ -206,6 +231,17 @@ class ClassMeans(Usual):
             return scale_in(model.manifest, model.weights), NOTHING
         scale = scale_by(state.means())
         return scale.astype(np.float64), {model.manifest.scale: scale}
+
+
+def of_all(update: Contribution) -> Contribution:
+    """The same class means, counted as all samples that they stand for, in whole numbers."""
+    counts = update.tensors["counts"]
+    measured = int(counts.sum(dtype=np.int64))
+    if not 0 < measured < update.num_examples:
+        return update
+    whole = np.rint(counts * (update.num_examples / measured)).astype(np.int32)
+    sums = update.tensors["sums"] * (whole / np.maximum(1, counts))[:, None]
+    return replace(update, tensors={"sums": sums.astype(np.float32), "counts": whole})
 
 
 def class_sums(features: NDArray[np.float32], y: NDArray[np.int64], labels: int) -> ClassSums:

@@ -234,8 +234,7 @@ def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) 
 
 def measured(strategy: AnyStrategy, samples: int, run: Run) -> NDArray[np.int64] | None:
     """Indices of the samples whose features a device of so many computes, drawn evenly; None: of all."""
-    count = _measured(strategy, samples)
-    return run.rng().permutation(samples)[:count] if count < samples else None
+    return run.drawn(_measured(strategy, samples), samples)
 
 
 def beside(strategy: AnyStrategy, made: Contribution, known: Measured, run: Run) -> Contribution:
@@ -247,8 +246,7 @@ def beside(strategy: AnyStrategy, made: Contribution, known: Measured, run: Run)
     if statistics is None:
         return made
     features, y = known.features, known.y
-    if made.num_examples < len(y):
-        drawn = run.rng().permutation(len(y))[: made.num_examples]
+    if (drawn := run.drawn(made.num_examples, len(y))) is not None:
         features, y = features[drawn], y[drawn]
     features = statistics.projection(features.shape[1]).project(features)
     found = of(features, y, known.labels, statistics.smallest_count)

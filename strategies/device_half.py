@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from models.local_data import LocalData as LocalData
 from models.tensors import Tensors
@@ -52,6 +53,10 @@ class Run:
         """The device's own randomness: the same for the same round seed and device name."""
         digest = hashlib.sha256(f"{self.seed}:{self.device}".encode()).digest()
         return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+
+    def drawn(self, most: int, samples: int) -> NDArray[np.int64] | None:
+        """Indices of `most` of a device's samples, drawn evenly by `rng`; None: of all, there are no more."""
+        return self.rng().permutation(samples)[:most] if most < samples else None
 
     def pace(self, began: float, done: float, of: float = 1.0) -> None:
         """Report `done`, the share of the work that is finished (0 to 1), that began at clock time `began`.

@@ -16,7 +16,7 @@ from profiles import Work, Workload
 
 from .device_half import Contribution, LocalData, Run
 from .kind import About
-from .ranges import LocalEpochs, Setting, TunableSet, WeightDecay
+from .ranges import MOST, LocalEpochs, Setting, TunableSet, WeightDecay
 from .tensor_update import TensorUpdate
 
 
@@ -29,6 +29,8 @@ class EntropySubset(TensorUpdate):
     (FedFT-RDS); a share of 1 is FedFT-ALL. E = 5, SGD lr 0.1, momentum 0.5 and the level `mid` as in section
     6.5. The mean is weighted by the number of *selected* samples (equation 6.11), or by that of the samples
     that they stand for (weigh="local", ours): beside full updates a device then counts as it would with one.
+    A form that would train on fewer than `least_samples` (ours), of a device that has more, is not fit: a few
+    samples teach no more than their class means.
     Ours: no pre-training phase of its own (the offer's base model stands for it), and the extractor goes on
     learning where other kinds of the round train it.
     """
@@ -59,6 +61,16 @@ class EntropySubset(TensorUpdate):
         Literal["entropy", "random"],
         Setting("Which samples: those of highest entropy, or drawn anew each round.", example="random"),
     ] = "entropy"
+    least_samples: Annotated[
+        int,
+        Setting(
+            "Fewest samples that a form trains on, where the device has as many; 0: any.",
+            10,
+            "samples",
+            at_least=0,
+            at_most=MOST,
+        ),
+    ] = 0
     weigh: Annotated[
         Literal["selected", "local"],
         Setting("What an update counts as: the samples selected, or all on the device.", example="local"),
@@ -85,6 +97,12 @@ class EntropySubset(TensorUpdate):
 
     def variants(self) -> tuple[EntropySubset, ...]:
         return tuple(replace(self, shares=(share,)) for share in sorted(self.shares, reverse=True))
+
+    def unfit(self, workload: Workload) -> str:
+        count, samples = self._count(workload.samples), workload.samples
+        if count < min(self.least_samples, samples):
+            return f"would train on {count} of {samples} samples, expected {self.least_samples} or more"
+        return super().unfit(workload)
 
     def work(self, workload: Workload) -> Work:
         n = workload.samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
 
@@ -57,6 +57,19 @@ STATISTICS = "statistics"
 
 USUAL = ("full", "entropy-subset", "few-shot", "zeroth-order", "class-means")
 """What a round offers where nothing is said, in the order of preference."""
+
+BESIDE_OTHERS: Mapping[str, Settings] = {
+    "entropy-subset": {"least_samples": 10},
+    "few-shot": {"join_base": True},
+    "class-means": {"head": "trained", "samples": 40},
+}
+"""Settings of ours for rounds that offer several kinds: what they make joins one base, the weakest device can
+do the last of them, and none is chosen where another teaches more."""
+
+
+def offered(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
+    """Kinds by name with their settings where one round offers them: the paper's for one that comes alone."""
+    return tuple((name, BESIDE_OTHERS.get(name, {}) if len(names) > 1 else {}) for name in names)
 
 
 def make(name: str, settings: Settings | None = None) -> AnyStrategy:

@@ -125,9 +125,9 @@ def work_of(load: Workload, training: Training) -> Work:
     )
 
 
-def forward_work(load: Workload, samples: float, values_up: int, codec: str = "") -> Work:
+def forward_work(load: Workload, samples: int, values_up: int, codec: str = "") -> Work:
     """Features of `samples` samples, kept; `values_up` float32 values sent by this codec."""
-    features = 4 * load.feature_width * load.samples
+    features = 4 * load.feature_width * samples
     held = 2 * load.weights_bytes + load.samples * load.sample_bytes + features
     return Work(
         passes=passes(load, forward=samples),

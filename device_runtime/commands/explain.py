@@ -76,8 +76,11 @@ def run(options: argparse.Namespace) -> int:
     bundle = Bundle.open(find(options.bundle))
     profile = profile_command.measured(bundle, options)
     load = _workload(options, bundle)
-    names = options.kinds.split(",") if options.kinds else list(registry.USUAL)
-    kinds = [registry.make(name, registry.coding(name, options.codec)) for name in names]
+    names = options.kinds.split(",") if options.kinds else registry.USUAL
+    kinds = [
+        registry.make(name, {**settings, **registry.coding(name, options.codec)})
+        for name, settings in registry.offered(names)
+    ]
     if options.head == "closed-form" or (options.head == "auto" and class_statistics.by_default(kinds)):
         kinds = [class_statistics.asking(kind, ClassStatistics()) for kind in kinds]
     policy = owner.kept(options.state) if options.state else None

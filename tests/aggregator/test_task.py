@@ -17,13 +17,15 @@ def test_by_default_all_kinds_are_offered_in_the_registrys_order_and_join_one_ba
         msgspec.to_builtins(ClassStatistics())
     ] * len(own)
     assert {name: settings for name, settings in own.items() if settings} == {
+        "entropy-subset": {"least_samples": 10},
         "few-shot": {"join_base": True},
-        "class-means": {"head": "trained"},
+        "class-means": {"head": "trained", "samples": 40},
     }
 
 
 def test_a_kind_that_is_alone_keeps_its_papers_settings():
-    assert kinds_named(["few-shot"])[0].strategy == registry.make("few-shot")
+    for name in ("few-shot", "class-means"):
+        assert kinds_named([name])[0].strategy == registry.make(name)
 
 
 def test_every_hyperparameter_stands_in_the_offer():

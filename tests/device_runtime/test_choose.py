@@ -91,6 +91,14 @@ def test_a_plan_fills_at_most_the_margin_of_the_time_left(load):
     assert choose(device(), [Full()], {MAIN: load}, 0.999 * seconds / MARGIN).chosen is None
 
 
+def test_a_device_whose_subset_would_be_too_small_goes_on_to_the_next_kind_and_says_why(load):
+    """Of 180 samples a tenth is 18; a quarter, 45, takes too long here."""
+    kinds = [registry.make("entropy-subset", {"least_samples": 20}), registry.make("few-shot")]
+    plan = choose(device(3e8), kinds, {MAIN: load}, remaining_s=3.0)
+    assert plan.chosen.kind == "few-shot"
+    assert plan.reasons[-1] == "entropy-subset 10% would train on 18 of 180 samples, expected 20 or more"
+
+
 def test_the_offer_s_order_is_the_preference(load):
     backwards = list(reversed(every_kind()))
     assert choose(device(1e12), backwards, {MAIN: load}, 3.0).chosen.kind == "class-means"

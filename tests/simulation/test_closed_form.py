@@ -9,14 +9,17 @@ from simulation import scenario
 from simulation.clients import Clients
 from simulation.run import prepare, simulate
 
-FLEET = {
-    "name": "two speeds",
-    "groups": {
+
+def fleet_of(speed):
+    """Its slow devices have this part of the others' speed."""
+    groups = {
         "fast": {"profile": "phone-high", "share": 0.4},
-        "slow": {"profile": "phone-high", "share": 0.4, "speed": {"factor": 0.1}},
+        "slow": {"profile": "phone-high", "share": 0.4, "speed": {"factor": speed}},
         "far": {"profile": "phone-high", "share": 0.2, "link": {"up_bytes_per_s": 95}},
-    },
-}
+    }
+    return {"name": "two speeds", "groups": groups}
+
+
 KINDS = [
     {"name": "full", "settings": {"epochs": 2, "lr": 0.05, "batch": 16}},
     {"name": "class-means", "settings": {"head": "trained"}},
@@ -43,9 +46,9 @@ class Notes:
 def play():
     """A run of four rounds with this task: what its devices sent, its lines, and the served model."""
 
-    def played(**task):
+    def played(speed=0.1, **task):
         table = {
-            "fleet": FLEET,
+            "fleet": fleet_of(speed),
             "devices": 20,
             "slow": 3000.0,
             "data": {"source": "digits", "partition": "iid"},
@@ -79,3 +82,14 @@ def test_the_classes_of_stragglers_are_recognised_with_the_head_in_closed_form_a
     assert closed.eval_acc > closed.base_eval_acc
     again = play(head="closed-form", statistics={"numbers": "int8"})[1]
     assert all(np.array_equal(served[name], again[name]) for name in served)
+
+
+def test_devices_too_slow_to_measure_all_samples_take_part_with_some_and_their_class_is_recognised(play):
+    """71 samples take them 35 s of 30, 40 take 20 s."""
+    some = [{**kind, "settings": {"head": "trained", "samples": 40}} for kind in KINDS[1:2]]
+    sits_out, _ = play(speed=0.05, head="closed-form")
+    takes_part, _ = play(speed=0.05, head="closed-form", kinds=[KINDS[0], *some, KINDS[2]])
+    assert sits_out.kinds["slow"] == {""}
+    assert takes_part.kinds["slow"] == {"class-means"}
+    assert sits_out.lines[-1].eval_acc_by_class[ONLY["slow"]] == 0
+    assert takes_part.lines[-1].eval_acc_by_class[ONLY["slow"]] > 0.5

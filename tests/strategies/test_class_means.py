@@ -6,8 +6,10 @@ import pytest
 
 from models.softmax import accuracy_and_loss
 from models.tensors import decode, encode
-from strategies.class_means import MASKED, ClassMeans
-from strategies.device_half import LocalData
+from profiles import shipped as board
+from strategies.class_means import MASKED, ClassMeans, of_all
+from strategies.device_half import Contribution, LocalData
+from strategies.folding import Folding
 from strategies.merge import merge
 from strategies.server_optimizer import ServerOptimizer
 from strategies.workload import workload
@@ -157,3 +159,82 @@ def test_a_device_whose_classes_are_all_too_small_does_not_offer_class_means(mod
     assert ClassMeans(smallest_count=4).unfit(load) == ""
     why = ClassMeans(smallest_count=5).unfit(load)
     assert why == "a class needs 5 samples to be sent, the largest here has 4"
+
+
+def test_a_device_with_more_samples_than_are_asked_for_measures_as_many_and_stands_for_all(
+    model, digits, run
+):
+    """Of 240 samples 40 are drawn by the run; each class that is left out leaves out its share."""
+    rows = run().rng().permutation(240)[:40]
+    drawn = LocalData(digits.x[rows], digits.y[rows])
+    sent = ClassMeans(samples=40).train(model, digits, run())
+    alone = ClassMeans().train(model, drawn, run())
+    for name in ("sums", "counts"):
+        np.testing.assert_array_equal(sent.tensors[name], alone.tensors[name])
+    counted = int(np.sum([n for n in np.bincount(drawn.y) if n >= 2]))
+    assert (alone.num_examples, sent.num_examples) == (counted, 6 * counted)
+    assert ClassMeans(samples=40).doubt(sent.tensors, sent.num_examples) == ""
+
+
+def test_a_device_with_no_more_samples_than_are_asked_for_measures_all_exactly(model, digits, run):
+    some, every = (ClassMeans(samples=n).train(model, digits, run()) for n in (240, 0))
+    assert some.num_examples == every.num_examples == 240
+    np.testing.assert_array_equal(some.tensors["sums"], every.tensors["sums"])
+
+
+def test_from_all_features_come_the_same_sums_as_from_the_samples_that_are_drawn(model, digits, run):
+    strategy = ClassMeans(samples=25)
+    one = strategy.train(model, digits, run())
+    two = strategy.from_features(model.features(digits.x), digits.y, model.manifest, run())
+    assert one.num_examples == two.num_examples
+    np.testing.assert_array_equal(one.tensors["counts"], two.tensors["counts"])
+    np.testing.assert_allclose(one.tensors["sums"], two.tensors["sums"], rtol=1e-5)
+
+
+def test_what_is_measured_alone_costs_a_pass(model):
+    """40 of 200 samples: a fifth of the passes, and of the features that are held; all samples are held."""
+    load, profile = workload(model.manifest, (20,) * 10), board("pi-4")
+    some, every = (ClassMeans(samples=n).cost(load, profile) for n in (40, 0))
+    assert some.flops == pytest.approx(every.flops / 5)
+    assert every.peak_memory_bytes - some.peak_memory_bytes == 160 * 4 * load.feature_width
+    assert some.bytes_up == every.bytes_up
+    assert some.compute_s < every.compute_s and some.energy_j < every.energy_j
+
+
+def test_means_of_a_part_are_counted_as_the_samples_that_they_stand_for():
+    """Of 16 samples 4 were measured, 3 of class 0 and 1 of class 2: they stand for 12 and 4."""
+    sums = np.array([[6, 3], [0, 0], [2, 5]], np.float32)
+    sent = Contribution("class-means", {"sums": sums, "counts": np.array([3, 0, 1], np.int32)}, 16, 0.0)
+    whole = of_all(sent)
+    assert whole.tensors["counts"].tolist() == [12, 0, 4]
+    assert whole.tensors["sums"].tolist() == [[24, 12], [0, 0], [8, 20]]
+    assert of_all(whole) is whole
+    assert of_all(replace(sent, num_examples=4)).tensors is sent.tensors
+
+
+@pytest.mark.parametrize(
+    ("samples", "num_examples", "why"),
+    [
+        (0, 4, ""),
+        (0, 16, "counts sum to 4, num_examples is 16"),
+        (40, 16, ""),
+        (40, 3, "counts sum to 4, num_examples is 3"),
+    ],
+)
+def test_only_a_device_that_measures_a_part_may_stand_for_more_samples(samples, num_examples, why):
+    update = {"sums": np.ones((2, 3), np.float32), "counts": np.array([3, 1], np.int32)}
+    assert ClassMeans(samples=samples).doubt(update, num_examples) == why
+
+
+def test_sums_of_no_sample_stand_for_none():
+    update = {"sums": np.zeros((2, 3), np.float32), "counts": np.zeros(2, np.int32)}
+    assert ClassMeans(samples=40).doubt(update, 16) == "counts sum to 0, num_examples is 16"
+
+
+def test_a_trained_head_counts_as_the_samples_that_its_means_stand_for(model, digits, run, round_model):
+    folding = Folding({"class-means": ClassMeans(head="trained", samples=40)}, round_model)
+    sent = ClassMeans(samples=40).train(model, digits, run())
+    update, _ = folding.parted(sent)
+    strategy = ClassMeans(head="trained")
+    effect = strategy.finish(strategy.fold(strategy.start(round_model), update, 1.0), round_model)
+    assert effect.num_examples == sent.num_examples

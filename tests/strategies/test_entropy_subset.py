@@ -27,6 +27,23 @@ def test_hardening_changes_who_is_uncertain():
     assert EntropySubset(shares=(0.5,), rho=0.1).least_sure(logits).tolist() == [0]
 
 
+@pytest.mark.parametrize(
+    ("samples", "share", "why"),
+    [
+        (100, 0.1, ""),
+        (90, 0.1, "would train on 9 of 90 samples, expected 10 or more"),
+        (12, 0.5, "would train on 6 of 12 samples, expected 10 or more"),
+        (19, 0.5, ""),
+        (4, 1.0, ""),
+        (0, 0.5, "there is no local data"),
+    ],
+)
+def test_a_form_that_would_train_on_too_few_samples_is_not_fit(bundle, samples, share, why):
+    load = workload(bundle.manifest, (samples, *(0,) * 9))
+    assert EntropySubset(shares=(share,), least_samples=10).unfit(load) == why
+    assert EntropySubset(shares=(share,)).unfit(load) == ("" if samples else why)
+
+
 def test_only_the_upper_part_is_trained_and_sent(model, digits, run):
     sent = EntropySubset(shares=(0.25,), epochs=2).train(model, digits, run())
     assert set(sent.tensors) == set(model.manifest.names("mid"))

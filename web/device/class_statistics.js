@@ -8,8 +8,7 @@ import { predict } from "./cost.js";
 import { toHalf } from "./half.js";
 import { ClassMeans } from "./kinds/class_means.js";
 import { FewShot } from "./kinds/few_shot.js";
-import { gathered } from "./kinds/kind.js";
-import { rngOf } from "./randomness.js";
+import { drawn } from "./kinds/kind.js";
 import { whole } from "./rounding.js";
 import { projected, projectedWidth } from "./projection.js";
 import { forwardWork } from "./workload.js";
@@ -124,15 +123,6 @@ export async function train(strategy, model, data, run) {
   const found = of(counted, width, manifest.labels.length, statistics.smallest_count);
   const sent = encode(found, statistics.numbers, strategy.trainsExtractor);
   return { ...made, tensors: new Map([...made.tensors, ...sent]) };
-}
-
-/**
- * So many of the samples, or all where there are no more.
- * @param {LocalData} data @param {number} most @param {import("./kinds/kind.js").Run} run
- */
-async function drawn(data, most, run) {
-  const samples = data.y.length;
-  return most < samples ? gathered(data, (await rngOf(run)).permutation(samples).subarray(0, most)) : data;
 }
 
 /**

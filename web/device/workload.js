@@ -153,7 +153,7 @@ export function workOf(load, training) {
  * @returns {Work}
  */
 export function forwardWork(load, samples, valuesUp, codec = "") {
-  const features = 4 * load.featureWidth * load.samples;
+  const features = 4 * load.featureWidth * samples;
   const held = 2 * load.weightsBytes + load.samples * load.sampleBytes + features;
   return {
     passes: passes(load, { forward: samples }),

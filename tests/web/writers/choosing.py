@@ -20,10 +20,10 @@ RICH = [
     ("peft", {"tunables": ["bias", "head"]}),
     ("peft", {"tunable": "head", "epochs": 3}),
     ("entropy-subset", {"shares": [0.1, 0.5, 0.25], "codec": "delta+int8+deflate"}),
-    ("entropy-subset", {"shares": [0.125], "select": "random"}),
+    ("entropy-subset", {"shares": [0.125], "select": "random", "least_samples": 25}),
     ("few-shot", {"shots": 3, "codec": "half"}),
     ("zeroth-order", {"num_z": 3}),
-    ("class-means", {"head": "nearest-mean"}),
+    ("class-means", {"head": "nearest-mean", "samples": 40}),
 ]
 CODED = [
     ("full", {"codec": word}) for word in ("int8", "delta+half", "deflate", "delta+deflate", "half+deflate")

@@ -32,6 +32,8 @@ WORK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("zeroth-order", {**MEASURED, "sampled": 0.5, "tunable": "mid"}),
     ("class-means", {}),
     ("class-means", {"smallest_count": 6}),
+    ("class-means", {"samples": 17}),
+    ("class-means", {"samples": 41, "smallest_count": 5}),
     ("full", {"epochs": 1, "batch": 16, "statistics": {}}),
     ("peft", {"epochs": 1, "tunable": "head", "statistics": {"smallest_count": 5}}),
     ("entropy-subset", {"epochs": 1, "shares": (0.3,), "statistics": {"smallest_count": 1}}),
@@ -53,6 +55,7 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("entropy-subset", {"shares": ()}),
     ("entropy-subset", {"shares": (1.5,)}),
     ("entropy-subset", {"tunable": "low"}),
+    ("entropy-subset", {"least_samples": -1}),
     ("few-shot", {"codec": None}),
     ("zeroth-order", {"codec": "half"}),
     ("zeroth-order", {"sides": 3}),
@@ -68,6 +71,8 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("class-means", {"head": "best"}),
     ("class-means", {"codec": "half"}),
     ("class-means", {"smallest_count": 0}),
+    ("class-means", {"samples": -1}),
+    ("class-means", {"samples": 1_000_001}),
 )
 
 

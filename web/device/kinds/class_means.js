@@ -3,12 +3,12 @@
 import { float32 } from "../flat.js";
 import { number, oneOf, truth, whole } from "../records.js";
 import { forwardWork } from "../workload.js";
-import { Usual, pace } from "./kind.js";
-import { counts, positive } from "./settings.js";
+import { Usual, drawn, pace } from "./kind.js";
+import { MOST, counts, positive } from "./settings.js";
 
 /**
- * One forward pass; per class, the sum of the features and the count. What is made of them is the
- * aggregator's.
+ * One forward pass; per class, the sum of the features and the count, of as many `samples` drawn evenly where
+ * the device has more (0: of all). What is made of them is the aggregator's.
  */
 export class ClassMeans extends Usual {
   static kind = "class-means";
@@ -18,6 +18,7 @@ export class ClassMeans extends Usual {
     lr: [number, 0.1],
     gathered: [truth, false],
     smallest_count: [whole(), 2],
+    samples: [whole(0, MOST), 0],
   };
 
   /** @param {any} settings Throws RangeError. */
@@ -36,7 +37,13 @@ export class ClassMeans extends Usual {
 
   /** @param {import("./kind.js").Workload} workload */
   work(workload) {
-    return forwardWork(workload, workload.samples, (workload.featureWidth + 1) * workload.labels);
+    const measured = this.#measured(workload.samples);
+    return forwardWork(workload, measured, (workload.featureWidth + 1) * workload.labels);
+  }
+
+  /** How many samples' features a device of so many computes. @param {number} samples */
+  #measured(samples) {
+    return this.settings.samples ? Math.min(samples, this.settings.samples) : samples;
   }
 
   /**
@@ -46,14 +53,15 @@ export class ClassMeans extends Usual {
    */
   async train(model, data, run) {
     const began = run.clock();
-    const features = await model.features(data.x);
+    const { x, y } = await drawn(data, this.#measured(data.y.length), run);
+    const features = await model.features(x);
     await pace(run, { began, done: 1 });
     const { labels, head } = model.manifest;
     const sums = new Float64Array(labels.length * head.features);
     const seen = new Int32Array(labels.length);
-    for (const label of data.y) seen[label] += 1;
+    for (const label of y) seen[label] += 1;
     seen.forEach((n, label) => (seen[label] = n < this.settings.smallest_count ? 0 : n));
-    data.y.forEach((label, row) => {
+    y.forEach((label, row) => {
       if (!seen[label]) return;
       for (let i = 0; i < head.features; i += 1)
         sums[label * head.features + i] += features[row * head.features + i];
@@ -62,7 +70,9 @@ export class ClassMeans extends Usual {
       ["sums", float32([labels.length, head.features], Float32Array.from(sums))],
       ["counts", { dtype: "int32", shape: [labels.length], data: seen }],
     ]);
-    return { kind: this.name, form: this.form, tensors, numExamples: seen.reduce((sum, n) => sum + n, 0), trainLoss: NaN };
+    const counted = seen.reduce((sum, n) => sum + n, 0);
+    const numExamples = Math.floor((data.y.length * counted) / Math.max(1, y.length));
+    return { kind: this.name, form: this.form, tensors, numExamples, trainLoss: NaN };
   }
 
   /** @param {import("../manifest.js").Manifest} manifest */

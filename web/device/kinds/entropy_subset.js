@@ -5,7 +5,7 @@ import { listOf, number, oneOf, text, whole } from "../records.js";
 import { percent } from "../rounding.js";
 import { entropy } from "../softmax.js";
 import { everyOne } from "./kind.js";
-import { positive } from "./settings.js";
+import { MOST, positive } from "./settings.js";
 import { FIELDS, TensorUpdate } from "./tensor_update.js";
 
 /**
@@ -22,6 +22,7 @@ export class EntropySubset extends TensorUpdate {
     rho: [number, 0.1],
     tunable: [text, "mid"],
     select: [oneOf("entropy", "random"), "entropy"],
+    least_samples: [whole(0, MOST), 0],
     weigh: [oneOf("selected", "local"), "selected"],
   };
 
@@ -50,6 +51,14 @@ export class EntropySubset extends TensorUpdate {
 
   variants() {
     return [...this.settings.shares].sort((a, b) => b - a).map((share) => this.with({ shares: [share] }));
+  }
+
+  /** @param {import("./kind.js").Workload} workload */
+  unfit(workload) {
+    const { samples } = workload;
+    const [count, least] = [this.#count(samples), this.settings.least_samples];
+    if (count >= Math.min(least, samples)) return super.unfit(workload);
+    return `would train on ${count} of ${samples} samples, expected ${least} or more`;
   }
 
   /** @param {import("./kind.js").Workload} workload */

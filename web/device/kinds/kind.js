@@ -22,6 +22,7 @@
 import { breathe } from "../breathing.js";
 import { predict } from "../cost.js";
 import { OutOfTime } from "../errors.js";
+import { rngOf } from "../randomness.js";
 import { fixed, percent } from "../rounding.js";
 
 /**
@@ -52,6 +53,15 @@ export function gathered({ x, y }, indices) {
   const rows = new Values(indices.length * size);
   indices.forEach((from, to) => rows.set(x.subarray(from * size, (from + 1) * size), to * size));
   return { x: rows, y: Int32Array.from(indices, (from) => y[from]) };
+}
+
+/**
+ * So many of the samples, drawn evenly by the run's randomness; all where there are no more.
+ * @param {LocalData} data @param {number} most @param {Run} run
+ */
+export async function drawn(data, most, run) {
+  const samples = data.y.length;
+  return most < samples ? gathered(data, (await rngOf(run)).permutation(samples).subarray(0, most)) : data;
 }
 
 /** From 0 to below `count`. @param {number} count */

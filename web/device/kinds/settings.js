@@ -8,7 +8,7 @@ import { TUNABLE_SETS } from "../manifest_schema.js";
 import { oneOf, record, whole } from "../records.js";
 
 /** Epochs, samples of a batch, shots: more is a mistake, not a setting. */
-const MOST = 1_000_000;
+export const MOST = 1_000_000;
 
 /**
  * @param {any} settings
