@@ -6,7 +6,7 @@ import numpy as np
 
 from models.bundle import Bundle
 from models.engines import open_model
-from models.softmax import accuracy_and_loss
+from models.softmax import Evaluation, accuracy_and_loss
 from models.tensors import Tensors
 
 from .data import DataSet
@@ -32,16 +32,17 @@ class Evaluator:
     def __call__(self, number: int, served: Tensors, base: Tensors) -> Figures:
         if not self._every or (number % self._every and number != self._rounds):
             return Figures()
-        self._model.load(served)
+        of_served, by_class = self._of(served)
+        of_base, base_by_class = (of_served, by_class) if base is served else self._of(base)
+        return Figures(of_served.eval_acc, of_served.eval_loss, of_base.eval_acc, by_class, base_by_class)
+
+    def _of(self, weights: Tensors) -> tuple[Evaluation, tuple[float, ...]]:
+        """Accuracy and loss with these weights, and the share of each class that is recognised."""
+        self._model.load(weights)
         logits = self._model.logits(self._x)
-        of_served = accuracy_and_loss(logits, self._y)
         right = logits.argmax(axis=1) == self._y
         with np.errstate(invalid="ignore"):
             by_class = np.bincount(self._y, right, self._classes) / np.bincount(
                 self._y, minlength=self._classes
             )
-        base_acc = of_served.eval_acc
-        if base is not served:
-            self._model.load(base)
-            base_acc = accuracy_and_loss(self._model.logits(self._x), self._y).eval_acc
-        return Figures(of_served.eval_acc, of_served.eval_loss, base_acc, tuple(by_class.tolist()))
+        return accuracy_and_loss(logits, self._y), tuple(by_class.tolist())

@@ -66,6 +66,7 @@ class Learning:
         self._kept: list[Flight] = []
         self._counted: dict[str, int] = {}
         self._figures = Figures()
+        self._closed_form = False
         self._scores: tuple[float, ...] = ()
         self._progress = Progress()
         self._best: Tensors = resume.best if resume else NOTHING
@@ -95,7 +96,7 @@ class Learning:
             merged, note = screen.merged()
         if note:
             log.warning("round %d: %s", number, note)
-        self.served, self._carried = merged.served, merged.carried
+        self.served, self._carried, self._closed_form = merged.served, merged.carried, merged.closed_form
         self._bases.advance(number, merged)
 
     def _since(self, number: int) -> dict[str, float]:
@@ -180,10 +181,12 @@ class Learning:
             return
         base = self._bases.of(number + 1).weights
         self._figures = self._tools.evaluate(number, self.served, base)
+        if self._closed_form:
+            self._figures = self._figures.as_closed_form()
         if self._task.closed_form and (why := trained_is_better(self._figures)):
             log.info("round %d: %s", number, why)
             self.served = base
-            self._figures = self._tools.evaluate(number, base, base)
+            self._figures = self._figures.serving(self._tools.evaluate(number, base, base))
 
     def publish(self, number: int, in_use: Iterable[int]) -> Figures:
         """The round is over: only the bases that `in_use` names, and the newest, are needed any more."""

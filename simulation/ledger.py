@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 
 from strategies.device_half import Contribution
@@ -14,12 +14,31 @@ from .watch import Watch
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a round's two models, nan where they were not evaluated."""
+    """Of a round's models, nan and () where they were not evaluated; see `RoundLine`."""
 
     eval_acc: float = nan
     eval_loss: float = nan
     base_eval_acc: float = nan
     eval_acc_by_class: tuple[float, ...] = ()
+    base_eval_acc_by_class: tuple[float, ...] = ()
+    closed_form_eval_acc: float = nan
+    closed_form_eval_acc_by_class: tuple[float, ...] = ()
+
+    def as_closed_form(self) -> Figures:
+        """The same, where what is served has the closed-form head."""
+        return replace(
+            self,
+            closed_form_eval_acc=self.eval_acc,
+            closed_form_eval_acc_by_class=self.eval_acc_by_class,
+        )
+
+    def serving(self, other: Figures) -> Figures:
+        """Those of `other`, which is served instead, beside what is known of the closed-form head."""
+        return replace(
+            other,
+            closed_form_eval_acc=self.closed_form_eval_acc,
+            closed_form_eval_acc_by_class=self.closed_form_eval_acc_by_class,
+        )
 
 
 class Ledger:
@@ -117,4 +136,7 @@ def summarise(number: int, times: tuple[float, float], asks: list[Ask], figures:
         bytes_down=sum(ask.bytes_down for ask in asks),
         forward_passes=sum(ask.forward_passes for ask in asks),
         eval_acc_by_class=figures.eval_acc_by_class,
+        base_eval_acc_by_class=figures.base_eval_acc_by_class,
+        closed_form_eval_acc=figures.closed_form_eval_acc,
+        closed_form_eval_acc_by_class=figures.closed_form_eval_acc_by_class,
     )

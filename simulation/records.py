@@ -50,7 +50,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class RoundLine:
-    """One closed round. `eval_*` are of the served model, nan in rounds that were not evaluated.
+    """One closed round. `eval_*` are of the served model, nan in rounds that were not evaluated;
+    `base_eval_*` of the next base, whose head is trained; `closed_form_eval_*` of the model with the
+    closed-form head, also where the trained one was better and is served, nan and () where there is none.
 
     Sums (`energy_j`, `bytes_*`, `train_time_s`, `forward_passes`) are over every device whose ask ended in
     this round, whatever became of it; `wasted_j` is the part of those whose update did not count. `asked`
@@ -80,3 +82,6 @@ class RoundLine:
     bytes_down: int
     forward_passes: float
     eval_acc_by_class: tuple[float, ...] = ()
+    base_eval_acc_by_class: tuple[float, ...] = ()
+    closed_form_eval_acc: float = nan
+    closed_form_eval_acc_by_class: tuple[float, ...] = ()

@@ -108,7 +108,9 @@ class Folding:
         memory = merged.carried.memory
         pool, served, why = self._statistics.closed(memory.get(closed_form.MEMORY, NOTHING))
         carried = replace(merged.carried, memory={**memory, closed_form.MEMORY: pool.kept()})
-        return replace(merged, served=served or merged.served, carried=carried), why
+        if not served:
+            return replace(merged, carried=carried), why
+        return replace(merged, served=served, carried=carried, closed_form=True), why
 
     def _derived(self, merged: Merged) -> Merged:
         """With the bases of members that are parts of the main model."""

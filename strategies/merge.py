@@ -29,7 +29,7 @@ class Merged:
     """What a round made. `base` is distributed next, `served` is evaluated and deployed.
 
     When nothing but `steps` changed the base, devices may replay them instead of fetching it. `carried` goes
-    to the next round.
+    to the next round. `closed_form` says whether `served` has the closed-form head.
     """
 
     base: Tensors
@@ -37,6 +37,7 @@ class Merged:
     steps: tuple[Step, ...]
     replayable: bool
     carried: Carried = field(default_factory=Carried)
+    closed_form: bool = False
 
 
 def merge(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,17 +12,21 @@ from .options import add_engine, add_pretence, count, positive
 if TYPE_CHECKING:
     from device_runtime.choose import Candidate, Plan
     from models.bundle import Bundle
-    from profiles import Cost, Workload
+    from profiles import Cost, DeviceProfile, Workload
 
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate, as --format json prints it."""
+    """One candidate, as --format json prints it.
+
+    `statistics` is what class statistics add to the cost where they are asked for.
+    """
 
     kind: str
     cost: Cost | None
     taken: bool
     why: str
+    statistics: Cost | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="Plan for a task that serves this head (default: auto, in closed form for several kinds).",
     )
+    parser.add_argument(
+        "--statistics",
+        action="store_true",
+        help="Show what class statistics add to each kind.",
+    )
+    parser.add_argument(
+        "--board",
+        metavar="NAME",
+        help="Plan for this board by its shipped profile, as simulations do; nothing is measured.",
+    )
     parser.add_argument("--state", type=Path, help="Tell the rules of the device in this folder, too.")
     parser.add_argument(
         "--format", choices=("text", "json"), default="text", help="Print as text or JSON (default: text)."
@@ -74,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     from . import profile as profile_command
 
     bundle = Bundle.open(find(options.bundle))
-    profile = profile_command.measured(bundle, options)
+    profile = _shipped(options) if options.board else profile_command.measured(bundle, options)
     load = _workload(options, bundle)
     names = options.kinds.split(",") if options.kinds else registry.USUAL
     kinds = [
@@ -87,19 +101,46 @@ def run(options: argparse.Namespace) -> int:
     barred = policy.allowed.bars if policy else lambda _: ""
     plan = choose(profile, kinds, {MAIN: load}, options.deadline, barred)
     rows = [_row(plan, candidate) for candidate in plan.candidates]
+    if options.statistics:
+        added = [_added(candidate, load, profile) for candidate in plan.candidates]
+        rows = [replace(row, statistics=more) for row, more in zip(rows, added, strict=True)]
     if options.format == "json":
         print(msgspec.json.format(msgspec.json.encode(rows)).decode())
         return 0
     print(f"{profile.name}, {load.samples} samples, deadline {options.deadline:g} s")
-    print(tabulate([_cells(row) for row in rows], headers=HEADERS, disable_numparse=True))
+    heads = (*HEADERS[:-1], *(ADDED if options.statistics else ()), HEADERS[-1])
+    print(tabulate([_cells(row, options.statistics) for row in rows], headers=heads, disable_numparse=True))
     print(_verdict(plan))
-    if not options.pretend:
+    if not (options.pretend or options.board):
         for found in rules(options.state or Path(platformdirs.user_state_dir("device-runtime"))):
             print(f"{found.what}: {found.found}")
     return 0
 
 
 HEADERS = ("", "kind", "seconds", "peak MB", "kB up", "kB down", "joule", "why")
+ADDED = ("of it statistics: s", "kB up", "joule")
+
+
+def _shipped(options: argparse.Namespace) -> DeviceProfile:
+    """The profile of --board. Raises ProfileError."""
+    from profiles import ProfileError, shipped
+
+    if options.pretend or options.memory or options.uplink or options.slow != 1:
+        raise ProfileError("--board is a profile as it stands: leave out --as, --slow, --memory and --uplink")
+    return shipped(options.board)
+
+
+def _added(candidate: Candidate, load: Workload, profile: DeviceProfile) -> Cost | None:
+    """What of a candidate's cost is for class statistics; None where it has no cost."""
+    from device_runtime.choose import MAIN, priced
+    from strategies import class_statistics
+
+    whole = candidate.cost
+    if whole is None:
+        return None
+    plain = priced(class_statistics.asking(candidate.strategy, None), {MAIN: load}, profile)
+    names = [field.name for field in fields(plain)]
+    return replace(plain, **{name: getattr(whole, name) - getattr(plain, name) for name in names})
 
 
 def _workload(options: argparse.Namespace, bundle: Bundle) -> Workload:
@@ -120,11 +161,12 @@ def _row(plan: Plan, candidate: Candidate) -> Row:
     return Row(candidate.label, candidate.cost, False, why)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, statistics: bool) -> tuple[str, ...]:
     mark = "->" if row.taken else ""
     if row.cost is None:
-        return (mark, row.kind, "", "", "", "", "", row.why)
-    cost = row.cost
+        return (mark, row.kind, *[""] * (len(HEADERS) - 3 + statistics * len(ADDED)), row.why)
+    cost, more = row.cost, row.statistics
+    added = (f"{more.seconds:.3f}", f"{more.bytes_up / 1e3:.2f}", f"{more.energy_j:.3f}") if more else ()
     return (
         mark,
         row.kind,
@@ -133,6 +175,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{cost.bytes_up / 1e3:.1f}",
         f"{cost.bytes_down / 1e3:.1f}",
         f"{cost.energy_j:.1f}",
+        *added,
         row.why,
     )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import isnan, nan
-from statistics import mean
 
-from simulation.metrics.curves import Axis, accuracy, served
+from simulation.metrics.curves import CLOSED_FORM_HEAD, SERVED, TRAINED_HEAD, Axis, Model, accuracy
 from simulation.records import RoundLine
 from simulation.scenario import Scenario
 
@@ -69,9 +68,9 @@ class Equal:
 def equal(runs: Sequence[Ran], at: Terms, scenario: Scenario) -> Equal:
     """Of the runs of one comparison, at the points of `at`."""
     labels = max((run.info.labels for run in runs), key=len, default=())
-    named = [Part(label, _recalls((number,))) for number, label in enumerate(labels)]
+    named = [Part(label, SERVED.recall((number,))) for number, label in enumerate(labels)]
     return Equal(
-        tuple(row for part in _parts(scenario, labels) for row in _rows(part, runs, at)),
+        tuple(row for part in _parts(scenario, labels, runs) for row in _rows(part, runs, at)),
         tuple(row for part in named for row in _rows(part, runs, at) if not row.against)
         if len(labels) <= MOST_NAMED
         else (),
@@ -79,35 +78,36 @@ def equal(runs: Sequence[Ran], at: Terms, scenario: Scenario) -> Equal:
     )
 
 
-def _parts(scenario: Scenario, labels: Sequence[str]) -> Iterator[Part]:
-    yield Part("all classes", served)
+HEADS = {"trained head": TRAINED_HEAD, "closed-form head": CLOSED_FORM_HEAD}
+"""Of one run: the head in closed form is served, and the next base has the trained one."""
+
+
+def _parts(scenario: Scenario, labels: Sequence[str], runs: Sequence[Ran]) -> Iterator[Part]:
+    """Of the served model, and of both heads where runs have a closed-form one."""
+    heads = HEADS if any(_has_both(run) for run in runs) else {}
+    yield Part("all classes", SERVED.acc)
+    yield from (Part(f"all classes, {title}", model.acc) for title, model in heads.items())
     of_groups = tuple(alone(scenario, labels))
     yield from of_groups
+    for title, model in heads.items():
+        for part in alone(scenario, labels, model):
+            yield Part(f"{part.title}, {title}", part.value)
     if not of_groups:
-        yield Part("mean of classes", _recalls(range(len(labels))))
-        yield Part("worst class", _recalls(range(len(labels)), min))
+        yield Part("mean of classes", SERVED.recall(range(len(labels))))
+        yield Part("worst class", SERVED.recall(range(len(labels)), min))
 
 
-def alone(scenario: Scenario, labels: Sequence[str]) -> Iterator[Part]:
+def _has_both(run: Ran) -> bool:
+    return any(not isnan(line.closed_form_eval_acc) for line in run.rounds)
+
+
+def alone(scenario: Scenario, labels: Sequence[str], model: Model = SERVED) -> Iterator[Part]:
     """For each group of the fleet the classes that it alone holds, where the scenario has such."""
     held = scenario.data.held_alone(tuple(scenario.fleet.groups), len(labels))
     for group, classes in held.items():
         names = ", ".join(labels[number] for number in classes)
         what = names if len(classes) <= MOST_IN_TITLE else f"{len(classes)} classes"
-        yield Part(f"{group} alone: {what}", _recalls(classes))
-
-
-def _recalls(
-    classes: Sequence[int], fold: Callable[[Iterable[float]], float] = mean
-) -> Callable[[RoundLine], float]:
-    """Of these classes, as far as they have test samples; each weighs the same."""
-
-    def value(line: RoundLine) -> float:
-        kept = line.eval_acc_by_class
-        known = [kept[number] for number in classes if number < len(kept) and not isnan(kept[number])]
-        return fold(known) if known else nan
-
-    return value
+        yield Part(f"{group} alone: {what}", model.recall(classes))
 
 
 def _keeps_classes(run: Ran) -> bool:
@@ -132,7 +132,7 @@ def _rows(part: Part, runs: Sequence[Ran], at: Terms) -> Iterator[Row]:
     yield from rows
     for policy, against in _pairs(rows):
         mine, other = values[policy], values[against]
-        yield Row(part.title, policy, {axis: _paired(mine[axis], other[axis]) for axis in POINTS}, against)
+        yield Row(part.title, policy, {axis: paired(mine[axis], other[axis]) for axis in POINTS}, against)
 
 
 def _values(part: Part, runs: Sequence[Ran], policy: str, at: Terms) -> Values:
@@ -145,7 +145,8 @@ def _values(part: Part, runs: Sequence[Ran], policy: str, at: Terms) -> Values:
     }
 
 
-def _paired(mine: Mapping[int, float], other: Mapping[int, float]) -> Spread:
+def paired(mine: Mapping[int, float], other: Mapping[int, float]) -> Spread:
+    """The differences of figures by seed."""
     return spread(value - other.get(seed, nan) for seed, value in mine.items())
 
 

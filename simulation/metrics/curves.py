@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import isnan, nan
+from statistics import mean
 from typing import Literal
 
 import numpy as np
@@ -53,13 +54,41 @@ class Curve:
         return np.where(inside, self.value[np.maximum(known, 1) - 1] if self.value.size else nan, nan)
 
 
-def served(line: RoundLine) -> float:
-    """The share of all test samples that the served model recognises; nan where it was not evaluated."""
-    return line.eval_acc
+@dataclass(frozen=True)
+class Model:
+    """One of the models of a round.
+
+    `acc` is the share of all test samples that it recognises, `by_class` of those of each class; nan and ()
+    where it was not evaluated.
+    """
+
+    acc: Callable[[RoundLine], float]
+    by_class: Callable[[RoundLine], tuple[float, ...]]
+
+    def recall(
+        self, classes: Sequence[int], fold: Callable[[Iterable[float]], float] = mean
+    ) -> Callable[[RoundLine], float]:
+        """Of these classes, as far as they have test samples; each weighs the same."""
+
+        def value(line: RoundLine) -> float:
+            kept = self.by_class(line)
+            known = [kept[number] for number in classes if number < len(kept) and not isnan(kept[number])]
+            return fold(known) if known else nan
+
+        return value
+
+
+SERVED = Model(lambda line: line.eval_acc, lambda line: line.eval_acc_by_class)
+TRAINED_HEAD = Model(lambda line: line.base_eval_acc, lambda line: line.base_eval_acc_by_class)
+"""The next base."""
+CLOSED_FORM_HEAD = Model(
+    lambda line: line.closed_form_eval_acc, lambda line: line.closed_form_eval_acc_by_class
+)
+"""Also in rounds in which the trained head is served, since the evaluation data say that it is better."""
 
 
 def accuracy(
-    rounds: Sequence[RoundLine], axis: Axis = "time", value: Callable[[RoundLine], float] = served
+    rounds: Sequence[RoundLine], axis: Axis = "time", value: Callable[[RoundLine], float] = SERVED.acc
 ) -> Curve:
     """Of the served model, at the end of each round where `value` is known: over what was spent on `axis`."""
     values = np.array([value(line) for line in rounds], np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isnan
+from math import isnan, nan
 
 from simulation.compare.figures import Spread, spread
 
@@ -40,12 +40,12 @@ class Verdict:
 
     @property
     def words(self) -> str:
-        """Holds, does not; and whether the distance from the bound is less than the spread over the seeds."""
+        """Holds, does not; not significant where the bound lies in the 95% interval of the mean."""
         if not self.known:
             return "not run"
-        close = self.ours.n > 1 and abs(self.ours.mean - bound(self.claim)) <= self.ours.sd
-        unsure = ", within the spread" if close and self.claim.within is None else ""
-        return ("holds" if self.holds else "does not hold") + unsure
+        low, high = self.ours.interval or (nan, nan)
+        unsure = self.claim.within is None and low <= bound(self.claim) <= high
+        return ("holds" if self.holds else "does not hold") + (", not significant" if unsure else "")
 
 
 def verdicts(table: Table, scale: Scale, values: Values) -> tuple[Verdict, ...]:
@@ -60,7 +60,7 @@ def verdicts(table: Table, scale: Scale, values: Values) -> tuple[Verdict, ...]:
 
 
 def _columns(table: Table, scale: Scale, claim: Claim) -> tuple[str, ...]:
-    both = {claim.better, claim.than}
+    both = _rows(claim)
     there = {
         column.id: table.measure_of(column)
         for column in table.columns_at(scale)
@@ -70,6 +70,10 @@ def _columns(table: Table, scale: Scale, claim: Claim) -> tuple[str, ...]:
         named = claim.fall[1:] if claim.fall else claim.columns
         return tuple(name for name in named if name in there)
     return tuple(name for name, measure in there.items() if measure == table.measure)
+
+
+def _rows(claim: Claim) -> set[str]:
+    return {claim.better, claim.than, *([claim.towards] if claim.towards else [])}
 
 
 def _verdict(table: Table, claim: Claim, column: Column, values: Values) -> Verdict:
@@ -94,24 +98,31 @@ def _verdict(table: Table, claim: Claim, column: Column, values: Values) -> Verd
 def _each(claim: Claim, column: str, values: Values) -> list[float]:
     """The difference or ratio of each seed."""
 
-    def pairs(where: str) -> list[tuple[float, float]]:
-        better, than = (values.get((row, where), ()) for row in (claim.better, claim.than))
+    def pairs(where: str, row: str = claim.better) -> list[tuple[float, float]]:
+        better, than = (values.get((each, where), ()) for each in (row, claim.than))
         return list(zip(better, than, strict=False))
 
-    if claim.factor:
-        return [more / less if less else float("nan") for more, less in pairs(column)]
     differences = [more - less for more, less in pairs(column)]
+    if claim.towards:
+        whole = [more - less for more, less in pairs(column, claim.towards)]
+        return [_ratio(mine, all_of_it) for mine, all_of_it in zip(differences, whole, strict=False)]
+    if claim.factor:
+        return [_ratio(more, less) for more, less in pairs(column)]
     if claim.fall is None:
         return differences
     before = [more - less for more, less in pairs(claim.fall[0])]
     return [after - first for first, after in zip(before, differences, strict=False)]
 
 
+def _ratio(more: float, less: float) -> float:
+    return more / less if less else nan
+
+
 def _printed(claim: Claim, column: str, rows: Mapping[str, Row]) -> Values:
     wheres = (column, *(claim.fall or ()))
     return {
         (name, where): (value_of(rows[name].paper.get(where, "")),)
-        for name in (claim.better, claim.than)
+        for name in _rows(claim)
         for where in wheres
     }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import floor, log10
 from statistics import mean
 
+import msgspec
 import numpy as np
 
 from models import bundle as bundles
@@ -51,9 +52,10 @@ def deadline_s(wanted: Deadline, fleet: FleetSpec, slow: float, update: FullUpda
 
 
 def _takes_s(update: FullUpdate, profile: DeviceProfile) -> float:
-    """Of a device with as many samples as devices have on average."""
+    """Of a device with as many samples as devices have on average, whatever groups of them hold."""
     data = data_sets.load(update.data, 0)
-    parts = data_sets.divide(data, update.data, update.devices, 0)
+    divided = msgspec.structs.replace(update.data, groups={})
+    parts = data_sets.divide(data, divided, update.devices, 0)
     samples = round(mean(len(part) for part in parts))
     manifest = Bundle.open(bundles.find(update.bundle)).manifest
     counts = np.bincount(np.arange(samples) % len(data.labels), minlength=len(manifest.labels))

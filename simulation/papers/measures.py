@@ -9,26 +9,31 @@ from math import isnan, nan
 from simulation.compare.equal import LATEST
 from simulation.compare.figures import Ran, Terms, figures
 from simulation.compare.wording import BYTES, JOULE, TIMES, Units
-from simulation.metrics.curves import Axis, accuracy
+from simulation.metrics.curves import CLOSED_FORM_HEAD, SERVED, TRAINED_HEAD, Axis, Model, accuracy
 from simulation.report.table import PASSES, PER_HOUR, PERCENT
 
 
 @dataclass(frozen=True)
 class Among:
-    """A run, the runs of the other rows in its column with its seed, and the row whose end is looked at."""
+    """A run, the runs of the other rows in its column with its seed, and the row whose end is looked at.
+
+    With `classes` accuracies are means of the recalls of these classes, where the measure is `by_class`.
+    """
 
     ran: Ran
     rows: Mapping[str, Ran]
     until: str = ""
+    classes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Measure:
-    """`value` in plain units: shares, seconds, bytes, joules."""
+    """`value` in plain units: shares, seconds, bytes, joules. `by_class`: it can be of some classes alone."""
 
     title: str
     units: Units
     value: Callable[[Among], float]
+    by_class: bool = False
 
     @property
     def percent(self) -> bool:
@@ -40,8 +45,14 @@ def _figure(name: str) -> Callable[[Among], float]:
     return lambda among: float(getattr(figures(among.ran, Terms(nan, nan, 1)), name))
 
 
-def _late_acc(among: Among) -> float:
-    return accuracy(among.ran.rounds).smoothed(LATEST).final
+def _late(model: Model) -> Callable[[Among], float]:
+    """The mean of the latest evaluations of one of the models of a round."""
+
+    def value(among: Among) -> float:
+        share = model.recall(among.classes) if among.classes else model.acc
+        return accuracy(among.ran.rounds, value=share).smoothed(LATEST).final
+
+    return value
 
 
 def _at_equal(axis: Axis, spent: Callable[[Ran], float], values: int = 1) -> Callable[[Among], float]:
@@ -81,7 +92,19 @@ def _bytes(among: Among) -> float:
 MEASURES: Mapping[str, Measure] = {
     "best_acc": Measure("best test accuracy", PERCENT, _figure("best_acc")),
     "final_acc": Measure("final test accuracy", PERCENT, _figure("final_acc")),
-    "late_acc": Measure(f"test accuracy, mean of the last {LATEST}", PERCENT, _late_acc),
+    "late_acc": Measure(f"test accuracy, mean of the last {LATEST}", PERCENT, _late(SERVED), by_class=True),
+    "late_acc_trained": Measure(
+        f"test accuracy with the trained head, mean of the last {LATEST}",
+        PERCENT,
+        _late(TRAINED_HEAD),
+        by_class=True,
+    ),
+    "late_acc_closed_form": Measure(
+        f"test accuracy with the closed-form head, mean of the last {LATEST}",
+        PERCENT,
+        _late(CLOSED_FORM_HEAD),
+        by_class=True,
+    ),
     "best_base_acc": Measure("best test accuracy of the base model", PERCENT, _best_base),
     "acc_at_time": Measure("accuracy at equal time", PERCENT, _at_equal("time", lambda ran: ran.ends_s)),
     "acc_at_energy": Measure("accuracy at equal energy", PERCENT, _at_equal("energy", _energy)),

@@ -11,6 +11,7 @@ from statistics import mean
 from simulation.compare.figures import Ran, Spread, spread
 from simulation.compare.reading import read_run
 from simulation.compare.run_folder import INFO, Name
+from simulation.errors import SimulationError
 
 from .claims import Verdict, verdicts
 from .measures import MEASURES, Among
@@ -96,7 +97,19 @@ def _value(table: Table, cell: Cell, seed: int, cells: Sequence[Cell], ran: Runs
         for other in cells
         if other.column.id == cell.column.id and (run := _of(other, seed, ran)) is not None
     }
-    return MEASURES[table.measure_of(cell.column, cell.row)].value(Among(mine, beside, cell.column.until))
+    among = Among(mine, beside, cell.column.until, _classes(cell, mine))
+    return MEASURES[table.measure_of(cell.column, cell.row)].value(among)
+
+
+def _classes(cell: Cell, ran: Ran) -> tuple[int, ...]:
+    """Those that the column's group holds alone. Raises SimulationError where it holds none alone."""
+    group, mine = cell.column.group, cell.plan.scenario
+    if not group:
+        return ()
+    held = mine.data.held_alone(tuple(mine.fleet.groups), len(ran.info.labels))
+    if group not in held:
+        raise SimulationError(f"{cell.column.id}: no class is with {group} alone")
+    return held[group]
 
 
 def _stragglers(column: str, cells: Sequence[Cell], ran: Runs) -> float:

@@ -10,7 +10,9 @@ from simulation.errors import SimulationError
 HEAD = """# Results
 
 Every section is written by the command that stands in it; what is between its markers is replaced when it is
-run again. Numbers of a paper are as printed there; ours are measured by `device-runtime compare`.
+run again. Numbers of a paper are as printed there; ours are measured by `device-runtime compare`. A 95%
+interval is that of the mean difference by seed (Student's t); a claim whose bound lies in it is
+not significant.
 """
 
 

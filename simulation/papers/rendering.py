@@ -67,6 +67,7 @@ def json(outcome: Outcome) -> str:
                 "column": each.column,
                 "paper": each.printed,
                 "ours": asdict(each.ours),
+                "interval": each.ours.interval,
                 "seeds_that_hold": each.seeds,
                 "verdict": each.words,
             }
@@ -144,8 +145,8 @@ def _claims(outcome: Outcome, style: Style) -> str:
         (each.claim.text, titles[each.column], _paper(each), *_ours(each), each.words)
         for each in outcome.verdicts
     ]
-    heads = ("claim", "column", "paper", "ours", "seeds", "verdict")
-    sides = ("left", "left", "right", "right", "right", "left")
+    heads = ("claim", "column", "paper", "ours", "95% interval", "seeds", "verdict")
+    sides = ("left", "left", "right", "right", "right", "right", "left")
     return f"{_bold('claims', style)}\n\n{_table(rows, heads, (style, sides))}"
 
 
@@ -160,11 +161,14 @@ def _paper(each: Verdict) -> str:
     return DASH if isnan(each.printed) else _amount(each.printed, each)
 
 
-def _ours(each: Verdict) -> tuple[str, str]:
+def _ours(each: Verdict) -> tuple[str, str, str]:
+    """The mean with its standard deviation, the interval of the mean, and how many seeds hold."""
     if not each.known:
-        return DASH, DASH
+        return DASH, DASH, DASH
     sd = f" ± {_amount(each.ours.sd, each).lstrip('+')}" if each.ours.n > 1 else ""
-    return f"{_amount(each.ours.mean, each)}{sd}", f"{each.seeds} of {each.ours.n}"
+    ends = [_amount(end, each) for end in each.ours.interval or ()]
+    between = " to ".join(ends) if ends else "none: one seed"
+    return f"{_amount(each.ours.mean, each)}{sd}", between, f"{each.seeds} of {each.ours.n}"
 
 
 def _amount(value: float, each: Verdict) -> str:

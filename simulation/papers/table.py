@@ -31,7 +31,8 @@ class Column(Part, frozen=True, kw_only=True):
 
     `modifier` is put after the system of every row, as in +dp. `until`: the row at whose end `acc_at_time`
     and `acc_at_energy` look at all others; "": the earliest. `rows`: at a scale, only these; `cells`: what
-    sets a row apart there, in this column.
+    sets a row apart there, in this column. `group`: only the classes that this group of the fleet alone holds
+    are looked at.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Column(Part, frozen=True, kw_only=True):
     measure: str = ""
     modifier: str = ""
     until: str = ""
+    group: str = ""
     rows: dict[Scale, tuple[str, ...]] = {}
     cells: dict[Scale, dict[str, Layer]] = {}
 
@@ -81,7 +83,8 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """An ordering: row `better` is more than row `than`, by more than `margin` (of a percentage: points).
 
     With `factor` it is at least so many times as much; with `within` the two differ by no more than that;
-    with `fall` (two columns) `better` loses less than `than` from the first to the second.
+    with `fall` (two columns) `better` loses less than `than` from the first to the second; with `towards`
+    (a row) the lead of `better` over `than` is at least `factor` times as much as that of this row.
     `columns`: () is all of the table's own measure that have both rows.
     """
 
@@ -93,6 +96,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     factor: float = 0.0
     within: float | None = None
     fall: tuple[str, str] | None = None
+    towards: str = ""
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -119,6 +123,10 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         for name in (self.measure, *own):
             if name and name not in MEASURES:
                 raise ScenarioError(f"{self.id}: no measure {name!r}; there are {', '.join(MEASURES)}")
+        for column in (column for column in self.columns if column.group):
+            for name in {self.measure_of(column, row) for row in self.rows}:
+                if not MEASURES[name].by_class:
+                    raise ScenarioError(f"{self.id}: {name} of column {column.id} is not of single classes")
         self._known("column", columns, self._columns_named())
         self._known("row", rows, self._rows_named())
 
@@ -136,7 +144,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             for rows in (*column.rows.values(), *column.cells.values()):
                 yield from rows
         for claim in self.claims:
-            yield from (claim.better, claim.than)
+            yield from (claim.better, claim.than, *([claim.towards] if claim.towards else []))
         for scaled in self.scales.values():
             yield from scaled.rows
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from simulation.compare.equal import MOST_NAMED, alone
 from simulation.compare.figures import Ran
 from simulation.compare.wording import BYTES, JOULE, TIMES, Units, unit_for
-from simulation.metrics.curves import Axis, Curve, accuracy, served
+from simulation.metrics.curves import SERVED, Axis, Curve, accuracy
 from simulation.records import RoundLine
 
 from .canvas import panels
@@ -113,7 +113,7 @@ def _evaluated(compared: Compared) -> bool:
 
 
 def _curves(
-    on: Any, compared: Compared, axis: Axis, units: Units, value: Callable[[RoundLine], float] = served
+    on: Any, compared: Compared, axis: Axis, units: Units, value: Callable[[RoundLine], float] = SERVED.acc
 ) -> tuple[str, float]:
     """Draw every policy's, as far as all of its seeds went; the unit of the axis and its size."""
     by_policy = {policy: _known(compared.of(policy), axis, value) for policy in compared.policies}

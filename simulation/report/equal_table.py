@@ -17,6 +17,7 @@ from simulation.compare.wording import BYTES, JOULE, digits, lasting, unit_for
 from .table import PERCENT, POINTS, Measure, as_html, fitted, worded
 
 MEAN = f"mean of the last {LATEST} evaluations"
+PAIRED = "differences of these by seed, in percentage points: mean and 95% interval (Student's t)"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _tables(equal: Equal, at: Terms) -> Iterator[_Table]:
     paired = [row for row in equal.rows if row.against]
     for title, rows, units, best in (
         (f"accuracy at equal rounds, time, energy and bytes: {MEAN}", own, PERCENT, 1),
-        ("differences of these by seed, in percentage points", paired, POINTS, 0),
+        (PAIRED, paired, POINTS, 0),
     ):
         measures = tuple(
             Measure(axis, head, f"at equal {what}: the least that all runs reached", units, best)

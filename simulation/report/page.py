@@ -10,6 +10,7 @@ from math import isnan
 import msgspec
 
 from simulation import policies
+from simulation.compare.equal import paired
 from simulation.compare.wording import asking, lasting
 
 from . import canvas, equal_table, table
@@ -56,12 +57,23 @@ def _lead(compared: Compared) -> str:
         text += (
             f" After {lasting(compared.terms.at_s)} of virtual time {best} has {known[best]:.1%}, "
             f"{100 * (known[best] - known[nearest]):.1f} points more than {nearest}"
-            f"{', the nearest of the others' if len(known) > 2 else ''}."
+            f"{', the nearest of the others' if len(known) > 2 else ''} "
+            f"({_interval(compared, best, nearest)})."
         )
     told = {policy: _meaning(policy) for policy in compared.policies}
     told |= {policy: f"left out, as {why}" for policy, why in compared.plan.without.items()}
     meanings = "".join(f"<dt>{escape(p)}</dt><dd>{escape(what)}</dd>" for p, what in told.items())
     return f'<p class="lead">{escape(text)}</p>\n<dl>{meanings}</dl>'
+
+
+def _interval(compared: Compared, policy: str, other: str) -> str:
+    """Of the mean difference in accuracy at equal time, by seed."""
+    at = compared.terms.at_s
+    mine, others = ({run.name.seed: run.curve.when(at) for run in compared.of(p)} for p in (policy, other))
+    ends = paired(mine, others).interval
+    if ends is None:
+        return "one seed: no interval"
+    return f"95% interval by seed: {100 * ends[0]:+.1f} to {100 * ends[1]:+.1f}"
 
 
 def _meaning(policy: str) -> str:

@@ -126,7 +126,10 @@ def as_html(summary: Mapping[str, Summary], measures: Sequence[Measure]) -> str:
 
 
 def worded(each: Spread, unit: tuple[str, float]) -> str:
-    """Mean and standard deviation in this unit; how many seeds have the figure, where not all do."""
+    """Mean and standard deviation in this unit; how many seeds have the figure, where not all do.
+
+    Of a difference in points the 95% interval in place of the deviation.
+    """
     if isnan(each.mean):
         return DASH
     name, size = unit
@@ -135,9 +138,21 @@ def worded(each: Spread, unit: tuple[str, float]) -> str:
     shown = name if name == "%" else "" if name in ("", "points") else f" {name}"
     sign = "+" if name == "points" else ""
     mean = round(mean, places) + 0.0  # never -0.0
-    amount = f"{mean:{sign},.{places}f}" + (f" ± {each.sd / size:,.{places}f}" if each.n > 1 else "")
+    amount = f"{mean:{sign},.{places}f}"
+    if name == "points":
+        amount += f" {interval(each, size, places)}"
+    elif each.n > 1:
+        amount += f" ± {each.sd / size:,.{places}f}"
     known = f" ({each.n} of {each.of})" if each.n < each.of else ""
     return f"{amount}{shown}{known}"
+
+
+def interval(each: Spread, size: float, places: int) -> str:
+    """The 95% interval of a mean difference, in units of this size: "[+1.2, +3.4]"; one seed has none."""
+    if each.interval is None:
+        return "(no interval)"
+    low, high = (round(end / size, places) + 0.0 for end in each.interval)
+    return f"[{low:+,.{places}f}, {high:+,.{places}f}]"
 
 
 def _unit(measure: Measure, summary: Mapping[str, Summary]) -> tuple[str, float]:

@@ -145,6 +145,26 @@ def test_explain_shows_every_candidate_its_cost_and_the_reason():
     assert "fits, but poorer than the chosen one" in shown
 
 
+def test_explain_shows_what_class_statistics_add_to_each_kind_on_a_board():
+    task = ("explain", "--board", "pi-5", "--samples", "180")
+    heads = r"kB up +kB down +joule +of it statistics: s +kB up +joule +why$"
+    assert re.search(heads, run(*task, "--statistics").stdout, re.M)
+    rows = json.loads(run(*task, "--statistics", "--format", "json").stdout)
+    plain = json.loads(run(*task, "--format", "json").stdout)
+    assert all(row["statistics"] is None for row in plain)
+    for row, without in zip(rows, plain, strict=True):
+        added = row["cost"]["bytes_up"] - without["cost"]["bytes_up"]
+        assert row["statistics"]["bytes_up"] == added
+        assert row["cost"]["energy_j"] - without["cost"]["energy_j"] == pytest.approx(
+            row["statistics"]["energy_j"]
+        )
+    added = {row["kind"]: row["statistics"]["bytes_up"] for row in rows}
+    means = 10 * (64 * 2 + 4 + 4) + 3 * 72  # of ten classes: mean, scale and count; three tensors
+    assert added["few-shot"] == added["zeroth-order"] == means
+    assert added["full"] == means + 64 * 65 + 4 + 2 * 72  # half of the second moments, in 2 bytes each
+    assert added["class-means"] == 0
+
+
 def test_explain_as_json_holds_the_same_decision():
     text = run("explain", "--as", "phone-high", "--deadline", "30", "--format", "json").stdout
     rows = json.loads(text)
@@ -170,6 +190,8 @@ def test_a_memory_cap_makes_a_straggler_and_is_named():
         (["explain", "--as", "abacus"], "no profile named 'abacus'"),
         (["join", "mqtt://127.0.0.1:1", "--data", ".", "--meter", "sundial"], "--meter sundial: expected"),
         (["profile", "--meter", "sundial"], "--meter sundial: expected one of auto, jetson"),
+        (["explain", "--board", "abacus"], "no profile named 'abacus'"),
+        (["explain", "--board", "pi-5", "--slow", "2"], "leave out --as, --slow, --memory and --uplink"),
         (["explain", "--kinds", "telepathy"], "no kind of update is called 'telepathy'"),
         (["explain", "--bundle", "nothing"], "neither a bundle folder or zip nor a shipped bundle"),
         (["explain", "--memory", "1"], "this device may use 1 MB"),

@@ -79,7 +79,10 @@ def test_the_classes_of_stragglers_are_recognised_with_the_head_in_closed_form_a
     trained, closed = without.lines[-1], with_it.lines[-1]
     assert max(trained.eval_acc_by_class[8:]) < 0.2
     assert min(closed.eval_acc_by_class[8:]) > 0.5
-    assert closed.eval_acc > closed.base_eval_acc
+    assert closed.eval_acc == closed.closed_form_eval_acc > closed.base_eval_acc
+    assert closed.eval_acc_by_class == closed.closed_form_eval_acc_by_class
+    assert max(closed.base_eval_acc_by_class[8:]) < 0.2
+    assert np.isnan(trained.closed_form_eval_acc)
     again = play(head="closed-form", statistics={"numbers": "int8"})[1]
     assert all(np.array_equal(served[name], again[name]) for name in served)
 

@@ -140,3 +140,10 @@ def test_a_late_update_of_a_member_counts_as_a_change_of_its_own_base(bundle):
     moved = learning._as_of(made, flight, 2).tensors["head.bias"]
     np.testing.assert_allclose(moved, 10 + 2 / np.sqrt(2), rtol=1e-6)
     assert learning._as_of(made, flight, 1) is made
+
+
+def test_the_closed_form_head_keeps_its_figures_where_the_trained_one_is_served():
+    closed = Figures(0.5, 1.0, 0.7, (0.4, 0.6), (0.8, 0.6)).as_closed_form()
+    kept = closed.serving(Figures(0.7, 0.9, 0.7, (0.8, 0.6), (0.8, 0.6)))
+    assert (kept.eval_acc, kept.eval_acc_by_class) == (0.7, (0.8, 0.6))
+    assert (kept.closed_form_eval_acc, kept.closed_form_eval_acc_by_class) == (0.5, (0.4, 0.6))

@@ -69,6 +69,22 @@ def test_classes_of_one_group_are_told_beside_all(ran):
     ]
 
 
+def test_both_heads_of_a_run_stand_beside_what_it_served(ran):
+    run = ran("choose", 0, (1.0, 0.6, 0.2))
+    [line] = run.rounds
+    heads = {
+        "base_eval_acc": 0.4,
+        "closed_form_eval_acc": 0.5,
+        "closed_form_eval_acc_by_class": (0.9, 0.7, 0.1),
+    }
+    found = equal([replace(run, rounds=(replace(line, **heads),))], AT, GROUPED)
+    assert means(found, "all classes", "choose")["rounds"] == 0.6
+    assert means(found, "all classes, trained head", "choose")["rounds"] == 0.4
+    assert means(found, "all classes, closed-form head", "choose")["rounds"] == 0.5
+    assert means(found, "weak alone: c, closed-form head", "choose")["rounds"] == 0.1
+    assert not [row for row in found.rows if row.part == "weak alone: c, trained head"]  # none are kept
+
+
 def test_differences_are_of_runs_with_the_same_seed(ran):
     shares = {"choose": (0.5, 0.8, 0.9), "drop": (0.4, 0.5, 0.2)}
     runs = [ran(policy, seed, [share] * 3) for policy, of in shares.items() for seed, share in enumerate(of)]

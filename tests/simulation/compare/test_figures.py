@@ -4,7 +4,7 @@ from math import isnan, nan
 
 import pytest
 
-from simulation.compare.figures import Ran, Terms, figures, spread, summarise, terms
+from simulation.compare.figures import Ran, Terms, figures, spread, summarise, t_of_95, terms
 from simulation.compare.run_folder import Info, Name
 from simulation.metrics.tally import tally
 
@@ -86,3 +86,16 @@ def test_a_figure_that_no_seed_has_is_unknown():
     nothing = spread([nan, nan])
     assert isnan(nothing.mean)
     assert (nothing.n, nothing.of) == (0, 2)
+
+
+def test_a_mean_of_seeds_has_an_interval_by_students_t():
+    low, high = spread([0.1, 0.2, 0.3]).interval  # 4.303 * 0.1 / sqrt(3) = 0.2484
+    assert (low, high) == (pytest.approx(0.2 - 0.2484, abs=1e-4), pytest.approx(0.2 + 0.2484, abs=1e-4))
+    assert spread([0.1, nan]).interval is None
+
+
+def test_students_t_of_many_seeds_is_near_the_tables():
+    assert [t_of_95(freedom) for freedom in (1, 10)] == [12.706, 2.228]
+    assert [t_of_95(freedom) for freedom in (11, 30, 120)] == [
+        pytest.approx(printed, abs=0.003) for printed in (2.201, 2.042, 1.980)
+    ]

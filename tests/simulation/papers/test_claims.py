@@ -30,9 +30,11 @@ def test_a_claim_is_judged_in_every_column_of_the_table_s_measure_in_points(judg
     even, uneven = judged()
     assert (even.column, even.ours.mean, even.seeds, even.holds) == ("even", pytest.approx(2.0), 2, True)
     assert even.printed == pytest.approx(2.0)
-    assert even.words == "holds"  # 3 and 1: 2 points, more than their spread of 1.41
+    assert even.words == "holds, not significant"  # 3 and 1: 2 points, of two seeds +- 12.7
     assert (uneven.ours.mean, uneven.seeds, uneven.holds) == (pytest.approx(-1.0), 1, False)
-    assert uneven.words == "does not hold, within the spread"
+    assert uneven.words == "does not hold, not significant"
+    exact, _ = judged({key: (values[0],) * 3 for key, values in VALUES.items()})
+    assert exact.words == "holds"
 
 
 def test_a_margin_is_in_points(judged):
@@ -45,6 +47,23 @@ def test_a_factor_compares_by_division(judged):
     [found] = judged(factor=3, columns=["efficiency"])
     assert found.ours.mean == pytest.approx(3.75)  # 4 and 3.5
     assert (found.holds, found.seeds) == (True, 2)
+
+
+def test_a_share_of_the_way_to_a_third_row_is_by_seed(changed):
+    rows = [{"system": system} for system in ("drop", "few-shot", "no-stragglers")]
+    claim = {
+        "text": "half of the loss",
+        **BOTH,
+        "towards": "no-stragglers",
+        "factor": 0.5,
+        "columns": ["even"],
+    }
+    table = changed(rows=rows, claims=[claim])
+    [found] = verdicts(table, "cpu", {**VALUES, ("no-stragglers", "even"): (0.74, 0.76)})
+    assert found.ours.mean == pytest.approx((3 / 4 + 1 / 4) / 2)
+    assert (found.points, found.seeds, found.printed) == (False, 1, pytest.approx(nan, nan_ok=True))
+    [unknown] = verdicts(table, "cpu", {**VALUES, ("no-stragglers", "even"): (0.70, 0.72)})
+    assert unknown.words == "not run"  # dropping loses nothing
 
 
 def test_what_is_within_a_bound_is_equal(judged):

@@ -84,8 +84,8 @@ def test_a_terminal_shows_the_paper_beside_ours_the_claims_and_what_differs(outc
     assert "few-shot 82.00±1.00 65.0 ± 7.1%" in lines
     assert "long – – (0 of 2)" in lines
     assert "system ours" in lines  # of the column without numbers of the paper
-    claimed = "few-shot over FedAvg Dirichlet(0.5) +2.00 +10.00 ± 14.14 1 of 2 holds, within the spread"
-    assert claimed in lines  # 20 and 0
+    claimed = "few-shot over FedAvg Dirichlet(0.5) +2.00 +10.00 ± 14.14 -117.06 to +137.06 1 of 2 holds"
+    assert f"{claimed}, not significant" in lines  # 20 and 0
     alike = [line for line in lines if line.startswith("few-shot over FedAvg Dirichlet(0.1)")]
     assert [line.split(" +")[0] for line in alike] == [
         "few-shot over FedAvg Dirichlet(0.1): best test accuracy"  # another column has that title
@@ -108,7 +108,9 @@ def test_json_is_in_plain_units(outcome):
     first = whole["columns"][0]["rows"][0]
     assert (first["row"], first["paper"], first["seeds"]) == ("drop", "80.00±1.00", [0.5, 0.6])
     assert whole["columns"][0]["rows"][2]["ours"]["mean"] is None
-    assert [claim["verdict"] for claim in whole["claims"]] == ["holds, within the spread"] * 2
+    assert [claim["verdict"] for claim in whole["claims"]] == ["holds, not significant"] * 2
+    low, high = whole["claims"][0]["interval"]
+    assert (low, high) == (pytest.approx(-117.06), pytest.approx(137.06))  # 12.706 * 10
 
 
 def test_equal_time_is_when_a_named_row_ends(changed, tmp_path, finish):
@@ -150,3 +152,54 @@ def test_scale_smoke_claims_nothing(table, tmp_path, finish):
     found = read(wanted, every)
     assert found.verdicts == ()
     assert "Scale smoke shows that it works, and claims nothing." in rendering.text(found)
+
+
+@pytest.mark.parametrize(
+    "measure, group, shares",
+    [
+        ("late_acc", "", (0.5, 0.6)),
+        ("late_acc_trained", "", (0.4, 0.5)),
+        ("late_acc_closed_form", "", (0.7, 0.8)),
+        ("late_acc_trained", "slow", (0.2, 0.4)),
+        ("late_acc_closed_form", "slow", (0.1, 0.3)),
+    ],
+)
+def test_both_heads_of_a_run_are_measured_over_all_classes_or_those_of_a_group(
+    changed, tmp_path, round_line, measure, group, shares
+):
+    held = {"fleet": "stragglers-60", "data": {"groups": {"slow": {"classes": [1, 2]}}}}
+    column = {
+        "id": "even",
+        "title": "",
+        "data": "digits",
+        "measure": measure,
+        "group": group,
+        "setting": held,
+    }
+    table = changed(columns=[column], rows=[{"system": "drop"}], claims=[], scales={"cpu": {}})
+    every = cells(
+        Wanted(table, "cpu", 1, tmp_path),
+        lambda cell: resolving.scenario(table, "cpu", cell, Where(DataFolder(None), shared())),
+    )
+    [plan] = plans(every)
+    name = Name("drop", 0)
+    plan.of(name).mkdir(parents=True)
+    with Lines(plan.of(name), "rounds", RoundLine) as lines:
+        for number, more in ((1, 0.0), (2, 0.1)):
+            lines.add(
+                round_line(
+                    round=number,
+                    eval_acc=0.5 + more,
+                    base_eval_acc=0.4 + more,
+                    closed_form_eval_acc=0.7 + more,
+                    base_eval_acc_by_class=(1.0, 0.1 + more, 0.3 + 3 * more),
+                    closed_form_eval_acc_by_class=(1.0, 0.2 + 4 * more, 0.0),
+                )
+            )
+    with Lines(plan.of(name), "asks", Ask):
+        pass
+    sha256 = fingerprint(of_policy(plan.scenario, "drop"), 0)
+    info = Info(policy="drop", seed=0, sha256=sha256, finished=True, labels=("a", "b", "c"))
+    (plan.of(name) / "run.json").write_bytes(msgspec.json.encode(info))
+    found = read(Wanted(table, "cpu", 1, tmp_path), every)
+    assert found.values["drop", "even"] == (pytest.approx(sum(shares) / 2),)

@@ -37,6 +37,14 @@ def test_a_column_measures_what_the_table_does_unless_it_says_otherwise(table):
     ]  # fmt: skip
 
 
+def test_what_is_not_of_single_classes_cannot_be_measured_over_those_of_a_group(changed):
+    columns = [{"id": "even", "title": "", "data": "digits", "group": "slow"}]
+    rows, scales = [{"system": "drop"}], {"cpu": {}}
+    assert changed(columns=columns, rows=rows, scales=scales, claims=[], measure="late_acc").columns
+    with pytest.raises(ScenarioError, match="best_acc of column even is not of single classes"):
+        changed(columns=columns, rows=rows, scales=scales, claims=[])
+
+
 def test_a_scale_that_it_does_not_have_is_refused(table):
     with pytest.raises(ScenarioError, match=r"paper:002-t9.9 has no scale full; it has smoke, cpu"):
         table.scaled("full")

@@ -21,9 +21,10 @@ PERCENT, SECONDS = ("%", 0.01), ("s", 1.0)
         (Spread(1234.5, 60.0, 3, 3), SECONDS, "1,234 ± 60 s"),
         (Spread(nan, 0.0, 0, 3), SECONDS, "–"),
         (Spread(0.0, 0.0, 2, 2), SECONDS, "0 ± 0 s"),
-        (Spread(0.104, 0.02, 3, 3), POINTS, "+10.4 ± 2.0"),
-        (Spread(-0.104, 0.0, 1, 1), POINTS, "-10.4"),
-        (Spread(-0.0004, 0.0, 1, 1), POINTS, "+0.0"),
+        (Spread(0.104, 0.02, 4, 4), POINTS, "+10.4 [+7.2, +13.6]"),  # 3.182 * 2.0 / 2 = 3.182
+        (Spread(0.0, 0.02, 4, 5), POINTS, "+0.0 [-3.2, +3.2] (4 of 5)"),
+        (Spread(-0.104, 0.0, 1, 1), POINTS, "-10.4 (no interval)"),
+        (Spread(-0.0004, 0.0, 1, 1), POINTS, "+0.0 (no interval)"),
     ],
 )
 def test_a_cell_has_three_digits_a_unit_and_how_many_seeds_have_it(each, unit, text):

@@ -110,16 +110,15 @@ def test_the_same_figures_come_as_json_and_csv(report):
 def test_equal_points_and_classes_stand_below_the_table(report):
     text, terms = report.text(), report.compared.terms
     assert terms.rounds == 12
-    _, own, rest = re.split(r"^.*(?:mean of the last 5 evaluations|in percentage points)$", text, flags=re.M)[
-        :3
-    ]
+    _, own, rest = re.split(r"^.*(?:mean of the last 5 evaluations|\(Student's t\))$", text, flags=re.M)[:3]
     heads = own.split("\n")[2]
     assert re.fullmatch(r"classes +policy +at 12 rounds +at [\d.]+ \w+ +at [\d.]+ k?J +at [\d.]+ MB", heads)
     [all_of_choose] = [line for line in own.splitlines() if re.match(r"all classes +choose ", line)]
     assert len(re.findall(r"\d\.\d ± \d\.\d%", all_of_choose)) == 4
     [all_of_pair] = [line for line in rest.splitlines() if re.match(r"all classes +choose − drop ", line)]
-    assert len(re.findall(r"[+-]\d+\.\d ± \d+\.\d", all_of_pair)) == 4
+    assert len(re.findall(r"[+-]\d+\.\d \[[+-]\d+\.\d, [+-]\d+\.\d\]", all_of_pair)) == 4
     page = report.page.read_text("utf-8")
+    assert re.search(r"points more than \w+ \(95% interval by seed: [+-]\d+\.\d to [+-]\d+\.\d\)\.", page)
     assert "<p>worst class</p>" in page
     assert "choose − drop</th>" in page
     assert "<h3>Recall of each class at 12 rounds: mean of the last 5 evaluations</h3>" in page
@@ -198,6 +197,7 @@ def test_the_best_policy_is_set_against_the_nearest_and_not_the_weakest(comparis
     lead = (plan.folder / "report.html").read_text("utf-8").partition("<dl>")[0]
     points = 100 * (reached[best] - reached[nearest])
     assert f"{best} has {reached[best]:.1%}, {points:.1f} points more than {nearest}, the nearest" in lead
+    assert "of the others (one seed: no interval)." in lead
     assert reached[nearest] > reached[weakest]
 
 
