@@ -116,7 +116,7 @@ def check_content(message: Contribution, content: bytes, offered: Offered) -> Te
     kind, expected = kind_of(message, offered), _expected(message, offered)
     base = offered.base(formed(kind.strategy, message.form).member)
     try:
-        update = codec_of(kind).decode(content, base, expected)
+        update = class_statistics.unpacked(codec_of(kind).decode(content, base, expected), expected)
         tensors.check(update, class_statistics.expected_of(update, expected))
     except ModelError as error:
         raise UpdateRefused(str(error)) from None

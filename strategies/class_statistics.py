@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.engine import DeviceModel
+from models.errors import TensorError
 from models.manifest import Manifest
-from models.tensors import Tensors, TensorSpec
+from models.tensors import Tensors, TensorSpec, check
 from profiles import Cost, DeviceProfile, Workload, predict
 from profiles.cost import Pass
 
@@ -38,6 +39,10 @@ MOMENTS, SPREAD = PREFIX + "moments", PREFIX + "spread"
 ALL = (COUNTS, MEANS, SCALES)
 OF_MOMENTS = (PREFIX + "moment-counts", PREFIX + "moment-means", PREFIX + "moment-scales")
 """As ALL, of the samples whose second moments are sent, where these are not all."""
+ROWS = PREFIX + "rows"
+"""ALL in one tensor, see `packed`."""
+ROW = np.dtype([("label", "<u2"), ("count", "<u4"), ("scale", "<f4")])
+"""How a row of it begins, before a mean as int8."""
 MOST_NORM = 1e4
 """No class mean of features is believed to be longer."""
 TENSOR_BYTES = 72
@@ -125,8 +130,13 @@ def _can_send(kind: AnyStrategy) -> bool:
 
 
 def wished(strategy: AnyStrategy) -> ClassStatistics | None:
-    """The class statistics beside an update of this form; None beside class means, which are the same."""
-    return strategy.statistics if _can_send(strategy) and not isinstance(strategy, ClassMeans) else None
+    """The class statistics beside an update of this form; None beside class means, which are the same. Beside
+    scalars alone, means are int8.
+    """
+    statistics = strategy.statistics
+    if statistics is None or not _can_send(strategy) or isinstance(strategy, ClassMeans):
+        return None
+    return replace(statistics, numbers="int8") if strategy.scalars else statistics
 
 
 def asked(kinds: tuple[AnyStrategy, ...], number: int, device: str) -> tuple[AnyStrategy, ...]:
@@ -162,8 +172,11 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     width = statistics.projection(wide).size
     present = sum(count >= statistics.smallest_count for count in workload.class_counts)
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
-    size = (1 if statistics.numbers == "int8" else 2) * present * width
-    size += 4 * workload.labels + 4 * present + 3 * TENSOR_BYTES
+    size = present * (2 * width + 4) + 4 * workload.labels + 3 * TENSOR_BYTES
+    if statistics.numbers == "int8":
+        size -= present * width
+        if not strategy.trains_extractor:
+            size = present * (ROW.itemsize + width) + TENSOR_BYTES
     passes, peak = () if isinstance(strategy, FewShot) else work.passes, work.peak_bytes
     if strategy.trains_extractor:
         size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
@@ -317,6 +330,40 @@ def _read(sent: Tensors, names: tuple[str, str, str]) -> ClassSums:
     sums = np.zeros((len(counts), means.shape[1]))
     sums[counts > 0] = means * counts[counts > 0, None]
     return ClassSums(sums, counts)
+
+
+def packed(sent: Tensors) -> Tensors:
+    """An update as it goes on the wire: class statistics of int8 without second moments as one tensor, uint8
+    (classes, 10 + width), with a row for each class that has a count; any other as it is.
+    """
+    if COUNTS not in sent or MOMENTS in sent or sent[MEANS].dtype != np.int8:
+        return sent
+    present = np.flatnonzero(sent[COUNTS])
+    begin = np.empty(len(present), ROW)
+    begin["label"], begin["count"], begin["scale"] = present, sent[COUNTS][present], sent[SCALES]
+    numbers = begin.view(np.uint8).reshape(len(present), ROW.itemsize)
+    rest = {name: value for name, value in sent.items() if name not in ALL}
+    return {**rest, ROWS: np.hstack([numbers, sent[MEANS].view(np.uint8)])}
+
+
+def unpacked(sent: Tensors, accepted: Sequence[TensorSpec]) -> Tensors:
+    """The same with the tensors that were packed, of the shapes `accepted`. Raises TensorError."""
+    shapes = {spec.name: spec.shape for spec in accepted}
+    if ROWS not in sent or MEANS not in shapes:
+        return sent
+    rows, (labels, width) = sent[ROWS], shapes[MEANS]
+    check({ROWS: rows}, [TensorSpec(ROWS, (labels, ROW.itemsize + width), "uint8", variable=True)])
+    begin = np.ascontiguousarray(rows[:, : ROW.itemsize]).view(ROW).reshape(len(rows))
+    present = begin["label"].astype(np.int64)
+    if (np.diff(present) <= 0).any() or (present >= labels).any():
+        raise TensorError(
+            f"{ROWS} has rows of classes {present.tolist()}, expected ascending, below {labels}"
+        )
+    counts = np.zeros(labels, np.int32)
+    counts[present] = np.minimum(begin["count"], np.iinfo(np.int32).max)
+    rest = {name: value for name, value in sent.items() if name != ROWS}
+    means = np.ascontiguousarray(rows[:, ROW.itemsize :]).view(np.int8)
+    return {**rest, COUNTS: counts, MEANS: means, SCALES: begin["scale"].astype(np.float32)}
 
 
 def expected(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:

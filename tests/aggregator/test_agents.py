@@ -11,8 +11,9 @@ from broker.messages import Hello
 from device_runtime.agent import Agent
 from device_runtime.task import Settings
 from models import tensors
+from models.bundle import Bundle, shipped
 from profiles import Speed
-from strategies import closed_form
+from strategies import class_statistics, closed_form, registry
 from strategies.class_statistics import COUNTS, MEANS
 from strategies.kind import ClassStatistics
 
@@ -143,8 +144,11 @@ def test_agents_send_class_statistics_where_the_task_asks_for_them(hall):
     h = hall("ab", rounds=2, head="closed-form", statistics=ClassStatistics(numbers="int8"))
     h.settle(*"ab")
     assert h.bench.offer.done
-    sent = [tensors.decode(message.body) for name in "ab" for message in h.sent(name)]
-    assert len(sent) == 4
+    wire = [tensors.decode(message.body) for name in "ab" for message in h.sent(name)]
+    assert len(wire) == 4
+    kind = class_statistics.asking(registry.make("few-shot"), ClassStatistics(numbers="int8"))
+    specs = class_statistics.accepted(kind, Bundle.open(shipped("digits-wrn-10-1")).manifest)
+    sent = [class_statistics.unpacked(body, specs) for body in wire]
     assert all(body[COUNTS].sum() > 10 and body[MEANS].dtype == np.int8 for body in sent)
     memory = h.bench.store.carried(3).memory[closed_form.MEMORY]
     pool = tensors.decode(h.bench.store.models.get(memory))

@@ -28,12 +28,20 @@ export const MEANS = `${PREFIX}means`;
 export const SCALES = `${PREFIX}scales`;
 export const MOMENTS = `${PREFIX}moments`;
 export const SPREAD = `${PREFIX}spread`;
+/** Counts, means and scales in one tensor, see `packed`. */
+export const ROWS = `${PREFIX}rows`;
+/** Bytes of a row of it before its mean: label, count and scale. */
+const ROW_BYTES = 10;
 /** Of a tensor on the wire beside its values, usually. */
 const TENSOR_BYTES = 72;
 
-/** What goes beside an update of this form. None beside class means, which are the same. @param {any} strategy */
+/**
+ * What goes beside an update of this form. None beside class means, which are the same. Beside scalars alone, means
+ * are int8. @param {any} strategy
+ */
 export function wished(strategy) {
-  return strategy instanceof ClassMeans ? null : (strategy.statistics ?? null);
+  const statistics = strategy instanceof ClassMeans ? null : (strategy.statistics ?? null);
+  return statistics && strategy.scalars > 0 ? { ...statistics, numbers: "int8" } : statistics;
 }
 
 /**
@@ -75,8 +83,9 @@ export function cost(strategy, workload, profile) {
   const present = workload.classCounts.filter((count) => count >= statistics.smallest_count).length;
   const work = forwardWork(workload.with({ classCounts: [samples] }), samples, 0);
   const passes = strategy instanceof FewShot ? [] : [...work.passes];
-  let bytesUp = (statistics.numbers === "int8" ? 1 : 2) * present * width;
-  bytesUp += 4 * workload.labels + 4 * present + 3 * TENSOR_BYTES;
+  const isShort = statistics.numbers === "int8";
+  let bytesUp = present * ((isShort ? 1 : 2) * width + 4) + 4 * workload.labels + 3 * TENSOR_BYTES;
+  if (isShort && !strategy.trainsExtractor) bytesUp = present * (ROW_BYTES + width) + TENSOR_BYTES;
   let { peakBytes } = work;
   if (strategy.trainsExtractor) {
     bytesUp += width * (width + 1) + 4 + 2 * TENSOR_BYTES;
@@ -188,6 +197,28 @@ function short(rows, width, numbers) {
     { dtype: numbers, shape: [rows.length, width], data },
     { dtype: "float32", shape: [rows.length], data: largest },
   ];
+}
+
+/**
+ * An update as it goes on the wire: class statistics of int8 without second moments as one tensor, with a row for
+ * each class that has a count; any other as it is. @param {Tensors} sent @returns {Tensors}
+ */
+export function packed(sent) {
+  const [counts, means, scales] = [COUNTS, MEANS, SCALES].map((name) => sent.get(name));
+  if (!counts || !means || !scales || sent.has(MOMENTS) || means.dtype !== "int8") return sent;
+  const [classes, width] = means.shape;
+  const labels = [...counts.data.keys()].filter((label) => counts.data[label] !== 0);
+  const rows = new Uint8Array(classes * (ROW_BYTES + width));
+  const view = new DataView(rows.buffer);
+  for (const [place, label] of labels.entries()) {
+    const at = place * (ROW_BYTES + width);
+    view.setUint16(at, label, true);
+    view.setUint32(at + 2, counts.data[label], true);
+    view.setFloat32(at + 6, scales.data[place], true);
+    for (let i = 0; i < width; i += 1) view.setInt8(at + ROW_BYTES + i, means.data[place * width + i]);
+  }
+  const rest = [...sent].filter(([name]) => ![COUNTS, MEANS, SCALES].includes(name));
+  return new Map([...rest, [ROWS, { dtype: "uint8", shape: [classes, ROW_BYTES + width], data: rows }]]);
 }
 
 /** What an update of this form consists of. @param {any} strategy @param {import("./manifest.js").Manifest} manifest */

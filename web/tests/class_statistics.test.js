@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { fromHex, hex, utf8 } from "../device/bytes.js";
-import { COUNTS, asked, asking, crc32, encode, expected, of, wished } from "../device/class_statistics.js";
+import { COUNTS, asked, asking, crc32, encode, expected, of, packed, wished } from "../device/class_statistics.js";
 import { toHalf } from "../device/half.js";
 import { projected } from "../device/projection.js";
 import { make } from "../device/kinds/registry.js";
@@ -23,7 +23,9 @@ for (const [at, one] of known.encoded.entries()) {
   test(`class statistics of these features are Python's, byte for byte (${at})`, () => {
     const x = new Float32Array(fromHex(one.features).buffer);
     const found = of({ x, y: Int32Array.from(one.y) }, one.width, one.labels, one.smallest);
-    assert.equal(hex(write(encode(found, one.numbers, one.moments))), one.sent);
+    const sent = encode(found, one.numbers, one.moments);
+    assert.equal(hex(write(sent)), one.sent);
+    assert.equal(hex(write(packed(sent))), one.packed);
   });
 }
 

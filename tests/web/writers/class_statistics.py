@@ -52,6 +52,7 @@ def _encoded(
     features: NDArray[np.float32], y: NDArray[np.int64], smallest: int, numbers: str, moments: bool
 ) -> dict[str, Any]:
     found = class_statistics.of(features, y, LABELS, smallest)
+    sent = class_statistics.encode(found, numbers, moments)
     return {
         "features": features.astype("<f4").tobytes(),
         "width": features.shape[1],
@@ -60,7 +61,8 @@ def _encoded(
         "smallest": smallest,
         "numbers": numbers,
         "moments": moments,
-        "sent": tensors.encode(class_statistics.encode(found, numbers, moments)),
+        "sent": tensors.encode(sent),
+        "packed": tensors.encode(class_statistics.packed(sent)),
     }
 
 
