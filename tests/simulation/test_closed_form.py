@@ -46,13 +46,14 @@ class Notes:
 def play():
     """A run of four rounds with this task: what its devices sent, its lines, and the served model."""
 
-    def played(speed=0.1, **task):
+    def played(speed=0.1, head="trained", **settings):
+        task = {"kinds": KINDS, "head": head, "wait_for": "all", **settings}
         table = {
             "fleet": fleet_of(speed),
             "devices": 20,
             "slow": 3000.0,
             "data": {"source": "digits", "partition": "iid"},
-            "task": {"rounds": 4, "round_deadline_s": 30.0, "start": "random", "kinds": KINDS, **task},
+            "task": {"rounds": 4, "round_deadline_s": 30.0, "start": "random", **task},
         }
         prepared = prepare(scenario.load("uniform", table), seed=1)
         clients, fleet = prepared.world.clients, prepared.scenario.fleet.draw(20, 1)
