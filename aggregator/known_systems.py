@@ -29,8 +29,8 @@ def _share(share: float) -> Rounds:
 
 
 FULL = Part("full")
-_AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1}
-"""Class means of FedNCM, which sends every class that a device has, also one of a single sample."""
+_AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1, "samples": 0}
+"""Class means of FedNCM: of all samples, and every class that a device has, also one of a single sample."""
 ONE_EPOCH = {"reduced_epochs": 1}
 FIFTH = _share(0.2)
 FULL_ONCE = Part("full", until=_first)
@@ -38,7 +38,7 @@ FULL_ONCE = Part("full", until=_first)
 
 def _fedft(says: str, **fixed: Any) -> System:
     """Pre-trained; one round of full updates without a deadline, then the upper part on a selection."""
-    parts = (FULL_ONCE, Part("entropy-subset", fixed, after=_first))
+    parts = (FULL_ONCE, Part("entropy-subset", {**fixed, "least_samples": 0}, after=_first))
     return System(says, "Shi 2025 (PhD thesis, Sheffield), section 6.4", parts, untimed=_first)
 
 

@@ -45,9 +45,9 @@ KINDS: dict[str, type[AnyStrategy]] = {
         AttentionTransfer,
         Prototypes,
         FewShot,
+        ClassMeans,
         LocalZerothOrder,
         ZerothOrder,
-        ClassMeans,
     )
 }
 """Every kind, the richest first."""
@@ -55,7 +55,7 @@ KINDS: dict[str, type[AnyStrategy]] = {
 STATISTICS = "statistics"
 """The setting of every kind that the task sets, see `kind.Usual`."""
 
-USUAL = ("full", "entropy-subset", "few-shot", "zeroth-order", "class-means")
+USUAL = ("full", "entropy-subset", "few-shot", "class-means", "zeroth-order")
 """What a round offers where nothing is said, in the order of preference."""
 
 BESIDE_OTHERS: Mapping[str, Settings] = {

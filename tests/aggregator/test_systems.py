@@ -85,6 +85,14 @@ def test_what_a_task_says_stands_over_the_papers_but_not_over_what_makes_the_sys
     assert plus.strategy.reduced_epochs == 2
 
 
+def test_a_papers_system_has_none_of_our_settings_for_rounds_of_several_kinds():
+    task = Task(bundle="b", rounds=10)
+    [means] = systems.under("fedncm", task).kinds
+    assert means.strategy.samples == 0
+    for name in ("fedft-all", "fedft-rds", "fedft-eds"):
+        assert systems.under(name, task).kinds[-1].strategy.least_samples == 0
+
+
 def test_kinds_that_train_a_whole_model_follow_what_the_task_says_of_full_updates():
     task = Task(bundle="b", kinds=(KindSettings(name="full", settings={"epochs": 3, "lr": 0.05}),))
     for name in ("heterofl", "fedfsc", "fedat", "fedkad", "fedsplit"):

@@ -101,7 +101,7 @@ def test_a_device_whose_subset_would_be_too_small_goes_on_to_the_next_kind_and_s
 
 def test_the_offer_s_order_is_the_preference(load):
     backwards = list(reversed(every_kind()))
-    assert choose(device(1e12), backwards, {MAIN: load}, 3.0).chosen.kind == "class-means"
+    assert choose(device(1e12), backwards, {MAIN: load}, 3.0).chosen.kind == "zeroth-order"
 
 
 def test_a_measured_correction_moves_the_choice(load):
@@ -175,4 +175,15 @@ def test_class_statistics_are_left_out_where_nothing_fits_with_them(load):
     assert (plan.chosen.kind, plan.chosen.strategy.statistics) == ("zeroth-order", None)
     plan = choose(device(1e9, up=300.0), kinds, {MAIN: load}, remaining_s=8.5)
     assert (plan.chosen.kind, plan.chosen.strategy.statistics) == ("zeroth-order", ClassStatistics())
-    assert cheaper(kinds, plan.chosen) == tuple(kinds[-1:])
+    assert cheaper(kinds, plan.candidates[-2]) == tuple(kinds[-1:])
+
+
+def test_a_device_with_one_class_sends_class_means_of_some_samples_before_scalars_of_all(bundle):
+    """No classifier tells one class apart; four passes through all samples, or one through 40."""
+    kinds = [registry.make(name, settings) for name, settings in registry.offered(registry.USUAL[2:])]
+    load = workload(bundle.manifest, (180, *(0,) * 9))
+    plan = choose(device(1e12), kinds, {MAIN: load}, remaining_s=3.0)
+    assert plan.chosen.kind == "class-means"
+    scalars = plan.candidates[-1]
+    assert scalars.kind == "zeroth-order" and not scalars.misfits
+    assert scalars.cost.flops > 17 * plan.chosen.cost.flops
