@@ -7,7 +7,7 @@ from simulation.errors import ScenarioError
 from simulation.policies import describe, names, of, under
 from simulation.scenario import load
 from strategies.class_means import ClassMeans
-from strategies.registry import BESIDE_OTHERS, KINDS
+from strategies.registry import KINDS
 
 TASK = Task(
     bundle="digits-wrn-10-1",
