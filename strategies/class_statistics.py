@@ -114,11 +114,20 @@ def unfit(manifest: Manifest, statistics: ClassStatistics) -> str:
 
 def wished(strategy: AnyStrategy) -> ClassStatistics | None:
     """What goes beside an update of this form. None under differential privacy, from a smaller model, whose
-    features are others, and beside class means, which are the same.
+    features are others, and beside class means, which are the same. Beside scalars alone class means are int8:
+    these are sent where a link is narrow.
     """
-    if strategy.statistics is None or strategy.member or isinstance(strategy, ClassMeans):
+    statistics = strategy.statistics
+    if statistics is None or strategy.member or isinstance(strategy, ClassMeans):
         return None
-    return strategy.statistics if settings_of(strategy) is None else None
+    if settings_of(strategy) is not None:
+        return None
+    return _short_means(statistics) if strategy.scalars else statistics
+
+
+@lru_cache(maxsize=64)
+def _short_means(statistics: ClassStatistics) -> ClassStatistics:
+    return replace(statistics, numbers="int8")
 
 
 def asked(kinds: tuple[AnyStrategy, ...], number: int, device: str) -> tuple[AnyStrategy, ...]:

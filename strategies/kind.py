@@ -35,7 +35,7 @@ class ClassStatistics:
 
     numbers: Annotated[
         Literal["float16", "int8"],
-        Setting("How class means are sent; int8 has a scale for each class.", "int8"),
+        Setting("How class means are sent; int8 has a scale for each class; always beside scalars.", "int8"),
     ] = "float16"
     smallest_count: SmallestCount = 2
     samples: Annotated[

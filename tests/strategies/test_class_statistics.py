@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models import tensors
-from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, shipped
 from strategies import class_statistics, registry
 from strategies.class_statistics import COUNTS, MEANS, MOMENTS, OF_MOMENTS, SCALES, SPREAD, Statistics
 from strategies.kind import ClassStatistics
@@ -275,6 +275,18 @@ def test_of_whose_second_moments_they_are_no_more_is_believed(of_a_site, changes
 )
 def test_measured_samples_stand_for_all_of_the_device(name, samples, number, expected):
     assert class_statistics.stands_for(kind(name, samples=25), samples, number, 20) == expected
+
+
+def test_class_means_beside_scalars_are_int8_whatever_the_task_says(model, digits, run):
+    """A byte for each of 64 features of 10 classes, counts and scales, three tensors, and the scalars."""
+    asked = kind("zeroth-order", numbers="float16")
+    made = class_statistics.train(asked, model, digits, run())
+    assert made.tensors[MEANS].dtype == np.int8
+    tensors.check(made.tensors, class_statistics.expected(asked, model.manifest))
+    load = workload(model.manifest, (24,) * 10)
+    more = 10 * 64 + 4 * 10 + 4 * 10 + 3 * class_statistics.TENSOR_BYTES
+    own = class_statistics.asking(asked, None).cost(load, shipped("pi-4"))
+    assert class_statistics.cost(asked, load, shipped("pi-4")).bytes_up == own.bytes_up + more
 
 
 def test_scalars_that_come_with_statistics_once_in_five_rounds_stand_for_all_five():

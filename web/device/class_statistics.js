@@ -31,9 +31,14 @@ export const SPREAD = `${PREFIX}spread`;
 /** Of a tensor on the wire beside its values, usually. */
 const TENSOR_BYTES = 72;
 
-/** What goes beside an update of this form. None beside class means, which are the same. @param {any} strategy */
+/**
+ * What goes beside an update of this form. None beside class means, which are the same. Beside scalars alone,
+ * which are sent where a link is narrow, class means are int8. @param {any} strategy
+ */
 export function wished(strategy) {
-  return strategy instanceof ClassMeans ? null : (strategy.statistics ?? null);
+  const { statistics } = strategy;
+  if (!statistics || strategy instanceof ClassMeans) return null;
+  return strategy.scalars ? { ...statistics, numbers: "int8" } : statistics;
 }
 
 /**
