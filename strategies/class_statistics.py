@@ -114,7 +114,7 @@ def unfit(manifest: Manifest, statistics: ClassStatistics) -> str:
 
 def wished(strategy: AnyStrategy) -> ClassStatistics | None:
     """What goes beside an update of this form. None under differential privacy, from a smaller model, whose
-    features are others, and beside class means, which are the same. Beside scalars alone class means are int8:
+    features are others, and beside class means, which are the same. Beside scalars class means are int8:
     these are sent where a link is narrow.
     """
     statistics = strategy.statistics
