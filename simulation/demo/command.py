@@ -170,30 +170,26 @@ def _report(runs: list[Run], folder: Path) -> None:
     print(tabulate(table, ("kind", "sent", "up", "down", "time", "energy (modelled)"), disable_numparse=True))
     print("\nThe same fleet, data and deadline")
     summaries = [summarise(policy.name, runs) for policy in POLICIES]
-    headers = ("policy", "seeds", "accuracy", "took part", "up", "down", "energy (modelled)")
-    print(tabulate([_cells(summary) for summary in summaries], headers, disable_numparse=True))
+    columns = ("policy", "seeds", "accuracy", "took part", "up", "down", "energy (modelled)")
+    print(tabulate([_cells(summary) for summary in summaries], columns, disable_numparse=True))
     for seed in sorted({run.seed for run in runs}):
         both = [next(r for r in runs if (r.policy, r.seed) == (p.name, seed)) for p in POLICIES]
         print(f"  seed {seed}: " + ", ".join(f"{r.policy} {percent(r.rounds[-1].eval_acc)}" for r in both))
     gain = 100 * (summaries[0].eval_acc - summaries[1].eval_acc)
     extra = summaries[0].energy_j - summaries[1].energy_j
-    print("\nRecall: how many of each digit's test samples are recognised, by who holds its training samples")
-    print(
-        tabulate(
-            _recalls(runs), ("digit", "held by", "mixed", "dropped", "difference"), disable_numparse=True
-        )
-    )
+    print("\nHow many test samples of a digit are recognised, by who holds its training samples")
+    headers = ("digits", "held by", "mixed", "dropped", "difference")
+    print(tabulate(_recalls(runs), headers, disable_numparse=True))
     print(f"Leaving no device behind is worth {gain:+.1f} points of accuracy, at {extra:+.0f} J (modelled).")
 
 
 def _recalls(runs: list[Run]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for of in holders(runs[0].fleet):
-        alone = " alone" if len(of.members) == 1 else ""
-        for digit in of.digits:
-            mixed, dropped = (recall(policy.name, runs, (digit,)) for policy in POLICIES)
-            both = (percent(mixed), percent(dropped), f"{100 * (mixed - dropped):+.1f}")
-            rows.append((str(digit), of.name + alone, *both))
+        mixed, dropped = (recall(policy.name, runs, of.digits) for policy in POLICIES)
+        who = of.name + (" alone" if len(of.members) == 1 else "")
+        both = (percent(mixed), percent(dropped), f"{100 * (mixed - dropped):+.1f}")
+        rows.append((_listed(of.digits), who, *both))
     return rows
 
 
