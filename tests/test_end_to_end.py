@@ -1,6 +1,7 @@
 """Real processes over a real broker: devices, aggregator, demo; killed, restarted, fed with rubbish."""
 
 import csv
+import json
 import queue
 import subprocess
 import sys
@@ -77,6 +78,9 @@ def test_the_demo_runs_every_kind_on_every_device_and_keeps_its_figures(lines, t
         rounds = list(csv.DictReader(table))
     assert len(rounds) == 4
     assert float(rounds[-1]["eval_acc"]) > 0.7
+    recalls = json.loads((folder / "runs.jsonl").read_text().splitlines()[0])["recalls"][-1]
+    assert min(recalls[6:]) > 0.1, "a digit that only a weak device holds is not recognised"
+    assert "buoy" in ended.stdout.partition("What a device's updates are worth")[2]
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 

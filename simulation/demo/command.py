@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from concurrent import futures
 from pathlib import Path
 
 from tabulate import tabulate
@@ -19,21 +20,25 @@ from simulation.compare.occupied import interruptible
 from strategies.registry import KINDS
 
 from . import calibration, javascript
-from .figures import Summary, kind_costs, parts, summarise
-from .fleet import DEADLINE_S, DROPPED, EPOCHS, FLEET, MIXED, SAMPLES, SLOW, beside
+from .figures import Summary, kind_costs, parts, recall, summarise
+from .fleet import DEADLINE_S, DROPPED, EPOCHS, FLEET, MIXED, SAMPLES, SLOW, Member, beside, holders
 from .plot import draw
-from .runs import ALPHA, BUNDLE, Policy, Run, Setting, perform, save
+from .runs import BUNDLE, Policy, Run, Setting, perform, save
+from .worth import worths
 
 ERRORS = (AggregatorError,)
 
-POLICIES = (Policy("mixed", MIXED), Policy("dropped", DROPPED))
+POLICIES = (Policy("mixed", MIXED, "closed-form"), Policy("dropped", DROPPED))
+ROUNDS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=count, default=1, metavar="N", help="Run with seeds 0 to N-1 (default: 1)."
     )
-    parser.add_argument("--rounds", type=count, default=15, help="Run this many rounds (default: 15).")
+    parser.add_argument(
+        "--rounds", type=count, default=ROUNDS, help=f"Run this many rounds (default: {ROUNDS})."
+    )
     parser.add_argument(
         "--deadline",
         type=positive,
@@ -74,16 +79,21 @@ def _run(options: argparse.Namespace) -> int:
         javascript.command()
     scale = 1.0 if options.deadline else _scale()
     deadline_s = options.deadline or DEADLINE_S * scale
-    _say_what_is_run(options, len(fleet), deadline_s, scale)
+    _say_what_is_run(options, fleet, deadline_s, scale)
+    settings = [
+        Setting(seed, options.rounds, deadline_s, options.broker, fleet, scale)
+        for seed in range(options.seeds)
+    ]
     runs = []
-    for seed in range(options.seeds):
-        setting = Setting(seed, options.rounds, deadline_s, options.broker, fleet, scale)
+    for setting in settings:
         for policy in POLICIES:
-            print(f"\n== {policy.name}, seed {seed}", flush=True)
-            runs.append(perform(policy, setting, folder / f"{policy.name}-{seed}", _view))
+            print(f"\n== {policy.name}, seed {setting.seed}", flush=True)
+            runs.append(perform(policy, setting, folder / f"{policy.name}-{setting.seed}", _view))
     save(runs, folder / "runs.jsonl")
     draw(runs, folder / "demo.png")
     _report(runs, folder)
+    print("\nsimulating the mixed rounds without one device, and without another ..", flush=True)
+    _report_worths(settings)
     print(f"took {time.monotonic() - began:.0f} s; kept in {folder}/, picture in {folder}/demo.png")
     return 0
 
@@ -96,22 +106,35 @@ def _scale() -> float:
     return calibration.scale(bundle, [(member.profile, SLOW) for member in FLEET], given)
 
 
-def _say_what_is_run(options: argparse.Namespace, devices: int, deadline_s: float, scale: float) -> None:
+def _say_what_is_run(
+    options: argparse.Namespace, fleet: tuple[Member, ...], deadline_s: float, scale: float
+) -> None:
+    shared, *alone = holders(fleet)
+    own = ", ".join(f"{one.name} every {_listed(one.digits)}" for one in alone)
     busy = (
         f"This machine is too slow or too busy for that now: they pretend to be {scale:g} times slower "
         f"still, and rounds take {deadline_s:g} s, not {DEADLINE_S:g}. What each can send is the same.\n"
     )
-    more = f"{devices - len(FLEET)} more are of the browser's modules, in Node, and pretend nothing.\n"
+    more = f"{len(fleet) - len(FLEET)} more are of the browser's modules, in Node, and pretend nothing.\n"
     print(
-        f"{devices} device processes, handwritten digits divided by Dirichlet({ALPHA}), "
-        f"{options.rounds} rounds of at most {deadline_s:.3g} s.\n"
-        f"Each of {len(FLEET)} pretends to be a board or phone and is slowed to its speed, {SLOW:g} times "
-        "over, so that the digits weigh as a real task would.\n"
+        "Weak devices hold handwritten digits that nobody else has: "
+        f"{own}. The others share {_listed(shared.digits)}.\n"
+        f"{len(fleet)} device processes, {options.rounds} rounds of at most {deadline_s:.3g} s. "
+        f"Each of {len(FLEET)} pretends to be a board or phone and is slowed to its speed,\n"
+        f"{SLOW:g} times over, so that the digits weigh as a real task would: the weak ones have no time for "
+        "a full update.\n"
         f"{busy if scale > 1 else ''}"
         f"{more if options.javascript else ''}"
         "First every device sends the richest update that it can afford; then the same fleet at the same "
         "deadline with stragglers dropped."
     )
+
+
+def _listed(digits: tuple[int, ...]) -> str:
+    """As "6", "8 and 9", "0 to 5"."""
+    if len(digits) > 2 and digits[-1] - digits[0] == len(digits) - 1:
+        return f"{digits[0]} to {digits[-1]}"
+    return " and ".join(str(digit) for digit in digits)
 
 
 def _view(broker: str) -> View:
@@ -147,14 +170,49 @@ def _report(runs: list[Run], folder: Path) -> None:
     print(tabulate(table, ("kind", "sent", "up", "down", "time", "energy (modelled)"), disable_numparse=True))
     print("\nThe same fleet, data and deadline")
     summaries = [summarise(policy.name, runs) for policy in POLICIES]
-    headers = ("policy", "seeds", "accuracy", "rounds to 90%", "took part", "up", "down", "energy (modelled)")
-    print(tabulate([_cells(summary) for summary in summaries], headers, disable_numparse=True))
+    columns = ("policy", "seeds", "accuracy", "took part", "up", "down", "energy (modelled)")
+    print(tabulate([_cells(summary) for summary in summaries], columns, disable_numparse=True))
     for seed in sorted({run.seed for run in runs}):
         both = [next(r for r in runs if (r.policy, r.seed) == (p.name, seed)) for p in POLICIES]
         print(f"  seed {seed}: " + ", ".join(f"{r.policy} {percent(r.rounds[-1].eval_acc)}" for r in both))
     gain = 100 * (summaries[0].eval_acc - summaries[1].eval_acc)
     extra = summaries[0].energy_j - summaries[1].energy_j
+    print("\nHow many test samples of a digit are recognised, by who holds its training samples")
+    headers = ("digits", "held by", "mixed", "dropped", "difference")
+    print(tabulate(_recalls(runs), headers, disable_numparse=True))
     print(f"Leaving no device behind is worth {gain:+.1f} points of accuracy, at {extra:+.0f} J (modelled).")
+
+
+def _recalls(runs: list[Run]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for of in holders(runs[0].fleet):
+        mixed, dropped = (recall(policy.name, runs, of.digits) for policy in POLICIES)
+        who = of.name + (" alone" if len(of.members) == 1 else "")
+        both = (percent(mixed), percent(dropped), f"{100 * (mixed - dropped):+.1f}")
+        rows.append((_listed(of.digits), who, *both))
+    return rows
+
+
+def _report_worths(settings: list[Setting]) -> None:
+    try:
+        whole, found = worths(POLICIES[0], settings)
+    except futures.TimeoutError:  # from Python 3.11 on the built-in one
+        print("given up: this machine is too busy now")
+        return
+    print("What a device's updates are worth: the same mixed rounds without it, in points (simulated)")
+    shared, *_ = holders(settings[0].fleet)
+    rows = [
+        (
+            f"{one.device} (as any of {shared.name})" if one.device in shared.members else one.device,
+            _listed(one.digits),
+            f"{-100 * one.accuracy:+.1f}",
+            f"{-100 * one.recall:+.1f}",
+        )
+        for one in found
+    ]
+    headers = ("without", "its digits", "accuracy", "recall of its digits")
+    print(tabulate(rows, headers, disable_numparse=True))
+    print(f"(simulated with all devices: {percent(whole)})")
 
 
 def _cells(summary: Summary) -> tuple[str, ...]:
@@ -163,7 +221,6 @@ def _cells(summary: Summary) -> tuple[str, ...]:
         summary.policy,
         str(summary.seeds),
         percent(summary.eval_acc) + spread,
-        f"{summary.rounds_to_90:.1f}",
         f"{summary.participation:.0%}",
         size(int(summary.bytes_up)),
         size(int(summary.bytes_down)),

@@ -20,7 +20,6 @@ class Summary:
     seeds: int
     eval_acc: float
     spread: float
-    rounds_to_90: float
     participation: float
     bytes_up: float
     bytes_down: float
@@ -36,7 +35,6 @@ def summarise(policy: str, runs: Iterable[Run]) -> Summary:
         seeds=len(mine),
         eval_acc=mean(final),
         spread=stdev(final) if len(final) > 1 else 0.0,
-        rounds_to_90=mean(_rounds_to(run, 0.9) for run in mine),
         participation=mean(mean(r.participants for r in run.rounds) / len(run.fleet) for run in mine),
         bytes_up=mean(sum(r.bytes_up for r in run.rounds) for run in mine),
         bytes_down=mean(sum(r.bytes_down for r in run.rounds) for run in mine),
@@ -44,10 +42,9 @@ def summarise(policy: str, runs: Iterable[Run]) -> Summary:
     )
 
 
-def _rounds_to(run: Run, accuracy: float) -> int:
-    """The first round whose served model reaches it; one more than there are if none does."""
-    reached = [record.round for record in run.rounds if record.eval_acc >= accuracy]
-    return min(reached, default=len(run.rounds) + 1)
+def recall(policy: str, runs: Iterable[Run], digits: Sequence[int]) -> float:
+    """The mean recall of these digits after the last round, over this policy's runs."""
+    return mean(run.recalls[-1][digit] for run in runs if run.policy == policy for digit in digits)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The demo's eight devices, and what its rounds offer them."""
+"""The demo's eight devices, which digits they hold, and what its rounds offer them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SAMPLES = 180
 
 @dataclass(frozen=True)
 class Member:
-    """A device of the fleet: its name, the shipped profile it pretends to be, its uplink if it is narrow.
+    """A device of the fleet: its name, the shipped profile it pretends to be, its uplink if it is narrow, and
+    the digits of which it has every sample; without any it shares those that are nobody's alone.
 
     Without a profile it is of the browser's modules, in Node, and as fast as it is here.
     """
@@ -32,6 +33,7 @@ class Member:
     name: str
     profile: str = ""
     uplink: float | None = None
+    digits: tuple[int, ...] = ()
 
     @property
     def told(self) -> str:
@@ -45,17 +47,36 @@ FLEET = (
     Member("board-a", "pi-5"),
     Member("board-b", "pi-5"),
     Member("phone-c", "phone-mid"),
-    Member("jetson", "jetson-nano"),
-    Member("buoy", "jetson-nano", uplink=300.0),
-    Member("pi-zero", "pi-zero-2w"),
+    Member("jetson", "jetson-nano", digits=(6,)),
+    Member("buoy", "jetson-nano", uplink=300.0, digits=(7,)),
+    Member("pi-zero", "pi-zero-2w", digits=(8, 9)),
 )
 """Two strong, three middling, three that a plain round would drop: too slow for a full update (jetson,
-pi-zero), too slow and behind a satellite modem of 300 bytes per second (buoy)."""
+pi-zero), too slow and behind a satellite modem of 300 bytes per second (buoy). These three hold digits that
+nobody else has."""
 
 
 def beside(javascript: int) -> tuple[Member, ...]:
     """The eight, and so many in JavaScript."""
     return FLEET + tuple(Member(f"javascript-{number}") for number in range(1, javascript + 1))
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Digits that devices hold together, and what these are called."""
+
+    name: str
+    digits: tuple[int, ...]
+    members: tuple[str, ...]
+
+
+def holders(fleet: tuple[Member, ...]) -> tuple[Holders, ...]:
+    """Who holds which digits: first those who share, then each that has digits alone."""
+    alone = [Holders(one.name, one.digits, (one.name,)) for one in fleet if one.digits]
+    own = {digit for one in alone for digit in one.digits}
+    others = tuple(one.name for one in fleet if not one.digits)
+    shared = tuple(digit for digit in range(10) if digit not in own)
+    return (Holders(f"the {len(others)} fast", shared, others), *alone)
 
 
 def offered(strategy: AnyStrategy, from_round: int = 1) -> KindSettings:
@@ -66,10 +87,11 @@ def offered(strategy: AnyStrategy, from_round: int = 1) -> KindSettings:
 MIXED = (
     offered(Full(epochs=EPOCHS, batch=32)),
     offered(EntropySubset(shares=(0.5, 0.25, 0.1), epochs=EPOCHS, batch=32)),
-    offered(FewShot(join_base=True), from_round=2),
+    offered(FewShot(), from_round=2),
     offered(ZerothOrder(lr=1e-3)),
     offered(ClassMeans(head="trained")),
 )
-"""FedFSC's first round is of full updates only: until then few-shot devices send class means."""
+"""FedFSC's first round is of full updates only: until then few-shot devices send class means. The head that
+is served is made of all devices' class statistics: few-shot heads stay out of the base."""
 DROPPED = MIXED[:1]
 """A plain federated round: whoever cannot send a full update in time is dropped."""

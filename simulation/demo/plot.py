@@ -1,4 +1,4 @@
-"""The demo in one picture: accuracy, who did what, what it cost."""
+"""The demo in one picture: accuracy, recall of each digit, who sent what, in how many bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulation.report import palette
 from strategies.registry import KINDS
 
 from .figures import kind_costs
-from .fleet import FLEET
+from .fleet import FLEET, holders
 from .runs import Run
 
 POLICIES = (
@@ -34,13 +34,13 @@ def draw(runs: list[Run], path: Path) -> None:
     height = 7.5 + DEVICE_INCHES * (devices - len(FLEET))
     figure, axes = plt.subplots(2, 2, figsize=(12, height), layout="constrained")
     _accuracy(axes[0, 0], runs)
-    _participation(axes[0, 1], next(run for run in runs if run.policy == "mixed"))
-    _bytes(axes[1, 0], runs)
-    _energy(axes[1, 1], runs)
+    _recalls(axes[0, 1], runs)
+    _participation(axes[1, 0], next(run for run in runs if run.policy == "mixed"))
+    _bytes(axes[1, 1], runs)
     seeds = sorted({run.seed for run in runs})
     figure.suptitle(
-        f"{devices} devices, handwritten digits, Dirichlet(0.3), one deadline: every device takes part, "
-        f"or stragglers are dropped ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
+        f"{devices} devices, one deadline, digits that only weak ones hold: every device takes part, or "
+        f"stragglers are dropped ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})"
     )
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -58,7 +58,7 @@ def _accuracy(axes: Any, runs: list[Run]) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     several = len({run.seed for run in runs}) > 1
     title = "Accuracy (mean, and band over all seeds)" if several else "Accuracy"
-    axes.set(xlabel="round", ylabel="accuracy of the served model, %", title=title)
+    axes.set(xlabel="round", ylabel="accuracy of the served model, %", title=title, ylim=(0, 102))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
 
@@ -97,20 +97,27 @@ def _bytes(axes: Any, runs: list[Run]) -> None:
     axes.invert_yaxis()
 
 
-def _energy(axes: Any, runs: list[Run]) -> None:
-    names = [member.name for member in runs[0].fleet]
-    height = 0.4
+def _recalls(axes: Any, runs: list[Run]) -> None:
+    """Of each digit after the last round, by policy: the mean, and the range of several seeds."""
+    of = holders(runs[0].fleet)
+    digits = [digit for one in of for digit in one.digits]
+    width = 0.4
     for offset, (policy, colour, label) in enumerate(POLICIES):
-        mine = [run for run in runs if run.policy == policy]
-        joules = [
-            sum(c.energy_j for run in mine for c in run.contributions if c.device == name) / len(mine)
-            for name in names
-        ]
-        axes.barh(np.arange(len(names)) + offset * height, joules, height, color=colour, label=label)
-    axes.set_yticks(np.arange(len(names)) + height / 2, names)
-    axes.set(
-        xlabel="joule in the whole run, modelled from each profile's load power",
-        title="Energy of each device",
-    )
-    axes.invert_yaxis()
-    axes.legend()
+        last = 100 * np.array([run.recalls[-1] for run in runs if run.policy == policy])[:, digits]
+        mean = last.mean(0)
+        spread = np.array([mean - last.min(0), last.max(0) - mean]) if len(last) > 1 else None
+        at = np.arange(len(digits)) + (offset - 0.5) * width
+        axes.bar(at, mean, width, color=colour, label=label, yerr=spread, error_kw={"elinewidth": 1})
+    begin = 0
+    for number, one in enumerate(of):
+        end = begin + len(one.digits)
+        if number:
+            axes.axvspan(begin - 0.5, end - 0.5, color=palette.FAINT, alpha=0.5, linewidth=0, zorder=0)
+            axes.axvline(begin - 0.5, color=palette.PAPER, linewidth=2, zorder=0)
+        name = f"{one.name}\nalone" if number else "shared by " + one.name
+        axes.text((begin + end - 1) / 2, 104, name, ha="center", va="bottom", fontsize=8)
+        begin = end
+    axes.set_xticks(range(len(digits)), [str(digit) for digit in digits])
+    axes.set(xlabel="digit, by who holds its training samples", ylabel="recall, %", ylim=(0, 118))
+    axes.set(title="Recall of each digit after the last round", xlim=(-0.5, len(digits) - 0.5))
+    axes.set_yticks(range(0, 101, 20))

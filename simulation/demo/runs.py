@@ -18,21 +18,26 @@ from aggregator.observer import ContributionRecord, Observer, RoundClosed, Round
 from aggregator.plain import View
 from aggregator.ports import Ports
 from aggregator.records import Records
+from aggregator.rounds import SERVED
 from aggregator.service import Service
-from aggregator.task import KindSettings, Task
+from aggregator.task import Head, KindSettings, Task
 from broker import brokers, topics
 from broker.brokers import Choice
 from broker.link import Event, Link, LinkOptions
 from broker.url import BrokerUrl
-from simulation import digits, partition
+from models import bundle as bundles
+from models.bundle import Bundle
+from models.tensors import decode
+from simulation import digits
+from simulation.evaluating import Evaluator
 
 from .fleet import FLEET, Member
 from .fleet_processes import FleetProcesses, Placed
+from .samples import data_set, divided
 
 BUNDLE = "digits-wrn-10-1"
 START_S = 120.0
 """Seconds until all devices have measured themselves, where a run is given up that takes much longer."""
-ALPHA = 0.3
 
 
 @dataclass(frozen=True)
@@ -58,32 +63,42 @@ class Setting:
 
 @dataclass(frozen=True)
 class Policy:
-    """What the rounds offer, under a name: "mixed" or "dropped"."""
+    """What the rounds offer, and which head is served, under a name: "mixed" or "dropped"."""
 
     name: str
     kinds: tuple[KindSettings, ...]
+    head: Head = "trained"
 
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it."""
+    """What came of it; `recalls`: after each round, the share of each digit's test samples that is recognised
+    by the served model, (rounds, 10).
+    """
 
     policy: str
     seed: int
     rounds: tuple[RoundRecord, ...]
     contributions: tuple[ContributionRecord, ...]
     fleet: tuple[Member, ...] = FLEET
+    recalls: tuple[tuple[float, ...], ...] = ()
 
 
 class Collected:
-    """An observer that keeps what was closed."""
+    """An observer that keeps what was closed, and how much of each digit the model of each round recognises.
 
-    def __init__(self) -> None:
+    `recall` is told the round.
+    """
+
+    def __init__(self, recall: Callable[[int], tuple[float, ...]]) -> None:
         self.closed: list[RoundClosed] = []
+        self.recalls: list[tuple[float, ...]] = []
+        self._recall = recall
 
     def __call__(self, happening: object) -> None:
         if isinstance(happening, RoundClosed):
             self.closed.append(happening)
+            self.recalls.append(self._recall(happening.record.round))
 
 
 def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str], View]) -> Run:
@@ -93,7 +108,7 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
     evaluation = folder / "evaluation.npz"
     np.savez_compressed(evaluation, x=split.test.x, y=split.test.y)
     fleet = setting.fleet
-    parts = partition.dirichlet(split.train.y, len(fleet), ALPHA, np.random.default_rng([setting.seed, 1]))
+    parts = divided(split.train.y, fleet, np.random.default_rng([setting.seed, 1]))
     placed = [Placed(m, split.train.at(part)) for m, part in zip(fleet, parts, strict=True)]
     task = Task(
         bundle=BUNDLE,
@@ -103,11 +118,19 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
         min_devices=len(fleet),
         seed=setting.seed,
         kinds=policy.kinds,
+        head=policy.head,
         eval_data=str(evaluation),
     )
+    bundle = Bundle.open(bundles.find(BUNDLE))
+    evaluate = Evaluator(bundle, data_set(split), 1, setting.rounds)
+
+    def recall(number: int) -> tuple[float, ...]:
+        served = decode((folder / SERVED).read_bytes())
+        return evaluate(number, served, served).eval_acc_by_class
+
     broker = brokers.start(setting.broker)
     try:
-        collected = Collected()
+        collected = Collected(recall)
         screen = view(f"{broker.name} at {broker.url}")
         end = time.monotonic() + setting.most_s
         with FleetProcesses(placed, broker.url, folder / "devices", setting.scale) as processes:
@@ -118,7 +141,7 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
         broker.stop()
     rounds = tuple(closed.record for closed in collected.closed)
     contributions = tuple(c for closed in collected.closed for c in closed.contributions)
-    return Run(policy.name, setting.seed, rounds, contributions, fleet)
+    return Run(policy.name, setting.seed, rounds, contributions, fleet, tuple(collected.recalls))
 
 
 def _late(setting: Setting, collected: Collected, end: float) -> str:
