@@ -57,7 +57,7 @@ class ClassStatistics:
             at_least=1,
             at_most=MOST,
         ),
-    ] = 5
+    ] = 1
 
     features: Annotated[
         int,
