@@ -1,4 +1,4 @@
-"""Class statistics of features, sent beside an update: counts, means, and second moments (docs/kinds.md).
+"""Class statistics of features, sent beside an update: counts, means, moments (docs/closed-form-head.md).
 
 They are of the features f that the base's head takes, or where these are many of fewer random sums of them
 (`projection`), before local training: the count n_c and the mean of f
