@@ -28,6 +28,7 @@ from profiles.cost import Pass
 
 from .class_means import ClassMeans, ClassSums, class_sums
 from .device_half import Contribution, LocalData, Run
+from .entropy_subset import EntropySubset
 from .few_shot import FewShot
 from .kind import AnyStrategy, ClassStatistics
 from .privacy import settings_of
@@ -206,11 +207,14 @@ def _measured(strategy: AnyStrategy, samples: int) -> int:
 def stands_for(strategy: AnyStrategy, num_examples: int, number: int, counted: float) -> float:
     """How many samples one measured sample counts for, in round `number`, of a device with `num_examples`.
 
-    A kind that trains no extractor measures only a part of the samples, and scalars alone bring statistics
-    only once in `every` rounds. Without this factor the classes on such devices would be taken for rare.
+    A kind that trains no extractor measures only a part of the samples, an entropy subset sends those of as
+    many samples as it selects, and scalars alone bring statistics only once in `every` rounds. Without this
+    factor the classes on such devices would be taken for rare.
     `counted`: how many samples the statistics say they are of. A site has applied the factor already.
     """
     statistics = wished(strategy)
+    if statistics is not None and isinstance(strategy, EntropySubset):
+        return 1 / strategy.share
     if statistics is None or strategy.trains_extractor:
         return 1.0
     rounds = statistics.every if strategy.scalars and number > 1 else 1

@@ -11,6 +11,7 @@ from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from strategies import class_statistics, registry
 from strategies.class_statistics import COUNTS, MEANS, MOMENTS, OF_MOMENTS, ROWS, SCALES, SPREAD, Statistics
 from strategies.device_half import LocalData
+from strategies.entropy_subset import EntropySubset
 from strategies.kind import ClassStatistics
 from strategies.workload import workload
 
@@ -315,6 +316,13 @@ def test_of_whose_second_moments_they_are_no_more_is_believed(of_a_site, changes
 )
 def test_measured_samples_stand_for_all_of_the_device(name, samples, number, expected):
     assert class_statistics.stands_for(kind(name, samples=25), samples, number, 20) == expected
+
+
+@pytest.mark.parametrize("share, expected", [(1.0, 1), (0.5, 2), (0.1, 10)])
+def test_the_samples_that_an_entropy_subset_selects_stand_for_all_of_the_device(share, expected):
+    selecting = class_statistics.asking(EntropySubset(shares=(share,)), ClassStatistics())
+    assert class_statistics.stands_for(selecting, 20, 7, 20) == expected
+    assert class_statistics.stands_for(class_statistics.asking(selecting, None), 20, 7, 20) == 1
 
 
 def test_scalars_that_come_with_statistics_once_in_five_rounds_stand_for_all_five():
