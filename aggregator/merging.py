@@ -88,13 +88,12 @@ def _fold(earlier: _Earlier, screen: Screen) -> list[str]:
     first = max(1, number - task.max_staleness - 1)
     since = earlier.store.contributions.since(number, first) if task.waits_for_fast else {}
     for stored in earlier.store.contributions.of_round(earlier.model.round):
+        times = task.stands_for(number - stored.round, since.get(stored.device, 1.0))
         try:
-            update = earlier.rebased(earlier.read(stored), stored.round)
+            update = earlier.rebased(earlier.read(stored), stored.round, times)
         except (BlobError, TensorError):
             lost.append(f"{stored.device} ({stored.kind})")
             continue
-        late = number - stored.round
-        times = task.stands_for(late, since.get(stored.device, 1.0))
         screen.add(update, times * earlier.kinds[stored.kind].weight_of(update), stored.device)
     return lost
 
@@ -109,13 +108,16 @@ class _Earlier:
             lambda number, member: base_weights(store, number, model.manifest, member)
         )
 
-    def rebased(self, update: Contribution, number: int) -> Contribution:
-        """An update made for round `number` as one of the model's. Raises BlobError, RunFolderError."""
+    def rebased(self, update: Contribution, number: int, times: float) -> Contribution:
+        """An update made for round `number`, that stands for so many rounds, as one of the model's.
+
+        Raises BlobError, RunFolderError.
+        """
         now = self.model.round
         if number == now:
             return update
         member = formed(self.kinds[update.kind].strategy, update.form).member
-        late = Late(number, self._seed(number), self.task.late_share(now - number))
+        late = Late(number, self._seed(number), self.task.late_share(now - number), times)
         return brought_forward(update, late, now, lambda one: self._base(one, member))
 
     def read(self, stored: Stored) -> Contribution:

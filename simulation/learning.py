@@ -92,7 +92,7 @@ class Learning:
                 self._tools.ledger.ended(flight, "counted", now, into=number, made=made)
                 times = self._task.stands_for(number - flight.round, since[flight.device])
                 weight = times * self._settings[flight.kind].weight_of(made)
-                screen.add(self._as_of(made, flight, number), weight, flight.device)
+                screen.add(self._as_of(made, flight, number, times), weight, flight.device)
             merged, note = screen.merged()
         if note:
             log.warning("round %d: %s", number, note)
@@ -166,13 +166,13 @@ class Learning:
             aside_key(number) if self._bases.of(number).aside else "",
         )
 
-    def _as_of(self, made: Contribution, flight: Flight, number: int) -> Contribution:
-        """An update from an earlier base, as a change of this round's."""
+    def _as_of(self, made: Contribution, flight: Flight, number: int, times: float) -> Contribution:
+        """An update from an earlier base, that stands for so many rounds, as a change of this round's."""
         asked_in, strategy = flight.round, flight.strategy
         if asked_in == number or strategy is None:
             return made
         share = self._task.late_share(number - asked_in)
-        late = Late(asked_in, self._task.round_seed(asked_in), share)
+        late = Late(asked_in, self._task.round_seed(asked_in), share, times)
         return brought_forward(made, late, number, lambda one: self._bases.of(one).of(strategy.member))
 
     def evaluate(self, number: int) -> None:

@@ -14,9 +14,10 @@ them were measured, d features and C classes:
 
 C' counts the classes with N'_c > 0. A class that nobody sent has W_c = 0, b_c = -30. What is served is the
 extractor of E with the head W, b: E has the weights of the statistics, so that old means fit it to first
-order. The next base keeps its own, trained head. Where the head takes more features than statistics are of,
-these are of f R (`projection`), d counts them, and the head that is served is W R', b. n_c and s_c are of all
-samples and rounds that a device's statistics stand for (`class_statistics.stands_for`).
+order. Statistics that come late bring the base that they were measured on into w_t theta_t. The next base
+keeps its own, trained head. Where the head takes more features than statistics are of, these are of f R
+(`projection`), d counts them, and the head that is served is W R', b. n_c and s_c are of all samples and
+rounds that a device's statistics stand for (`class_statistics.stands_for`, `device_half.Late`).
 
 Linear discriminant analysis: Hastie et al., The Elements of Statistical Learning, 4.3. Class means pooled
 over devices: FedNCM (Legate et al. 2023). A classifier made on the aggregator from means and covariances:
@@ -26,6 +27,7 @@ error that a mean of few samples adds to its quadratic term, are ours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,7 +40,7 @@ from models.tensors import Tensors
 from . import class_statistics
 from .class_means import ClassMeans, ClassSums
 from .class_statistics import Statistics
-from .device_half import NOTHING, Contribution
+from .device_half import NOTHING, Contribution, Late
 from .feature_scale import scale_in
 from .kind import ClassStatistics
 from .projection import Projection
@@ -49,6 +51,8 @@ UNSEEN = -30.0
 """The bias of a class that nobody sent."""
 SHRINKAGE = 0.1
 _EXTRACTOR = "extractor/"
+_NOW = -1
+"""In place of a number: the round that is merged."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,10 @@ class Pool:
             **{_EXTRACTOR + name: value for name, value in self.extractor.items()},
         }
 
-    def after(self, sent: Statistics, base: Tensors, manifest: Manifest) -> Pool:
-        """With a round's statistics, measured on this base; the same where nobody sent any."""
+    def after(self, sent: Statistics, extractor: Tensors) -> Pool:
+        """With a round's statistics, and the mean of the extractors that they were measured on, float64; the
+        same where nobody sent any.
+        """
         fresh = float(sent.sums.counts.sum())
         if not fresh:
             return self
@@ -102,12 +108,9 @@ class Pool:
         samples = self.samples + (float(sent.moment_sums.counts.sum()) - self.samples) / rounds
         gamma = min(max(1 - samples / (20 * len(sent.moments)), 0.7), 0.95)
         old = gamma * self.weight
-        extractor = {
-            name: (old * self.extractor[name] + fresh * value) / (old + fresh) if old else value
-            for name, value in _extractor(base, manifest).items()
-        }
+        mean = _mean([(old, self.extractor), (fresh, extractor)] if old else [(fresh, extractor)])
         statistics = self.statistics.decayed(gamma).add(sent)
-        return Pool(statistics, self.projection, extractor, old + fresh, samples, rounds)
+        return Pool(statistics, self.projection, mean, old + fresh, samples, rounds)
 
     def served(self, base: Tensors, manifest: Manifest) -> dict[str, NDArray[Any]]:
         """The model with the closed-form head: `base` with the extractor of E, and W, b.
@@ -136,6 +139,18 @@ def _extractor(base: Tensors, manifest: Manifest) -> dict[str, NDArray[np.float6
         for name, value in base.items()
         if name not in head and value.dtype.kind == "f"
     }
+
+
+def _mean(parts: Sequence[tuple[float, Tensors]]) -> dict[str, NDArray[np.float64]]:
+    """Of extractors, by these weights. One alone is not touched: it keeps its bits."""
+    if len(parts) == 1:
+        return dict(parts[0][1])
+    total = sum(weight for weight, _ in parts)
+    mean = {name: np.zeros_like(value) for name, value in parts[0][1].items()}
+    for weight, one in parts:
+        for name in mean:
+            mean[name] += weight * one[name] / total
+    return mean
 
 
 def head(known: Statistics) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -175,6 +190,8 @@ class Round:
         self._manifest, self._base = manifest, base
         self._projection = asked.projection(manifest.head.features)
         self._nothing = self._sent = Statistics.none(len(manifest.labels), self._projection.size)
+        self._weights: dict[int, float] = {}
+        self._bases: dict[int, Tensors] = {}
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
         """A contribution without its class statistics, and these. Class means are both."""
@@ -187,16 +204,27 @@ class Round:
             return contribution, None
         return replace(contribution, tensors=update), class_statistics.decode(found)
 
-    def add(self, sent: Statistics) -> None:
+    def add(self, sent: Statistics, late: Late | None) -> None:
+        """One device's. What comes late was measured on the base of its own round."""
+        number, base = (late.round, late.base() or self._base) if late else (_NOW, self._base)
+        if self._manifest.scale is not None:
+            sent = sent.times(1 / scale_in(self._manifest, base))
         self._sent = self._sent.add(sent)
+        self._bases[number] = base
+        self._weights[number] = self._weights.get(number, 0.0) + float(sent.sums.counts.sum())
 
     def closed(self, memory: Tensors) -> tuple[Pool, Tensors, str]:
         """The pool after this round, the model to serve, and why there is none, if so; `memory` as kept."""
-        sent, base, manifest = self._sent, self._base, self._manifest
-        if manifest.scale is not None:
-            sent = sent.times(1 / scale_in(manifest, base))
-        pool = Pool.of(memory, len(manifest.labels), self._projection).after(sent, base, manifest)
+        manifest = self._manifest
+        pool = Pool.of(memory, len(manifest.labels), self._projection)
+        if self._sent.sums.counts.any():
+            parts = [
+                (weight, _extractor(self._bases[number], manifest))
+                for number, weight in self._weights.items()
+                if weight
+            ]
+            pool = pool.after(self._sent, _mean(parts))
         try:
-            return pool, pool.served(base, manifest), ""
+            return pool, pool.served(self._base, manifest), ""
         except (ValueError, np.linalg.LinAlgError) as error:
             return pool, NOTHING, f"the trained head is served: {error}"

@@ -77,12 +77,15 @@ class Run:
 @dataclass(frozen=True)
 class Late:
     """That an update was made for an earlier round: its number and seed, and the share of its change that
-    counts in this one.
+    counts in this one. `times`: how many rounds it stands for; `base` gives what that round distributed, {}
+    where it is not known.
     """
 
     round: int
     seed: int
     share: float
+    times: float = 1.0
+    base: Callable[[], Tensors] = field(default=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from models.tensors import Tensors, finite
 from . import class_means, closed_form
 from .aggregator_half import Carried, RoundModel
 from .class_statistics import Statistics, stands_for
-from .device_half import NOTHING, Contribution
+from .device_half import NOTHING, Contribution, Late
 from .kind import AnyStrategy, Derives, formed
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
 from .server_optimizer import ServerOptimizer
@@ -53,12 +53,13 @@ class Folding:
             return rest, None
         counted = found.sums.counts.sum()
         times = stands_for(strategy, contribution.num_examples, self._model.round, counted)
+        times *= contribution.late.times if contribution.late else 1.0
         return rest, found if times == 1 else found.standing_for(times)
 
-    def pool(self, statistics: Statistics | None) -> None:
-        """One device's more; None: it has sent none."""
+    def pool(self, statistics: Statistics | None, late: Late | None) -> None:
+        """One device's more; None: it has sent none. `late` is that of its contribution."""
         if self._statistics is not None and statistics is not None:
-            self._statistics.add(statistics)
+            self._statistics.add(statistics, late)
 
     def add(self, contribution: Contribution, weight: float) -> None:
         """One more, which then may be forgotten; `weight` is more than 0."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 
 import msgspec
 import numpy as np
@@ -117,10 +117,10 @@ def brought_forward(
     """A late update as one of round `now`: its tensors as `rebased`, and marked, which what is no tensor of
     the base goes by (scalars along the directions of their own round). `base`: what a round distributed.
     """
-    here = base(now)
+    here, late = base(now), replace(late, base=partial(base, late.round))
     if not here.keys() & update.tensors.keys():
         return replace(update, late=late)
-    return replace(update, tensors=rebased(update.tensors, base(late.round), here, late.share), late=late)
+    return replace(update, tensors=rebased(update.tensors, late.base(), here, late.share), late=late)
 
 
 def rebased(update: Tensors, made_for: Tensors, now: Tensors, share: float) -> Tensors:

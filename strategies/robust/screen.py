@@ -65,7 +65,7 @@ class Screen:
         """One more, which then may be forgotten. In a fixed order, as for Folding. Raises OSError."""
         contribution, sent = self._folding.parted(replace(contribution, device=device))
         if self._robust.rule == "none":
-            self._folding.pool(sent)
+            self._folding.pool(sent, contribution.late)
             self._folding.add(contribution, weight)
             return
         if sent is not None:
@@ -88,8 +88,8 @@ class Screen:
         for spool in self._spools.values():
             for contribution, weight in self._screened(spool) if len(spool) else ():
                 self._folding.add(contribution, weight)
-        for sent in self._statistics.held(self._usual_samples) if self._samples else ():
-            self._folding.pool(sent)
+        for held, late in self._statistics.held(self._usual_samples) if self._samples else ():
+            self._folding.pool(held, late)
         merged, odd = self._folding.merged()
         return merged, "; ".join([*self._notes, odd] if odd else self._notes)
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from strategies.class_means import ClassSums
 from strategies.class_statistics import Statistics
-from strategies.device_half import NOTHING, Contribution
+from strategies.device_half import NOTHING, Contribution, Late
 
 from . import by_class
 from .few import TIMES
@@ -76,8 +76,11 @@ class StatisticsOfDevices:
             self._spool = Spool(content, start, self._scratch)
         self._spool.add(Contribution(KIND, content, told.num_examples, nan, late=told.late), 1.0, told.device)
 
-    def held(self, samples: float) -> Iterator[Statistics]:
-        """Of each device, to be pooled; `samples` are those of the round's median device. Raises OSError."""
+    def held(self, samples: float) -> Iterator[tuple[Statistics, Late | None]]:
+        """Of each device, to be pooled, and how late it came; `samples` are those of the median device.
+
+        Raises OSError.
+        """
         if self._spool is None:
             return
         spool = self._spool
@@ -91,7 +94,7 @@ class StatisticsOfDevices:
             self._note(f"means of {of(far)} left out, far from the others'")
         most = self._most_scatter(spool)
         for row, own in zip(spool.rows, near, strict=True):
-            yield _statistics(spool, row, Limits(own, samples, most))
+            yield _statistics(spool, row, Limits(own, samples, most)), row.told.late
 
     def _most_scatter(self, spool: Spool) -> float:
         """The largest trace that counts in the covariance; -1: none does."""

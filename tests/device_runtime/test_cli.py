@@ -161,7 +161,7 @@ def test_explain_shows_what_class_statistics_add_to_each_kind_on_a_board():
     added = {row["kind"]: row["statistics"]["bytes_up"] for row in rows}
     means = 10 * (64 * 2 + 4 + 4) + 3 * 72  # of ten classes: mean, scale and count; three tensors
     assert added["few-shot"] == means
-    assert added["zeroth-order"] == 10 * (64 + 2 + 4 + 4) + 72  # int8, with label, count and scale; one tensor
+    assert added["zeroth-order"] == 10 * (64 + 2 + 4 + 4) + 72  # int8, label, count and scale; one tensor
     assert added["full"] == means + 64 * 65 + 4 + 2 * 72  # half of the second moments, in 2 bytes each
     assert added["class-means"] == 0
 

@@ -9,7 +9,7 @@ from models.tensors import decode, encode
 from strategies import class_statistics, closed_form, registry
 from strategies.class_statistics import Statistics
 from strategies.closed_form import Pool
-from strategies.device_half import Contribution, LocalData
+from strategies.device_half import Contribution, Late, LocalData
 from strategies.folding import Folding
 from strategies.kind import ClassStatistics
 from strategies.projection import Projection
@@ -67,31 +67,42 @@ def test_without_second_moments_there_is_no_head(clouds):
         closed_form.head(Statistics(statistics(x, y, 3).sums, Statistics.none(3, 5).sums, np.zeros((5, 5))))
 
 
-def test_the_pool_decays_and_the_extractor_is_a_mean_with_its_weights(manifest_of_two):
+def test_the_pool_decays_and_the_extractor_is_a_mean_with_its_weights():
     """By hand, for d = 2: round 1 has nbar = 2, gamma = 1 - 2/40 = 0.95; round 2 nbar = (2 + 18)/2 = 10,
     gamma = 1 - 10/40 = 0.75, so w = 0.75 * 2 + 18 and E = (1.5 * 1 + 18 * 3) / 19.5.
     """
     first = statistics(np.ones((2, 2)), np.zeros(2, np.int64), 2)
     second = statistics(np.full((18, 2), 2.0), np.ones(18, np.int64), 2)
-    base = [{"low": np.full(3, v, np.float32), "index": np.arange(2), "w": 0, "b": 0} for v in (1.0, 3.0)]
-    base = [{name: np.asarray(value) for name, value in one.items()} for one in base]
-    pool = Pool.of({}, 2, Projection(2, 512, 0)).after(first, base[0], manifest_of_two)
+    pool = Pool.of({}, 2, Projection(2, 512, 0)).after(first, {"low": np.full(3, 1.0)})
     assert (pool.weight, pool.samples, pool.rounds) == (2, 2, 1)
-    pool = pool.after(second, base[1], manifest_of_two)
+    pool = pool.after(second, {"low": np.full(3, 3.0)})
     assert (pool.weight, pool.samples, pool.rounds) == (19.5, 10, 2)
     np.testing.assert_array_equal(pool.statistics.sums.counts, [1.5, 18])
     np.testing.assert_array_equal(pool.statistics.sums.sums, [[1.5, 1.5], [36, 36]])
     np.testing.assert_array_equal(pool.statistics.moments, np.full((2, 2), 0.75 * 2 + 18 * 4))
     np.testing.assert_array_equal(pool.extractor["low"], np.full(3, 55.5 / 19.5))
+    assert pool.after(Statistics.none(2, 2), {}) is pool
+
+
+def test_late_statistics_weigh_the_extractor_of_their_own_round(manifest_of_two):
+    """6 samples of this round's base, 2 of one that was 5.0: its extractor counts (6 * 1 + 2 * 5) / 8."""
+    now, then = ({"low": np.full(3, v), "index": np.arange(2), "w": np.ones(1)} for v in (1.0, 5.0))
+    one = closed_form.Round(manifest_of_two, now, ClassStatistics())
+    one.add(statistics(np.ones((6, 2)), np.zeros(6, np.int64), 2), None)
+    one.add(statistics(np.ones((2, 2)), np.ones(2, np.int64), 2), Late(3, 7, 1.0, base=lambda: then))
+    pool, served, why = one.closed({})
+    np.testing.assert_array_equal(pool.extractor["low"], np.full(3, 2.0))
     assert pool.extractor.keys() == {"low"}
-    assert pool.after(Statistics.none(2, 2), base[0], manifest_of_two) is pool
+    assert (pool.weight, served, bool(why)) == (8, {}, True)  # all features of a class are the same
 
 
 @pytest.fixture
 def manifest_of_two():
     from types import SimpleNamespace
 
-    return SimpleNamespace(labels=("a", "b"), head=SimpleNamespace(weight="w", bias="b", features=2))
+    return SimpleNamespace(
+        labels=("a", "b"), scale=None, head=SimpleNamespace(weight="w", bias="b", features=2)
+    )
 
 
 def pooled(model, parts, names, run, round_model, memory=None):
@@ -102,7 +113,7 @@ def pooled(model, parts, names, run, round_model, memory=None):
     for i, (name, data) in enumerate(zip(names, parts, strict=True)):
         made = class_statistics.train(kinds[name], model, data, run(f"pi-{i}"))
         update, sent = folding.parted(made)
-        folding.pool(sent)
+        folding.pool(sent, None)
         folding.add(update, made.num_examples)
     return folding.merged()
 
@@ -157,7 +168,7 @@ def test_a_class_of_devices_that_measure_a_part_and_send_seldom_is_no_rarer(
     for strategy, part in ((full, low), (weak, high)):
         made = class_statistics.train(strategy, model, part, run())
         rest, found = folding.parted(made)
-        folding.pool(found)
+        folding.pool(found, None)
         folding.add(rest, 1.0)
     merged, _ = folding.merged()
     kept = merged.carried.memory[closed_form.MEMORY]

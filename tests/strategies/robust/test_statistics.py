@@ -33,7 +33,7 @@ def held(tmp_path, sent, most=40.0):
     screen = StatisticsOfDevices(tmp_path, notes.append)
     for device, one in sent:
         screen.add(one, Contribution("full", {}, 40, 0.5, device=device))
-    found = list(screen.held(most))
+    found = [one for one, _ in screen.held(most)]
     screen.close()
     assert not list(tmp_path.iterdir())
     return found, notes
@@ -147,7 +147,7 @@ def test_of_a_device_the_latest_counts_and_of_two_devices_nothing_does(tmp_path)
     for i in range(3):
         screen.add(one, Contribution("full", {}, 40, 0.5, device=f"pi-{i}"))
     screen.add(other, Contribution("few-shot", {}, 40, 0.5, device="pi-0", late=Late(1, 7, 0.5)))
-    assert [found.sums.counts.sum() for found in screen.held(40)] == [40, 40, 40]
+    assert [(found.sums.counts.sum(), late) for found, late in screen.held(40)] == [(40, None)] * 3
     found, notes = held(tmp_path, honest(2))
     assert found == []
     assert notes == ["pi-0, pi-1 (class statistics) too few to tell who lies, and left out"]
