@@ -28,7 +28,7 @@ from .worth import worths
 
 ERRORS = (AggregatorError,)
 
-POLICIES = (Policy("mixed", MIXED, "closed-form"), Policy("dropped", DROPPED))
+POLICIES = (Policy("mixed", MIXED), Policy("dropped", DROPPED))
 ROUNDS = 10
 
 

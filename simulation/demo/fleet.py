@@ -88,8 +88,8 @@ MIXED = (
     offered(Full(epochs=EPOCHS, batch=32)),
     offered(EntropySubset(shares=(0.5, 0.25, 0.1), epochs=EPOCHS, batch=32)),
     offered(FewShot(), from_round=2),
+    offered(ClassMeans(head="trained", samples=40)),
     offered(ZerothOrder(lr=1e-3)),
-    offered(ClassMeans(head="trained")),
 )
 """FedFSC's first round is of full updates only: until then few-shot devices send class means. The head that
 is served is made of all devices' class statistics: few-shot heads stay out of the base."""

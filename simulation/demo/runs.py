@@ -20,7 +20,7 @@ from aggregator.ports import Ports
 from aggregator.records import Records
 from aggregator.rounds import SERVED
 from aggregator.service import Service
-from aggregator.task import Head, KindSettings, Task
+from aggregator.task import KindSettings, Task
 from broker import brokers, topics
 from broker.brokers import Choice
 from broker.link import Event, Link, LinkOptions
@@ -63,11 +63,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Policy:
-    """What the rounds offer, and which head is served, under a name: "mixed" or "dropped"."""
+    """What the rounds offer, under a name: "mixed" or "dropped"."""
 
     name: str
     kinds: tuple[KindSettings, ...]
-    head: Head = "trained"
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,6 @@ def perform(policy: Policy, setting: Setting, folder: Path, view: Callable[[str]
         min_devices=len(fleet),
         seed=setting.seed,
         kinds=policy.kinds,
-        head=policy.head,
         eval_data=str(evaluation),
     )
     bundle = Bundle.open(bundles.find(BUNDLE))

@@ -129,7 +129,6 @@ def prepared(policy: Policy, setting: Setting, without: str = "") -> Prepared:
         rounds=setting.rounds,
         round_deadline_s=setting.deadline_s / setting.scale,
         kinds=policy.kinds,
-        head=policy.head,
     )
     spec = FleetSpec(name="demo", groups=groups)
     scenario = Scenario(fleet=spec, task=task, name="demo", devices=len(held), slow=SLOW)
