@@ -104,6 +104,8 @@ def play(digits, exported, tmp_path_factory):
             "bundle": bundle,
             "rounds": case.rounds,
             "round_deadline_s": case.deadline_s,
+            "head": "trained",
+            "wait_for": "all",
             "kinds": [{"name": kind, "settings": settings(kind, over)} for kind in case.kinds],
             "family": family,
             "generic": exported.generic,

@@ -137,9 +137,9 @@ def test_a_late_update_of_a_member_counts_as_a_change_of_its_own_base(bundle):
     strategy = make("width-slice", {"members": ["small"]})
     flight = Flight(0, "0", "all", 1, 0.0, "width-slice", strategy, None)
     made = Contribution("width-slice", {"head.bias": np.full(10, 3, np.float32)}, 9, 1.0)
-    moved = learning._as_of(made, flight, 2).tensors["head.bias"]
+    moved = learning._as_of(made, flight, 2, 1.0).tensors["head.bias"]
     np.testing.assert_allclose(moved, 10 + 2 / np.sqrt(2), rtol=1e-6)
-    assert learning._as_of(made, flight, 1) is made
+    assert learning._as_of(made, flight, 1, 1.0) is made
 
 
 def test_the_closed_form_head_keeps_its_figures_where_the_trained_one_is_served():

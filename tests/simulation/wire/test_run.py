@@ -163,7 +163,9 @@ def test_a_link_that_is_lost_while_a_device_computes_changes_nothing(undisturbed
 
 
 def test_of_a_cohort_only_those_who_are_asked_take_part(mixed, members):
-    task = msgspec.structs.replace(mixed, devices_per_round=2, min_contributions=1, round_deadline_s=5.0)
+    task = msgspec.structs.replace(
+        mixed, devices_per_round=2, min_contributions=1, round_deadline_s=5.0, wait_for="all"
+    )
     finished = run_on_wire(task, members, Course(seed=1, until_s=100))
     took_part = [{device for number, device in kinds(finished) if number == one} for one in (1, 2, 3)]
     assert [len(devices) for devices in took_part] == [2, 2, 2]

@@ -80,7 +80,7 @@ def check_equal(noted, served, finished):
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory):
-    made = scenario(tmp_path_factory.mktemp("eight"))
+    made = scenario(tmp_path_factory.mktemp("eight"), wait_for="all")
     return made, *both(made)
 
 
