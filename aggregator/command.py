@@ -97,8 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--wait-for",
-        choices=("auto", "all", "fast"),
-        help="Close a round when all devices are done or the fast (default: auto, fast for several kinds).",
+        choices=("all", "fast"),
+        help="Close a round when all devices are done or when the fast are (default: all).",
     )
     add(
         "--head",

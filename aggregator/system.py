@@ -85,7 +85,6 @@ class System:
             kinds=tuple(part.of(task) for part in parts if part.after(rounds) < rounds),
             server=server_of(task, self.server),
             start=self.start,
-            wait_for="all" if task.wait_for == "auto" else task.wait_for,
             head="trained" if task.head == "auto" else task.head,
             untimed_rounds=max(task.untimed_rounds, self.untimed(rounds)),
         )

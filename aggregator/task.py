@@ -31,7 +31,7 @@ else:
     import tomli as tomllib
 
 Late = Literal["discard", "count"]
-WaitFor = Literal["auto", "all", "fast"]
+WaitFor = Literal["all", "fast"]
 Start = Literal["bundle", "random"]
 Head = Literal["auto", "trained", "closed-form"]
 
@@ -125,7 +125,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     `round_deadline_s` all the same, and what comes later counts as with late="count", but as many times as
     the rounds in which its device was at work (`stands_for`) in place of (1 + tau) ** -staleness_weight. So
     that it can, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait for all.
-    wait_for="auto" is "fast" where several kinds are offered, unless another setting says when a round ends.
     `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
     parameters, drawn by `seed`, in place of the bundle's.
 
@@ -170,11 +169,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     )
     wait_for: Annotated[
         WaitFor,
-        Setting(
-            "Devices that a round waits for; with fast, late updates count; auto: fast for several kinds.",
-            "all",
-        ),
-    ] = "auto"
+        Setting("Devices that a round waits for; with fast, late updates count.", "fast"),
+    ] = "all"
     devices_per_round: Annotated[
         int | None,
         Setting("Devices drawn for each round; none: all that are online.", 10, "devices", at_least=1),
@@ -285,7 +281,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.devices_per_round is not None and not self.buffer_size:
             self._check_enough_are_asked(self.devices_per_round)
         self._check_pace()
-        if self.wait_for == "fast" and (why := self._ends_otherwise()):
+        if self.waits_for_fast and (why := self._ends_otherwise()):
             raise TaskError(f'wait_for is "fast" and {why}')
         try:
             _ = self.screening
@@ -319,14 +315,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def waits_for_fast(self) -> bool:
-        """Whether rounds close when the fast devices are done. With wait_for="auto" they do where several
-        kinds are offered, all of which may count late, if no other setting says when a round ends or how
-        late updates count.
-        """
-        if self.wait_for != "auto":
-            return self.wait_for == "fast"
-        own_round = any(kind.strategy.own_round for kind in self.kinds)
-        return len(self.kinds) > 1 and self.late == "discard" and not own_round and not self._ends_otherwise()
+        """Whether rounds close when the fast devices are done."""
+        return self.wait_for == "fast"
 
     def _ends_otherwise(self) -> str:
         """What does not go with rounds that wait for the fast devices; empty for nothing."""

@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from aggregator import machine, systems
+from aggregator import machine
 from aggregator.errors import RunFolderError, TaskError
 from aggregator.moves import (
     Announce,
@@ -30,7 +30,7 @@ from aggregator.moves import (
 from aggregator.observer import RoundClosed
 from aggregator.pace import STEP, class_of, closing_s
 from aggregator.state import Rules, Saved, State
-from aggregator.task import KindSettings, Task, kinds_named
+from aggregator.task import KindSettings, Task
 
 DATABASES = ("sqlite", "postgres")
 
@@ -254,29 +254,6 @@ def test_other_rounds_weigh_late_updates_as_before():
         task = Task(bundle="b", **settings)
         assert (task.stands_for(3, 9.0), task.late_share(3)) == (1.0, 0.5)
     assert Task(bundle="b", wait_for="fast", devices_per_round=9).stands_for(3, 9.0) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("settings", "fast"),
-    [
-        ({}, True),
-        ({"kinds": kinds_named(["full"])}, False),
-        ({"kinds": kinds_named(["full", "prototypes"])}, False),  # prototypes are lost where they are late
-        ({"late": "count"}, False),
-        ({"buffer_size": 2}, False),
-        ({"deadline_quantile": 0.9}, False),
-        ({"wait_for": "all"}, False),
-    ],
-)
-def test_by_default_rounds_of_several_kinds_wait_for_the_fast_if_nothing_else_says_when_they_end(
-    settings, fast
-):
-    assert Task(bundle="b", **settings).waits_for_fast is fast
-
-
-def test_rounds_of_a_published_system_wait_for_all_unless_the_task_says_otherwise():
-    assert not systems.under("fedfsc+", Task(bundle="b")).waits_for_fast
-    assert systems.under("fedfsc+", Task(bundle="b", wait_for="fast")).waits_for_fast
 
 
 class Fleet:
