@@ -119,8 +119,9 @@ def unfit(manifest: Manifest, statistics: ClassStatistics) -> str:
 
 
 def by_default(kinds: Sequence[AnyStrategy]) -> bool:
-    """Whether a task that offers these kinds serves a closed-form head by default: if there are several, and
-    one of them can send second moments of features, which such a head needs.
+    """Whether a task that offers these kinds serves a closed-form head by default.
+
+    It does if there are several, and one can send second moments of features, which such a head needs.
     """
     return len(kinds) > 1 and any(kind.trains_extractor and _can_send(kind) for kind in kinds)
 
@@ -131,8 +132,9 @@ def _can_send(kind: AnyStrategy) -> bool:
 
 
 def wished(strategy: AnyStrategy) -> ClassStatistics | None:
-    """The class statistics beside an update of this form; None beside class means, which are the same. Beside
-    scalars alone, means are int8.
+    """The class statistics beside an update of this form; None beside class means, which are the same.
+
+    Beside scalars alone, means are int8.
     """
     statistics = strategy.statistics
     if statistics is None or not _can_send(strategy) or isinstance(strategy, ClassMeans):
@@ -173,11 +175,10 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     width = statistics.projection(wide).size
     present = sum(count >= statistics.smallest_count for count in workload.class_counts)
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
-    size = present * (2 * width + 4) + 4 * workload.labels + 3 * TENSOR_BYTES
-    if statistics.numbers == "int8":
-        size -= present * width
-        if not strategy.trains_extractor:
-            size = present * (ROW.itemsize + width) + TENSOR_BYTES
+    short = statistics.numbers == "int8"
+    size = present * ((1 if short else 2) * width + 4) + 4 * workload.labels + 3 * TENSOR_BYTES
+    if short and not strategy.trains_extractor:
+        size = present * (ROW.itemsize + width) + TENSOR_BYTES
     passes, peak = () if isinstance(strategy, FewShot) else work.passes, work.peak_bytes
     if strategy.trains_extractor:
         size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
@@ -337,8 +338,10 @@ def _read(sent: Tensors, names: tuple[str, str, str]) -> ClassSums:
 
 
 def packed(sent: Tensors) -> Tensors:
-    """An update as it goes on the wire: class statistics of int8 without second moments as one tensor, uint8
-    (classes, 10 + width), with a row for each class that has a count; any other as it is.
+    """An update as it goes on the wire.
+
+    Class statistics in int8 without second moments become one tensor, uint8 (classes, 10 + width), with a row
+    for each class that has a count. Any other update stays as it is.
     """
     if COUNTS not in sent or MOMENTS in sent or sent[MEANS].dtype != np.int8:
         return sent

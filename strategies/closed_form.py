@@ -51,8 +51,6 @@ UNSEEN = -30.0
 """The bias of a class that nobody sent."""
 SHRINKAGE = 0.1
 _EXTRACTOR = "extractor/"
-_NOW = -1
-"""In place of a number: the round that is merged."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +188,8 @@ class Round:
         self._manifest, self._base = manifest, base
         self._projection = asked.projection(manifest.head.features)
         self._nothing = self._sent = Statistics.none(len(manifest.labels), self._projection.size)
-        self._weights: dict[int, float] = {}
-        self._bases: dict[int, Tensors] = {}
+        self._weights: dict[int | None, float] = {}  # by round; None: the one that is merged
+        self._bases: dict[int | None, Tensors] = {}
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
         """A contribution without its class statistics, and these. Class means are both."""
@@ -206,7 +204,7 @@ class Round:
 
     def add(self, sent: Statistics, late: Late | None) -> None:
         """One device's. What comes late was measured on the base of its own round."""
-        number, base = (late.round, late.base() or self._base) if late else (_NOW, self._base)
+        number, base = (late.round, late.base() or self._base) if late else (None, self._base)
         if self._manifest.scale is not None:
             sent = sent.times(1 / scale_in(self._manifest, base))
         self._sent = self._sent.add(sent)

@@ -63,8 +63,7 @@ BESIDE_OTHERS: Mapping[str, Settings] = {
     "few-shot": {"join_base": True},
     "class-means": {"head": "trained", "samples": 40},
 }
-"""Settings of ours for rounds that offer several kinds: what they make joins one base, the weakest device can
-do the last of them, and none is chosen where another teaches more."""
+"""Settings for rounds that offer several kinds, in place of the papers' own."""
 
 
 def offered(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:

@@ -91,7 +91,7 @@ MIXED = (
     offered(ClassMeans(head="trained", samples=40)),
     offered(ZerothOrder(lr=1e-3)),
 )
-"""FedFSC's first round is of full updates only: until then few-shot devices send class means. The head that
-is served is made of all devices' class statistics: few-shot heads stay out of the base."""
+"""Few-shot heads are offered from round 2 on, as in FedFSC, and stay out of the base: the served head is made
+of class statistics."""
 DROPPED = MIXED[:1]
 """A plain federated round: whoever cannot send a full update in time is dropped."""
