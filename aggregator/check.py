@@ -17,7 +17,7 @@ from strategies import class_statistics
 from strategies.codecs import chain as codecs
 from strategies.codecs.chain import Chain
 from strategies.device_half import MOST_LOSS
-from strategies.kind import formed
+from strategies.kind import AnyStrategy, formed
 
 from .errors import UpdateRefused
 from .task import KindSettings, Task
@@ -43,6 +43,18 @@ class Offered:
     run: str
     manifests: Mapping[str, Manifest]
     base: Callable[[str], Tensors]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What an update was made from: its kind, the form of it, that form's model, and the base of its round,
+    which is read where the kind bounds the norm.
+    """
+
+    kind: KindSettings
+    form: AnyStrategy
+    manifest: Manifest
+    base: Tensors
 
 
 def kind_of(message: Contribution, offered: Offered) -> KindSettings:
@@ -114,13 +126,15 @@ def _check_size(message: Contribution, expected: Sequence[TensorSpec], codec: Ch
 def check_content(message: Contribution, content: bytes, offered: Offered) -> Tensors:
     """The tensors, believed; that the content is the message's own was seen. Raises UpdateRefused."""
     kind, expected = kind_of(message, offered), _expected(message, offered)
-    base = offered.base(formed(kind.strategy, message.form).member)
+    form = formed(kind.strategy, message.form)
+    base = offered.base(form.member)
     try:
-        update = class_statistics.unpacked(codec_of(kind).decode(content, base, expected), expected)
+        update = codec_of(kind).decode(content, base, expected)
         tensors.check(update, class_statistics.expected_of(update, expected))
     except ModelError as error:
         raise UpdateRefused(str(error)) from None
-    if why := doubt(update, message.num_examples, kind, base):
+    trained = Trained(kind, form, offered.manifests[form.member], base)
+    if why := doubt(update, message.num_examples, trained):
         raise UpdateRefused(why)
     return update
 
@@ -131,21 +145,16 @@ def _expected(message: Contribution, offered: Offered) -> Sequence[TensorSpec]:
     return class_statistics.accepted(form, offered.manifests[form.member])
 
 
-def doubt(update: Tensors, num_examples: int, kind: KindSettings, base: Tensors) -> str:
-    """Why tensors that are as expected are not believed, with values; empty when they are.
-
-    `base` is that of the round that the update was made for; it is read where the kind bounds the norm.
-    """
+def doubt(update: Tensors, num_examples: int, of: Trained) -> str:
+    """Why tensors that are as expected are not believed, with values; empty when they are."""
     update, found = class_statistics.parted(update)
-    statistics = kind.strategy.statistics
-    if statistics is not None and (
-        why := class_statistics.doubt(found, num_examples, statistics.smallest_count)
-    ):
+    if why := class_statistics.doubt_of(of.form, found, num_examples, of.manifest):
         return why
+    kind, base = of.kind, of.base
     for key, value in update.items():
         if key.endswith(".running_var") and value.min() < 0:
             return f"{key} holds {value.min():.4g}, which is no variance"
-    if why := kind.strategy.doubt(update, num_examples):
+    if why := kind.strategy.doubt(update, num_examples, of.manifest):
         return why
     if kind.max_norm is not None:
         distance = norm(update, base)

@@ -131,8 +131,7 @@ class _Earlier:
         manifest = tools.manifest(form.member) if tools else self.model.manifest
         expected = class_statistics.accepted(form, manifest)
         base = self._base(stored.round, form.member) if codec.word else {}
-        wire = codec.decode(self.store.contributions.content(stored), base, expected)
-        content = class_statistics.unpacked(wire, expected)
+        content = codec.decode(self.store.contributions.content(stored), base, expected)
         loss = stored.metrics.train_loss
         known = loss if np.isfinite(loss) else nan
         return Contribution(stored.kind, content, stored.num_examples, known, form.form)

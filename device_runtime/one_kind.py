@@ -19,7 +19,6 @@ from models.engine import DeviceModel
 from models.engines import EngineWish, engine_choice, open_model
 from profiles import Speed
 from strategies import registry
-from strategies.class_statistics import packed
 from strategies.codecs import chain as codecs
 from strategies.device_half import NOTHING, LocalData
 from strategies.workload import ENVELOPE_BYTES, workload
@@ -131,7 +130,7 @@ def measured(order: Order) -> Figures:
     made, chosen = outcome.contribution, outcome.plan.chosen
     if made is None or chosen is None:
         return Figures(order.kind, why="; ".join(outcome.reasons) or "nothing was made")
-    body = codecs.named(chosen.strategy.codec).encode(packed(made.tensors), base, NOTHING).body
+    body = codecs.named(chosen.strategy.codec).encode(made.tensors, base, NOTHING).body
     return figures(chosen, outcome, len(body) + ENVELOPE_BYTES)
 
 

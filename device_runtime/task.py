@@ -161,9 +161,7 @@ class DeviceTask(OneTask):
         made, chosen = outcome.contribution, outcome.plan.chosen
         if made is None or chosen is None:
             raise ValueError("nothing was contributed")
-        return codecs.named(chosen.strategy.codec).encode(
-            class_statistics.packed(made.tensors), given.base, left
-        )
+        return codecs.named(chosen.strategy.codec).encode(made.tensors, given.base, left)
 
     def keep(self, offer: Offer, made: Contribution) -> None:
         """What the kind keeps of a round's update for the next. Raises OSError."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies import class_statistics
-from strategies.class_means import ClassSums
 from strategies.class_statistics import Statistics
+from strategies.class_sums import ClassSums
 from strategies.closed_form import Pool
 from strategies.device_half import NOTHING
 from strategies.feature_scale import scale_in
@@ -42,7 +42,7 @@ def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Te
         return NOTHING
     pooled = replace(pooled, sums=sums, moments=_possible(pooled))
     sent = class_statistics.encode(pooled, wished.numbers, forwarded.trains_extractor)
-    if why := class_statistics.doubt(sent, num_examples, wished.smallest_count):
+    if why := class_statistics.doubt(sent, num_examples, wished.smallest_count, sums.sums.shape):
         log.warning("class statistics of the site are not sent: the one above would refuse them: %s", why)
         return NOTHING
     return sent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,56 +16,20 @@ from models.optimizer import Sgd
 from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
-from . import ranges
+from . import class_sums, ranges
 from .aggregator_half import Effect, RoundModel
+from .class_sums import ClassSums
 from .device_half import NOTHING, Contribution, LocalData, Run
 from .feature_scale import scale_by, scale_in
 from .kind import About, Usual
 from .ranges import MOST, Setting, SmallestCount
 from .tensor_mean import TensorMean
-from .workload import forward_work, too_few_of_each
+from .workload import forward_work, too_few_of_each, upload_bytes
 
+ROWS = "rows"
+"""The tensor of class means that are sent as rows."""
 MASKED = -1e9
 """The bias of a class that nobody has: its logit is masked, not zero."""
-
-
-@dataclass(frozen=True)
-class ClassSums:
-    """Sums of penultimate features float64 (classes, width), and sample counts int64 (classes,), or float64
-    where they decay.
-    """
-
-    sums: NDArray[np.float64]
-    counts: NDArray[Any]
-
-    def times(self, scale: NDArray[Any]) -> ClassSums:
-        """Of features that are so many times as large."""
-        return replace(self, sums=self.sums * scale)
-
-    def at_least(self, count: int) -> ClassSums:
-        """Without the classes that have fewer samples."""
-        enough = self.counts >= count
-        return ClassSums(self.sums * enough[:, None], self.counts * enough)
-
-    def means(self) -> NDArray[np.float32]:
-        """l_c = sum_k m_c^k / D_c (line 5), for the classes in `present`: float32 (present, width)."""
-        present = self.present
-        means: NDArray[np.float32] = (self.sums[present] / self.counts[present, None]).astype(np.float32)
-        return means
-
-    def beside(self, kept: Tensors) -> ClassSums:
-        """Together with what `kept` gave, if anything was."""
-        if not kept:
-            return self
-        return ClassSums(self.sums + kept["sums"], self.counts + kept["counts"])
-
-    def kept(self) -> Tensors:
-        return {"sums": self.sums, "counts": self.counts}
-
-    @property
-    def present(self) -> NDArray[np.int64]:
-        """The classes that somebody has."""
-        return np.flatnonzero(self.counts)
 
 
 @dataclass(frozen=True)
@@ -83,7 +47,11 @@ class ClassMeans(Usual):
     the extractor must stand still meanwhile. Who takes part twice counts twice.
 
     `samples` (ours): a device with more draws as many evenly, and measures these alone; what it sends then
-    stands for all that it has (`of_all`).
+    stands for all that it has.
+
+    `numbers` (ours): "float32" sends the sums of all classes, as the paper does; "int8" and "float16" send a
+    row for each class that the device has, with its mean in these (`class_sums.write_rows`). `summed` reads
+    both.
 
     `smallest_count` (ours): a class with fewer samples on the device is neither sent nor counted. The sum of
     a class with one sample would be that sample's features; the paper sends it, as does 1.
@@ -115,6 +83,10 @@ class ClassMeans(Usual):
         int,
         Setting("Most samples that a device measures; 0: all.", 40, "samples", at_least=0, at_most=MOST),
     ] = 0
+    numbers: Annotated[
+        Literal["float32", "float16", "int8"],
+        Setting("As what means are sent; float32: as sums, of classes that the device has not too.", "int8"),
+    ] = "float32"
 
     def __post_init__(self) -> None:
         ranges.check(self)
@@ -123,8 +95,13 @@ class ClassMeans(Usual):
         return super().unfit(workload) or too_few_of_each(workload, self.smallest_count)
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        values = (workload.feature_width + 1) * workload.labels
-        return predict(profile, forward_work(workload, self._measured(workload.samples), values), self.name)
+        width = workload.feature_width
+        work = forward_work(workload, self._measured(workload.samples), (width + 1) * workload.labels)
+        if self.numbers != "float32":
+            present = sum(count >= self.smallest_count for count in workload.class_counts)
+            rows = present * class_sums.row_bytes(width, self.numbers)
+            work = replace(work, bytes_up=rows + upload_bytes(0, 1))
+        return predict(profile, work, self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
         began, rows = run.clock(), run.drawn(self._measured(len(data)), len(data))
@@ -149,22 +126,29 @@ class ClassMeans(Usual):
         self, features: NDArray[np.float32], y: NDArray[np.int64], samples: int, manifest: Manifest
     ) -> Contribution:
         """Of what was measured on a device of so many samples. Classes that are left out stand for none."""
-        totals = class_sums(features, y, len(manifest.labels)).at_least(self.smallest_count)
-        tensors = {"sums": totals.sums.astype(np.float32), "counts": totals.counts.astype(np.int32)}
+        totals = class_sums.by_class(features, y, len(manifest.labels)).at_least(self.smallest_count)
+        if self.numbers == "float32":
+            tensors = _plain(totals)
+        else:
+            tensors = {ROWS: class_sums.write_rows(totals, self.numbers)}
         stands_for = samples * int(totals.counts.sum()) // max(1, len(y))
         return Contribution(self.name, tensors, stands_for, float("nan"))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
-        labels = len(manifest.labels)
-        return (
-            TensorSpec("sums", (labels, manifest.head.features)),
-            TensorSpec("counts", (labels,), "int32"),
-        )
+        labels, width = len(manifest.labels), manifest.head.features
+        if self.numbers != "float32":
+            return (class_sums.spec_of_rows(ROWS, labels, width, self.numbers),)
+        return TensorSpec("sums", (labels, width)), TensorSpec("counts", (labels,), "int32")
 
-    def doubt(self, update: Tensors, num_examples: int) -> str:
+    def doubt(self, update: Tensors, num_examples: int, manifest: Manifest) -> str:
         """Counts are of samples: none negative, together those sent, or fewer where a device measures a part
         of its own, and no count means no sum.
         """
+        if ROWS in update:
+            labels, width = len(manifest.labels), manifest.head.features
+            if why := class_sums.doubt_rows(update[ROWS], labels, width, self.smallest_count):
+                return why
+            update = _read(update, manifest)
         counts = update["counts"].astype(np.int64)
         if counts.min(initial=0) < 0:
             return f"count of class {int(counts.argmin())} is {int(counts.min())}, expected 0 or more"
@@ -233,19 +217,26 @@ class ClassMeans(Usual):
         return scale.astype(np.float64), {model.manifest.scale: scale}
 
 
-def of_all(update: Contribution) -> Contribution:
-    """The same class means, counted as all samples that they stand for, in whole numbers."""
-    counts = update.tensors["counts"]
+def summed(update: Contribution, manifest: Manifest) -> Contribution:
+    """Class means as sums and counts of all samples that they stand for, in whole numbers; `update` as it was
+    sent, and not doubted.
+    """
+    tensors = _read(update.tensors, manifest)
+    counts = tensors["counts"]
     measured = int(counts.sum(dtype=np.int64))
-    if not 0 < measured < update.num_examples:
+    if 0 < measured < update.num_examples:
+        whole = np.rint(counts * (update.num_examples / measured)).astype(np.int32)
+        sums = tensors["sums"] * (whole / np.maximum(1, counts))[:, None]
+        tensors = {"sums": sums.astype(np.float32), "counts": whole}
+    return update if tensors is update.tensors else replace(update, tensors=tensors)
+
+
+def _read(update: Tensors, manifest: Manifest) -> Tensors:
+    """Sums and counts, of rows too."""
+    if ROWS not in update:
         return update
-    whole = np.rint(counts * (update.num_examples / measured)).astype(np.int32)
-    sums = update.tensors["sums"] * (whole / np.maximum(1, counts))[:, None]
-    return replace(update, tensors={"sums": sums.astype(np.float32), "counts": whole})
+    return _plain(class_sums.read_rows(update[ROWS], len(manifest.labels), manifest.head.features))
 
 
-def class_sums(features: NDArray[np.float32], y: NDArray[np.int64], labels: int) -> ClassSums:
-    """Sum the features (n, width) of each class, in float64."""
-    sums = np.zeros((labels, features.shape[1]))
-    np.add.at(sums, y, features.astype(np.float64))
-    return ClassSums(sums, np.bincount(y, minlength=labels).astype(np.int64))
+def _plain(sums: ClassSums) -> Tensors:
+    return {"sums": sums.sums.astype(np.float32), "counts": sums.counts.astype(np.int32)}

@@ -1,10 +1,10 @@
 """Class statistics of features, sent beside an update: counts, means, moments (docs/closed-form-head.md).
 
 They are of the features f that the base's head takes, or where these are many of fewer random sums of them
-(`projection`), before local training: the count n_c and the mean of f
-for each class on the device, and from devices that train the extractor the mean of f f^T. The sums that these
-stand for add up over devices to those of all samples, however these are divided (FedNCM: Legate et al. 2023;
-with second moments Fed3R: Fani et al. 2024). A site sends the sums of its devices in the same way; where not
+(`projection`), before local training: for each class on the device the count n_c and the mean of f, and from
+devices that train the extractor the mean of f f^T. The sums that these stand for add up over devices to those
+of all samples, however these are divided (FedNCM: Legate et al. 2023; with second moments Fed3R: Fani et al.
+2024). A site sends the sums of its devices in the same way; where not
 all of them sent second moments, it says beside them whose counts and means go with these.
 """
 
@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.engine import DeviceModel
-from models.errors import TensorError
 from models.manifest import Manifest
-from models.tensors import Tensors, TensorSpec, check
+from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 from profiles.cost import Pass
 
-from .class_means import ClassMeans, ClassSums, class_sums
+from . import class_sums
+from .class_means import ClassMeans
+from .class_sums import ClassSums
 from .device_half import Contribution, LocalData, Run
 from .entropy_subset import EntropySubset
 from .few_shot import FewShot
@@ -35,21 +36,15 @@ from .privacy import settings_of
 from .workload import forward_work
 
 PREFIX = "class-statistics/"
-COUNTS, MEANS, SCALES = PREFIX + "counts", PREFIX + "means", PREFIX + "scales"
-MOMENTS, SPREAD = PREFIX + "moments", PREFIX + "spread"
-ALL = (COUNTS, MEANS, SCALES)
-OF_MOMENTS = (PREFIX + "moment-counts", PREFIX + "moment-means", PREFIX + "moment-scales")
-"""As ALL, of the samples whose second moments are sent, where these are not all."""
-ROWS = PREFIX + "rows"
-"""ALL in one tensor, see `packed`."""
-ROW = np.dtype([("label", "<u2"), ("count", "<u4"), ("scale", "<f4")])
-"""How a row of it begins, before a mean as int8."""
-MOST_NORM = 1e4
-"""No class mean of features is believed to be longer."""
+ROWS, MOMENTS, SPREAD = PREFIX + "rows", PREFIX + "moments", PREFIX + "spread"
+"""Counts and means (`class_sums.write_rows`), the mean of f f^T, and its largest number."""
+MOMENT_ROWS = PREFIX + "moment-rows"
+"""As ROWS, of the samples whose second moments are sent, where these are not all."""
 TENSOR_BYTES = 72
 """Of a tensor on the wire beside its values, usually."""
-HALF_STEP, INT8_STEP = 2.0**-11, 1 / 254
-"""Rounding of a number relative to the largest of its row, at most."""
+
+Shape = tuple[int, int]
+"""Of the sums that class statistics stand for: (classes, width)."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +66,7 @@ class Statistics:
 
     def add(self, other: Statistics) -> Statistics:
         return Statistics(
-            _sum(self.sums, other.sums),
-            _sum(self.moment_sums, other.moment_sums),
-            self.moments + other.moments,
+            self.sums + other.sums, self.moment_sums + other.moment_sums, self.moments + other.moments
         )
 
     def times(self, scale: NDArray[Any]) -> Statistics:
@@ -83,12 +76,10 @@ class Statistics:
 
     def standing_for(self, times: float) -> Statistics:
         """The same means, of so many times the samples; second moments are left as they are."""
-        return replace(self, sums=ClassSums(times * self.sums.sums, times * self.sums.counts))
+        return replace(self, sums=self.sums.standing_for(times))
 
     def decayed(self, gamma: float) -> Statistics:
-        sums, moment_sums = (
-            ClassSums(gamma * one.sums, gamma * one.counts) for one in (self.sums, self.moment_sums)
-        )
+        sums, moment_sums = (one.standing_for(gamma) for one in (self.sums, self.moment_sums))
         return Statistics(sums, moment_sums, gamma * self.moments)
 
 
@@ -99,10 +90,6 @@ class Measured:
     features: NDArray[np.float32]
     y: NDArray[np.int64]
     labels: int
-
-
-def _sum(one: ClassSums, other: ClassSums) -> ClassSums:
-    return ClassSums(one.sums + other.sums, one.counts + other.counts)
 
 
 def unfit(manifest: Manifest, statistics: ClassStatistics) -> str:
@@ -134,7 +121,7 @@ def _can_send(kind: AnyStrategy) -> bool:
 def wished(strategy: AnyStrategy) -> ClassStatistics | None:
     """The class statistics beside an update of this form; None beside class means, which are the same.
 
-    Beside scalars alone, means are int8.
+    Beside scalars alone, means are sent as int8.
     """
     statistics = strategy.statistics
     if statistics is None or not _can_send(strategy) or isinstance(strategy, ClassMeans):
@@ -175,10 +162,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     width = statistics.projection(wide).size
     present = sum(count >= statistics.smallest_count for count in workload.class_counts)
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
-    short = statistics.numbers == "int8"
-    size = present * ((1 if short else 2) * width + 4) + 4 * workload.labels + 3 * TENSOR_BYTES
-    if short and not strategy.trains_extractor:
-        size = present * (ROW.itemsize + width) + TENSOR_BYTES
+    size = present * class_sums.row_bytes(width, statistics.numbers) + TENSOR_BYTES
     passes, peak = () if isinstance(strategy, FewShot) else work.passes, work.peak_bytes
     if strategy.trains_extractor:
         size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
@@ -205,17 +189,19 @@ def _measured(strategy: AnyStrategy, samples: int) -> int:
     return min(samples, statistics.samples)
 
 
+def most_samples(strategy: AnyStrategy, num_examples: int) -> float:
+    """How many samples a device has at most whose update of this form is of so many."""
+    return (num_examples + 1) / strategy.share if isinstance(strategy, EntropySubset) else num_examples
+
+
 def stands_for(strategy: AnyStrategy, num_examples: int, number: int, counted: float) -> float:
     """How many samples one measured sample counts for, in round `number`, of a device with `num_examples`.
 
-    A kind that trains no extractor measures only a part of the samples, an entropy subset sends those of as
-    many samples as it selects, and scalars alone bring statistics only once in `every` rounds. Without this
-    factor the classes on such devices would be taken for rare.
+    A kind that trains no extractor measures only a part of the samples, and scalars alone bring statistics
+    only once in `every` rounds. Without this factor the classes on such devices would be taken for rare.
     `counted`: how many samples the statistics say they are of. A site has applied the factor already.
     """
     statistics = wished(strategy)
-    if statistics is not None and isinstance(strategy, EntropySubset):
-        return 1 / strategy.share
     if statistics is None or strategy.trains_extractor:
         return 1.0
     rounds = statistics.every if strategy.scalars and number > 1 else 1
@@ -247,7 +233,7 @@ def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) 
     known = Measured(model.features(x), y, len(model.manifest.labels))
     if isinstance(strategy, FewShot):
         model = cast(DeviceModel, _Featured(model, x, known.features))
-    return beside(strategy, strategy.train(model, data, run), known, run)
+    return beside(strategy, strategy.train(model, data, run), known)
 
 
 def measured(strategy: AnyStrategy, samples: int, run: Run) -> NDArray[np.int64] | None:
@@ -255,122 +241,56 @@ def measured(strategy: AnyStrategy, samples: int, run: Run) -> NDArray[np.int64]
     return run.drawn(_measured(strategy, samples), samples)
 
 
-def beside(strategy: AnyStrategy, made: Contribution, known: Measured, run: Run) -> Contribution:
-    """An update with the class statistics of samples `measured`, fewer where the update counts fewer.
-
-    The same update where no statistics are asked for.
-    """
+def beside(strategy: AnyStrategy, made: Contribution, known: Measured) -> Contribution:
+    """An update with the class statistics of samples `measured`; the same where none are asked for."""
     statistics = wished(strategy)
     if statistics is None:
         return made
-    features, y = known.features, known.y
-    if (drawn := run.drawn(made.num_examples, len(y))) is not None:
-        features, y = features[drawn], y[drawn]
-    features = statistics.projection(features.shape[1]).project(features)
-    found = of(features, y, known.labels, statistics.smallest_count)
+    features = statistics.projection(known.features.shape[1]).project(known.features)
+    found = of(features, known.y, known.labels, statistics.smallest_count)
     sent = encode(found, statistics.numbers, strategy.trains_extractor)
     return replace(made, tensors={**made.tensors, **sent})
 
 
 def of(features: NDArray[np.float32], y: NDArray[np.int64], labels: int, smallest: int) -> Statistics:
     """Of features (n, width) and their labels (n,), without classes of fewer samples than `smallest`."""
-    sums = class_sums(features, y, labels).at_least(smallest)
+    sums = class_sums.by_class(features, y, labels).at_least(smallest)
     counted = features[sums.counts[y] > 0].astype(np.float64)
     return Statistics(sums, sums, counted.T @ counted)
 
 
 def encode(statistics: Statistics, numbers: str, moments: bool) -> dict[str, NDArray[Any]]:
-    """Tensors for the wire: int32 counts (labels,); a row of means for each class with a count, each relative
-    to its largest number, whose size is in the scales float32; `moments`: the mean of f f^T, the upper
-    triangle of it, float16 (1, width (width + 1) / 2), in the same way, and no row where there is no sample.
+    """Tensors for the wire: a row for each class that has a count; `moments`: the mean of f f^T, the upper
+    triangle of it relative to its largest number, float16 (1, width (width + 1) / 2), and that number; no
+    row of these where there is no sample.
     """
     known = statistics.moment_sums
-    sent = _written(statistics.sums, numbers, ALL)
+    sent: dict[str, NDArray[Any]] = {ROWS: class_sums.write_rows(statistics.sums, numbers)}
     if moments:
         upper = statistics.moments[np.triu_indices(len(statistics.moments))][None]
         count = int(known.counts.sum())
-        sent[MOMENTS], sent[SPREAD] = _short(upper / count if count else upper[:0], "float16")
+        sent[MOMENTS], sent[SPREAD] = class_sums.short(upper / count if count else upper[:0], "float16")
         if not np.array_equal(known.counts, statistics.sums.counts):
-            sent |= _written(known, numbers, OF_MOMENTS)
+            sent[MOMENT_ROWS] = class_sums.write_rows(known, numbers)
     return sent
 
 
-def _written(sums: ClassSums, numbers: str, names: tuple[str, str, str]) -> dict[str, NDArray[Any]]:
-    """Counts, means and scales, by these names."""
-    present = sums.present
-    means, scales = _short(sums.sums[present] / sums.counts[present, None], numbers)
-    return dict(zip(names, (sums.counts.astype(np.int32), means, scales), strict=True))
+def shape_of(statistics: ClassStatistics, manifest: Manifest) -> Shape:
+    """Of the sums that a device's class statistics stand for."""
+    return len(manifest.labels), statistics.projection(manifest.head.features).size
 
 
-def _short(rows: NDArray[np.float64], numbers: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Rows relative to the largest number of each, as float16 or int8; and that number."""
-    largest = np.abs(rows).max(axis=1, initial=0.0).astype(np.float32)
-    relative = rows / np.where(largest > 0, largest, 1).astype(np.float64)[:, None]
-    if numbers == "int8":
-        return np.rint(127 * np.clip(relative, -1, 1)).astype(np.int8), largest
-    return relative.astype(np.float16), largest
-
-
-def _long(values: NDArray[Any], largest: NDArray[np.float32]) -> NDArray[np.float64]:
-    relative = values.astype(np.float64) / (127 if values.dtype == np.int8 else 1)
-    return relative * largest.astype(np.float64)[:, None]
-
-
-def decode(sent: Tensors) -> Statistics:
+def decode(sent: Tensors, shape: Shape) -> Statistics:
     """What tensors of the wire stand for; they were checked."""
-    known = _read(sent, ALL)
-    labels, width = known.sums.shape
-    nothing = Statistics.none(labels, width)
+    known, nothing = class_sums.read_rows(sent[ROWS], *shape), Statistics.none(*shape)
     if MOMENTS not in sent or not len(sent[MOMENTS]):
         return Statistics(known, nothing.moment_sums, nothing.moments)
-    of_moments = _read(sent, OF_MOMENTS) if OF_MOMENTS[0] in sent else known
+    of_moments = class_sums.read_rows(sent[MOMENT_ROWS], *shape) if MOMENT_ROWS in sent else known
     moments = nothing.moments
-    moments[np.triu_indices(width)] = _long(sent[MOMENTS], sent[SPREAD])[0] * of_moments.counts.sum()
+    moments[np.triu_indices(shape[1])] = (
+        class_sums.long(sent[MOMENTS], sent[SPREAD])[0] * of_moments.counts.sum()
+    )
     return Statistics(known, of_moments, np.triu(moments) + np.triu(moments, 1).T)
-
-
-def _read(sent: Tensors, names: tuple[str, str, str]) -> ClassSums:
-    """What `_written` has written."""
-    counts, means = sent[names[0]].astype(np.int64), _long(sent[names[1]], sent[names[2]])
-    sums = np.zeros((len(counts), means.shape[1]))
-    sums[counts > 0] = means * counts[counts > 0, None]
-    return ClassSums(sums, counts)
-
-
-def packed(sent: Tensors) -> Tensors:
-    """An update as it goes on the wire.
-
-    Class statistics in int8 without second moments become one tensor, uint8 (classes, 10 + width), with a row
-    for each class that has a count. Any other update stays as it is.
-    """
-    if COUNTS not in sent or MOMENTS in sent or sent[MEANS].dtype != np.int8:
-        return sent
-    present = np.flatnonzero(sent[COUNTS])
-    begin = np.empty(len(present), ROW)
-    begin["label"], begin["count"], begin["scale"] = present, sent[COUNTS][present], sent[SCALES]
-    numbers = begin.view(np.uint8).reshape(len(present), ROW.itemsize)
-    rest = {name: value for name, value in sent.items() if name not in ALL}
-    return {**rest, ROWS: np.hstack([numbers, sent[MEANS].view(np.uint8)])}
-
-
-def unpacked(sent: Tensors, accepted: Sequence[TensorSpec]) -> Tensors:
-    """The same with the tensors that were packed, of the shapes `accepted`. Raises TensorError."""
-    shapes = {spec.name: spec.shape for spec in accepted}
-    if ROWS not in sent or MEANS not in shapes:
-        return sent
-    rows, (labels, width) = sent[ROWS], shapes[MEANS]
-    check({ROWS: rows}, [TensorSpec(ROWS, (labels, ROW.itemsize + width), "uint8", variable=True)])
-    begin = np.ascontiguousarray(rows[:, : ROW.itemsize]).view(ROW).reshape(len(rows))
-    present = begin["label"].astype(np.int64)
-    if (np.diff(present) <= 0).any() or (present >= labels).any():
-        raise TensorError(
-            f"{ROWS} has rows of classes {present.tolist()}, expected ascending, below {labels}"
-        )
-    counts = np.zeros(labels, np.int32)
-    counts[present] = np.minimum(begin["count"], np.iinfo(np.int32).max)
-    rest = {name: value for name, value in sent.items() if name != ROWS}
-    means = np.ascontiguousarray(rows[:, ROW.itemsize :]).view(np.int8)
-    return {**rest, COUNTS: counts, MEANS: means, SCALES: begin["scale"].astype(np.float32)}
 
 
 def expected(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
@@ -383,24 +303,12 @@ def specs(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
     statistics = wished(strategy)
     if statistics is None:
         return ()
-    width = statistics.projection(manifest.head.features).size
-    found = _class_specs(statistics, manifest, ALL)
+    labels, width = shape_of(statistics, manifest)
+    rows = class_sums.spec_of_rows(ROWS, labels, width, statistics.numbers)
     if not strategy.trains_extractor:
-        return found
+        return (rows,)
     moments = TensorSpec(MOMENTS, (1, width * (width + 1) // 2), "float16", variable=True)
-    return (*found, moments, TensorSpec(SPREAD, (1,), variable=True))
-
-
-def _class_specs(
-    statistics: ClassStatistics, manifest: Manifest, names: tuple[str, str, str]
-) -> tuple[TensorSpec, ...]:
-    """Of counts, means and scales by these names."""
-    labels, width = len(manifest.labels), statistics.projection(manifest.head.features).size
-    return (
-        TensorSpec(names[0], (labels,), "int32"),
-        TensorSpec(names[1], (labels, width), statistics.numbers, variable=True),
-        TensorSpec(names[2], (labels,), variable=True),
-    )
+    return rows, moments, TensorSpec(SPREAD, (1,), variable=True)
 
 
 def accepted(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
@@ -408,85 +316,78 @@ def accepted(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...
     statistics, whole = wished(strategy), expected(strategy, manifest)
     if statistics is None or not strategy.trains_extractor:
         return whole
-    return (*whole, *_class_specs(statistics, manifest, OF_MOMENTS))
+    return (*whole, class_sums.spec_of_rows(MOMENT_ROWS, *shape_of(statistics, manifest), statistics.numbers))
 
 
 def expected_of(sent: Tensors, accepted: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
     """What an update is held against: a device need not send class statistics, and all that send second
     moments send them of all samples that they count, but for a site.
     """
-    without = () if COUNTS in sent and OF_MOMENTS[0] in sent else OF_MOMENTS
     return [
         spec
         for spec in accepted
-        if spec.name not in without and (COUNTS in sent or not spec.name.startswith(PREFIX))
+        if (ROWS in sent or not spec.name.startswith(PREFIX))
+        and (MOMENT_ROWS in sent or spec.name != MOMENT_ROWS)
     ]
 
 
 def parted(sent: Tensors) -> tuple[Tensors, Tensors]:
     """An update without its class statistics, and these; empty where it came without."""
-    if COUNTS not in sent:
+    if ROWS not in sent:
         return sent, {}
     found = {name: value for name, value in sent.items() if name.startswith(PREFIX)}
     return {name: value for name, value in sent.items() if name not in found}, found
 
 
-def doubt(sent: Tensors, num_examples: int, smallest: int) -> str:
+def doubt_of(strategy: AnyStrategy, sent: Tensors, num_examples: int, manifest: Manifest) -> str:
+    """Why what came beside an update of this form, of so many samples, is not believed; see `doubt`."""
+    statistics = strategy.statistics
+    if statistics is None:
+        return ""
+    shape, samples = shape_of(statistics, manifest), most_samples(strategy, num_examples)
+    return doubt(sent, samples, statistics.smallest_count, shape)
+
+
+def doubt(sent: Tensors, samples: float, smallest: int, shape: Shape) -> str:
     """Why class statistics of the right shapes and dtypes are not believed, with values; empty when they are,
-    and where there are none.
+    and where there are none. `samples`: as many as the device has, at most.
 
     Rounding is allowed for: means and moments came rounded.
     """
     if not sent:
         return ""
-    total = int(sent[COUNTS].sum(dtype=np.int64))
-    if why := _doubt_classes(sent, ALL, smallest):
+    if why := class_sums.doubt_rows(sent[ROWS], *shape, smallest):
         return why
-    if total > num_examples:
-        return f"class counts sum to {total}, num_examples is {num_examples}"
+    counts = class_sums.read_rows(sent[ROWS], *shape).counts
+    if counts.sum() > samples:
+        return f"class counts sum to {counts.sum()}, the device has at most {samples:g} samples"
     if MOMENTS not in sent:
         return ""
-    if OF_MOMENTS[0] not in sent:
-        return _doubt_moments(sent, ALL)
-    more = np.flatnonzero(sent[OF_MOMENTS[0]] > sent[COUNTS])
-    if len(more):
+    if MOMENT_ROWS not in sent:
+        return _doubt_moments(sent, sent[ROWS], shape)
+    if why := class_sums.doubt_rows(sent[MOMENT_ROWS], *shape, smallest):
+        return why
+    if len(more := np.flatnonzero(class_sums.read_rows(sent[MOMENT_ROWS], *shape).counts > counts)):
         return f"class {more[0]} has second moments of more samples than are counted"
-    return _doubt_classes(sent, OF_MOMENTS, smallest) or _doubt_moments(sent, OF_MOMENTS)
+    return _doubt_moments(sent, sent[MOMENT_ROWS], shape)
 
 
-def _doubt_classes(sent: Tensors, names: tuple[str, str, str], smallest: int) -> str:
-    """Of the counts and means by these names."""
-    counts, (means, scales) = sent[names[0]].astype(np.int64), (sent[name] for name in names[1:])
-    few = np.flatnonzero((counts < 0) | ((counts > 0) & (counts < smallest)))
-    if len(few):
-        return f"class {few[0]} is counted {counts[few[0]]} times, expected 0, or {smallest} or more"
-    present = np.flatnonzero(counts)
-    if not len(means) == len(scales) == len(present):
-        return f"{len(means)} class means with {len(scales)} scales, {len(present)} classes are counted"
-    norms = np.linalg.norm(_long(means, scales), axis=1)
-    if (norms > MOST_NORM).any() or (scales < 0).any():
-        worst, most = int(norms.argmax()), f"at most {MOST_NORM:g} is believed"
-        return f"the mean of class {present[worst]} is {norms[worst]:.4g} long, {most}"
-    return ""
-
-
-def _doubt_moments(sent: Tensors, names: tuple[str, str, str]) -> str:
-    """By Cauchy-Schwarz the mean of f_i^2 is at least what the means by these names make of it, and
+def _doubt_moments(sent: Tensors, rows: NDArray[np.uint8], shape: Shape) -> str:
+    """By Cauchy-Schwarz the mean of f_i^2 is at least what the means of these rows make of it, and
     |mean of f_i f_j| at most the root of the product of those of f_i^2 and f_j^2.
     """
-    counts = sent[names[0]].astype(np.int64)
-    counts, means = counts[counts > 0], _long(sent[names[1]], sent[names[2]])
-    if not len(sent[MOMENTS]) == len(sent[SPREAD]) == bool(len(counts)):
-        return f"second moments in {len(sent[MOMENTS])} rows, of {len(counts)} classes"
-    if not len(counts):
+    if not len(sent[MOMENTS]) == len(sent[SPREAD]) == bool(len(rows)):
+        return f"second moments in {len(sent[MOMENTS])} rows, of {len(rows)} classes"
+    if not len(rows):
         return ""
-    moments = decode(sent).moments / counts.sum()
+    known = decode(sent, shape)
+    sums, moments = known.moment_sums, known.moments / known.moment_sums.counts.sum()
+    means = sums.sums[sums.present] / sums.counts[sums.present, None]
+    weights, largest = sums.counts[sums.present] / sums.counts.sum(), np.abs(means).max(axis=1, keepdims=True)
     square = moments.diagonal()
-    step = INT8_STEP if sent[names[1]].dtype == np.int8 else HALF_STEP
-    weights = counts / counts.sum()
-    largest = sent[names[2]].astype(np.float64)
-    slack = 4 * HALF_STEP * float(np.abs(moments).max())
-    least = weights @ means**2 - weights @ (2 * step * np.abs(means) * largest[:, None] + 1e-12)
+    slack = 4 * class_sums.STEP[2] * float(np.abs(moments).max())
+    off = 2 * class_sums.step_of(rows, shape[1]) * np.abs(means) * largest + 1e-12
+    least = weights @ means**2 - weights @ off
     if len(low := np.flatnonzero(square + slack < least)):
         i = int(low[0])
         return f"the mean square of feature {i} is {square[i]:.4g}, its class means alone make {least[i]:.4g}"

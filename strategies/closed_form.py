@@ -38,8 +38,9 @@ from models.manifest import Manifest
 from models.tensors import Tensors
 
 from . import class_statistics
-from .class_means import ClassMeans, ClassSums
+from .class_means import ClassMeans
 from .class_statistics import Statistics
+from .class_sums import ClassSums
 from .device_half import NOTHING, Contribution, Late
 from .feature_scale import scale_in
 from .kind import ClassStatistics
@@ -187,7 +188,8 @@ class Round:
         """`base` is what the round distributed, `asked` how devices send statistics."""
         self._manifest, self._base = manifest, base
         self._projection = asked.projection(manifest.head.features)
-        self._nothing = self._sent = Statistics.none(len(manifest.labels), self._projection.size)
+        self._shape = class_statistics.shape_of(asked, manifest)
+        self._nothing = self._sent = Statistics.none(*self._shape)
         self._weights: dict[int | None, float] = {}  # by round; None: the one that is merged
         self._bases: dict[int | None, Tensors] = {}
 
@@ -200,7 +202,7 @@ class Round:
             return contribution, replace(self._nothing, sums=sums)
         if not found:
             return contribution, None
-        return replace(contribution, tensors=update), class_statistics.decode(found)
+        return replace(contribution, tensors=update), class_statistics.decode(found, self._shape)
 
     def add(self, sent: Statistics, late: Late | None) -> None:
         """One device's. What comes late was measured on the base of its own round."""

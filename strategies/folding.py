@@ -44,7 +44,7 @@ class Folding:
         stand for.
         """
         if contribution.kind == class_means.ClassMeans.name:
-            contribution = class_means.of_all(contribution)
+            contribution = class_means.summed(contribution, self._model.manifest)
         if self._statistics is None:
             return contribution, None
         rest, found = self._statistics.parted(contribution)

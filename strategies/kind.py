@@ -146,7 +146,7 @@ class Strategy(Protocol[S]):
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         """What a contribution must consist of, to be believed."""
 
-    def doubt(self, update: Tensors, num_examples: int) -> str:
+    def doubt(self, update: Tensors, num_examples: int, manifest: Manifest) -> str:
         """What is wrong with an update whose tensors are as expected; empty when nothing is."""
 
     def counted(self, contribution: Contribution) -> float:
@@ -227,7 +227,7 @@ class Usual:
     def unfit(self, workload: Workload) -> str:
         return "" if workload.samples else "there is no local data"
 
-    def doubt(self, update: Tensors, num_examples: int) -> str:
+    def doubt(self, update: Tensors, num_examples: int, manifest: Manifest) -> str:
         return ""
 
     def counted(self, contribution: Contribution) -> float:

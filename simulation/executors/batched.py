@@ -109,8 +109,8 @@ def _with_statistics(made: Result, job: Job, known: Known, manifest: Manifest) -
     features, y = known.inputs[:, : manifest.head.features], known.y
     if rows is not None:
         features, y = features[rows], y[rows]
-    whole = beside(strategy, made, Measured(features, y, len(manifest.labels)), run)
     try:
+        whole = beside(strategy, made, Measured(features, y, len(manifest.labels)))
         check(parted(whole.tensors)[1], specs(strategy, manifest))
     except TensorError as error:
         return Failed(str(error))

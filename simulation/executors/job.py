@@ -117,8 +117,8 @@ def train(model: DeviceModel, world: World, job: Job, aside: Tensors = NOTHING) 
     The deadline was judged before.
     """
     data = world.clients.local(job.device, model.manifest.input)
-    made = class_statistics.train(job.strategy, model, data, run_of(job, aside))
     try:
+        made = class_statistics.train(job.strategy, model, data, run_of(job, aside))
         check(made.tensors, class_statistics.expected(job.strategy, model.manifest))
     except TensorError as error:
         return Failed(str(error))

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.class_means import ClassSums
 from strategies.class_statistics import Statistics
+from strategies.class_sums import ClassSums
 from strategies.device_half import NOTHING, Contribution, Late
 
 from . import by_class

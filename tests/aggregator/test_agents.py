@@ -11,10 +11,10 @@ from broker.messages import Hello
 from device_runtime.agent import Agent
 from device_runtime.task import Settings
 from models import tensors
-from models.bundle import Bundle, shipped
 from profiles import Speed
-from strategies import class_statistics, closed_form, registry
-from strategies.class_statistics import COUNTS, MEANS
+from strategies import closed_form
+from strategies.class_statistics import ROWS
+from strategies.class_sums import read_rows
 from strategies.kind import ClassStatistics
 
 BRIEF = KindSettings(name="few-shot", settings={"epochs": 2})
@@ -146,13 +146,12 @@ def test_agents_send_class_statistics_where_the_task_asks_for_them(hall):
     assert h.bench.offer.done
     wire = [tensors.decode(message.body) for name in "ab" for message in h.sent(name)]
     assert len(wire) == 4
-    kind = class_statistics.asking(registry.make("few-shot"), ClassStatistics(numbers="int8"))
-    specs = class_statistics.accepted(kind, Bundle.open(shipped("digits-wrn-10-1")).manifest)
-    sent = [class_statistics.unpacked(body, specs) for body in wire]
-    assert all(body[COUNTS].sum() > 10 and body[MEANS].dtype == np.int8 for body in sent)
+    assert all(body[ROWS].shape[1] == 10 + 64 for body in wire)  # label, count, scale; a mean as int8
+    sent = [counts_of(body) for body in wire]
+    assert all(counts.sum() > 10 for counts in sent)
     memory = h.bench.store.carried(3).memory[closed_form.MEMORY]
     pool = tensors.decode(h.bench.store.models.get(memory))
-    np.testing.assert_array_equal(pool["counts"] > 0, sum(body[COUNTS] for body in sent) > 0)
+    np.testing.assert_array_equal(pool["counts"] > 0, sum(sent) > 0)
 
 
 def test_where_rounds_wait_for_the_fast_a_device_goes_on_with_its_round_and_then_takes_the_newest(hall):
@@ -176,14 +175,18 @@ def test_where_rounds_wait_for_the_fast_a_device_goes_on_with_its_round_and_then
     h.settle("b")
     assert [(s.device, s.round) for s in bench.store.contributions.of_round(5)] == [("b", 3), ("b", 5)]
     assert h.rounds_of("b") == [1, 2, 3, 5]
-    late = tensors.decode(h.sent("b")[2].body)
+    late = counts_of(tensors.decode(h.sent("b")[2].body))
     bench.wait(0.2)
     counts = [statistics_of(bench, number) for number in (5, 6)]
-    own = tensors.decode(h.sent("b")[3].body)[COUNTS]
+    own = counts_of(tensors.decode(h.sent("b")[3].body))
     decay = 0.95  # the most, as few samples are new in a round
-    assert late[COUNTS].sum() > 0
+    assert late.sum() > 0
     stands_for = (5 - 2) / 2  # rounds since b counted last, for each of its updates in this one
-    np.testing.assert_allclose(counts[1], decay * counts[0] + stands_for * late[COUNTS] + own)
+    np.testing.assert_allclose(counts[1], decay * counts[0] + stands_for * late + own)
+
+
+def counts_of(update):
+    return read_rows(update[ROWS], 10, 64).counts
 
 
 def statistics_of(bench, number):

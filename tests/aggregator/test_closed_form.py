@@ -14,7 +14,7 @@ from models.engines import open_model
 from models.tensors import decode as read
 from models.tensors import encode
 from strategies import class_statistics, closed_form
-from strategies.class_statistics import COUNTS
+from strategies.class_statistics import ROWS
 from strategies.device_half import LocalData, Run
 from strategies.kind import ClassStatistics
 
@@ -67,9 +67,9 @@ def test_a_liar_is_refused_with_the_reason(bench, task, sends):
     b = bench(task)
     b.join("a")
     content, examples = sends(b, "a")
-    for count, why in ((120, "class counts sum to"), (1, "class 0 is counted 1 times, expected 0, or 2")):
-        wrong = {**content, COUNTS: content[COUNTS].copy()}
-        wrong[COUNTS][0] = count
+    for count, why in ((120, "class counts sum to"), (1, "class 0 is counted 1 times, expected 2")):
+        wrong = {**content, ROWS: content[ROWS].copy()}
+        wrong[ROWS][0, 2:6] = np.frombuffer(np.uint32(count).tobytes(), np.uint8)
         receipt = b.contribute("a", b.contribution("full", (wrong, examples), seq=count))[0]
         assert receipt.status == "refused"
         assert why in receipt.reason
@@ -115,10 +115,9 @@ def test_where_the_trained_head_is_better_it_is_served_and_the_log_says_so(
     b = bench(make_task(FULL, head="closed-form", rounds=1, eval_data=data))
     b.join("a")
     content, examples = sends(b, "a")
-    turned = {**content, COUNTS: content[COUNTS].copy()}
-    for name in (class_statistics.MEANS, class_statistics.SCALES):
-        turned[name] = np.roll(content[name], 1, axis=0)
-    turned[COUNTS] = np.roll(content[COUNTS], 1)
+    rows = np.roll(content[ROWS], 1, axis=0)
+    rows[:, :2] = content[ROWS][:, :2]
+    turned = {**content, ROWS: rows}
     assert b.contribute("a", b.contribution("full", (turned, examples)))[0].status == "accepted"
     record = b.store.closed()[0].record
     assert record.eval_acc == record.base_eval_acc

@@ -13,8 +13,8 @@ from edge import statistics
 from models import tensors
 from models.onnx_engine import OnnxModel
 from strategies import class_statistics, closed_form
-from strategies.class_means import ClassSums
-from strategies.class_statistics import ALL, COUNTS, MOMENTS, SPREAD, Statistics
+from strategies.class_statistics import MOMENTS, ROWS, SPREAD, Statistics
+from strategies.class_sums import ClassSums, read_rows
 from strategies.device_half import LocalData, Run
 from strategies.kind import ClassStatistics
 from strategies.registry import make
@@ -137,7 +137,7 @@ def test_where_all_of_a_site_s_devices_send_second_moments_nothing_is_said_of_wh
     h.go().join("a", "b")
     through_a_site(h, sends, {"a": "full", "b": "full"})
     assert forwarded
-    assert all(update.keys() == {*ALL, MOMENTS, SPREAD} for update in forwarded)
+    assert all(update.keys() == {ROWS, MOMENTS, SPREAD} for update in forwarded)
 
 
 def test_a_site_forwards_the_statistics_of_one_round_not_those_before(levels, bundle, sends, forwarded):
@@ -147,7 +147,7 @@ def test_a_site_forwards_the_statistics_of_one_round_not_those_before(levels, bu
     for number in (1, 2):
         assert h.offer.round == number
         through_a_site(h, sends, {"a": "full", "b": "full"})
-        counts.append(forwarded[-1][COUNTS])
+        counts.append(read_rows(forwarded[-1][ROWS], 10, 64).counts)
     np.testing.assert_array_equal(*counts)
     known = pool(h, bundle)
     assert (known.rounds, known.samples) == (2, counts[0].sum())
@@ -179,7 +179,8 @@ def test_a_device_of_a_site_that_lies_is_refused_there(levels, sends):
     h = levels(FULL, head="closed-form", rounds=2)
     h.go().join("a", "b")
     kind, update, examples = sends(h, "a", "full")
-    wrong = {**update, COUNTS: 9 * update[COUNTS]}
+    wrong = {**update, ROWS: update[ROWS].copy()}
+    wrong[ROWS][0, 3] = 9  # of the count, 256 each
     receipt = h.contribute("a", kind, wrong, examples)
     assert receipt.status == "refused"
     assert "class counts sum to" in receipt.reason
@@ -233,8 +234,8 @@ def test_squares_that_rounding_has_made_smaller_than_the_means_allow_are_sent_as
     short = Statistics(known, known, np.array([[99.0, 54.0], [54.0, 32.9]]))
     full = class_statistics.asking(make("full"), ClassStatistics(numbers=numbers))
     sent = statistics.encoded(short, full, 100)
-    assert class_statistics.doubt(sent, 100, 2) == ""
-    assert class_statistics.decode(sent).moments.diagonal() == pytest.approx([100, 33], rel=1e-3)
+    assert class_statistics.doubt(sent, 100, 2, (2, 2)) == ""
+    assert class_statistics.decode(sent, (2, 2)).moments.diagonal() == pytest.approx([100, 33], rel=1e-3)
 
 
 def test_what_the_one_above_would_refuse_is_left_out_and_said(caplog):

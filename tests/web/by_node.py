@@ -11,21 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from models import tensors
 from models.bundle import Bundle
 from models.onnx_engine import OnnxModel
 from models.tensors import Tensors
-from strategies import class_statistics, registry
+from strategies import class_statistics, class_sums, registry
 from strategies.aggregator_half import RoundModel
+from strategies.class_means import ClassMeans, summed
 from strategies.device_half import Contribution, LocalData, Run
 
 HERE = Path(__file__).parent
 WEB = HERE.parents[1] / "web"
 SEED, DEVICE = 2**64 - 3, "phone-é"
 LONGEST_S = 1200
-ROUNDED = {"float16": 2.0**-11, "int8": 1.0}
-"""One step of a number of class statistics, which are 1 or 127 at most."""
+ROUNDED = {"float16": 2.0**-11}
+"""One step of a number of second moments, which are 1 at most."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +93,33 @@ def check(site: Site, work: Work, theirs: Contribution) -> None:
 
     tensors.check(theirs.tensors, class_statistics.expected(strategy, model.manifest))
     update, found = class_statistics.parted(theirs.tensors)
-    assert strategy.doubt(update, theirs.num_examples) == ""
-    assert class_statistics.doubt(found, theirs.num_examples, 1) == ""
+    assert strategy.doubt(update, theirs.num_examples, model.manifest) == ""
+    assert class_statistics.doubt_of(strategy, found, theirs.num_examples, model.manifest) == ""
     assert (theirs.form, theirs.num_examples) == (ours.form, ours.num_examples)
     assert theirs.train_loss == pytest.approx(ours.train_loss, rel=1e-5, nan_ok=True)
     for name, value in ours.tensors.items():
+        if name.endswith("rows"):
+            width = model.manifest.head.features
+            if name in found and strategy.statistics is not None:
+                width = strategy.statistics.projection(width).size
+            same_rows(theirs.tensors[name], value, (len(model.manifest.labels), width))
+            continue
         far = ROUNDED.get(value.dtype.name, work.far) if name in found else work.far
         made = theirs.tensors[name].astype(np.float64)
         np.testing.assert_allclose(made, value.astype(np.float64), rtol=work.far, atol=far, err_msg=name)
 
     base = RoundModel(model.manifest, site.bundle.weights(), 1, SEED)
-    effect = strategy.finish(
-        strategy.fold(strategy.start(base), replace(theirs, tensors=update), strategy.counted(theirs)), base
-    )
+    whole = replace(theirs, tensors=update)
+    if isinstance(strategy, ClassMeans):
+        whole = summed(whole, model.manifest)
+    effect = strategy.finish(strategy.fold(strategy.start(base), whole, strategy.counted(theirs)), base)
     assert effect.mean or effect.steps or effect.assigned or effect.served_mean
+
+
+def same_rows(theirs: NDArray[np.uint8], ours: NDArray[np.uint8], shape: tuple[int, int]) -> None:
+    """Equal counts, and means that are a step of their rounding apart at most."""
+    assert theirs.shape == ours.shape
+    found, wanted = (class_sums.read_rows(rows, *shape) for rows in (theirs, ours))
+    np.testing.assert_array_equal(found.counts, wanted.counts)
+    most = 1.01 * np.abs(wanted.means()).max(axis=1, keepdims=True, initial=0) / 127
+    assert (np.abs(found.means() - wanted.means()) <= most + 1e-5).all()

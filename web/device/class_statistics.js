@@ -4,34 +4,29 @@
  */
 
 import { utf8 } from "./bytes.js";
+import { byClass, rowBytes, short, specOfRows, writeRows } from "./class_sums.js";
 import { predict } from "./cost.js";
-import { toHalf } from "./half.js";
 import { ClassMeans } from "./kinds/class_means.js";
 import { FewShot } from "./kinds/few_shot.js";
 import { drawn } from "./kinds/kind.js";
-import { whole } from "./rounding.js";
 import { projected, projectedWidth } from "./projection.js";
 import { forwardWork } from "./workload.js";
 
 /** @typedef {import("./cost.js").Workload} Workload */
 /** @typedef {import("./flat.js").Tensors} Tensors */
 /** @typedef {import("./kinds/kind.js").LocalData} LocalData */
+/** @typedef {import("./class_sums.js").ClassSums} ClassSums */
 /**
- * Of features of so many values: counts of the classes, a sum of float64 for each that has a count, by class,
- * and the upper triangle of the sum of f f^T, row by row.
- * @typedef {{width: number, counts: Int32Array, sums: Map<number, Float64Array>, moments: Float64Array}} Statistics
+ * With the upper triangle of the sum of f f^T, row by row.
+ * @typedef {ClassSums & {moments: Float64Array}} Statistics
  */
 
 const PREFIX = "class-statistics/";
-export const COUNTS = `${PREFIX}counts`;
-export const MEANS = `${PREFIX}means`;
-export const SCALES = `${PREFIX}scales`;
-export const MOMENTS = `${PREFIX}moments`;
-export const SPREAD = `${PREFIX}spread`;
-/** Counts, means and scales in one tensor, see `packed`. */
+/** Counts and means. */
 export const ROWS = `${PREFIX}rows`;
-/** Bytes of a row of it before its mean: label, count and scale. */
-const ROW_BYTES = 10;
+/** The mean of f f^T, and its largest number. */
+export const MOMENTS = `${PREFIX}moments`;
+const SPREAD = `${PREFIX}spread`;
 /** Of a tensor on the wire beside its values, usually. */
 const TENSOR_BYTES = 72;
 
@@ -83,9 +78,7 @@ export function cost(strategy, workload, profile) {
   const present = workload.classCounts.filter((count) => count >= statistics.smallest_count).length;
   const work = forwardWork(workload.with({ classCounts: [samples] }), samples, 0);
   const passes = strategy instanceof FewShot ? [] : [...work.passes];
-  const isShort = statistics.numbers === "int8";
-  let bytesUp = present * ((isShort ? 1 : 2) * width + 4) + 4 * workload.labels + 3 * TENSOR_BYTES;
-  if (isShort && !strategy.trainsExtractor) bytesUp = present * (ROW_BYTES + width) + TENSOR_BYTES;
+  let bytesUp = present * rowBytes(width, statistics.numbers) + TENSOR_BYTES;
   let { peakBytes } = work;
   if (strategy.trainsExtractor) {
     bytesUp += width * (width + 1) + 4 + 2 * TENSOR_BYTES;
@@ -126,8 +119,7 @@ export async function train(strategy, model, data, run) {
   const features = await model.features(here.x);
   const known = { manifest, weights, features: async () => features };
   const made = await strategy.train(strategy instanceof FewShot ? known : model, data, run);
-  const { x, y } = await drawn({ x: features, y: here.y }, made.numExamples, run);
-  const counted = { x: projected(x, manifest.head.features, statistics), y };
+  const counted = { x: projected(features, manifest.head.features, statistics), y: here.y };
   const width = projectedWidth(manifest.head.features, statistics);
   const found = of(counted, width, manifest.labels.length, statistics.smallest_count);
   const sent = encode(found, statistics.numbers, strategy.trainsExtractor);
@@ -140,85 +132,30 @@ export async function train(strategy, model, data, run) {
  * @returns {Statistics}
  */
 export function of({ x, y }, width, labels, smallest) {
-  const counts = new Int32Array(labels);
-  for (const label of y) counts[label] += 1;
-  counts.forEach((count, label) => (counts[label] = count < smallest ? 0 : count));
-  /** @type {Map<number, Float64Array>} */
-  const sums = new Map();
-  counts.forEach((count, label) => count && sums.set(label, new Float64Array(width)));
+  const found = byClass({ x, y }, width, labels, smallest);
   const moments = new Float64Array((width * (width + 1)) / 2);
   y.forEach((label, row) => {
-    const sum = sums.get(label);
-    if (!sum) return;
+    if (!found.sums.has(label)) return;
     const f = x.subarray(row * width, (row + 1) * width);
-    for (let i = 0, at = 0; i < width; i += 1) {
-      sum[i] += f[i];
+    for (let i = 0, at = 0; i < width; i += 1)
       for (let j = i; j < width; j += 1, at += 1) moments[at] += f[i] * f[j];
-    }
   });
-  return { width, counts, sums, moments };
+  return { ...found, moments };
 }
 
 /**
  * Tensors for the wire, as Python's `encode`. @param {Statistics} statistics @param {string} numbers
  * @param {boolean} moments whether these go too @returns {Tensors}
  */
-export function encode({ width, counts, sums, moments: total }, numbers, moments) {
-  const means = [...sums].map(([label, sum]) => sum.map((value) => value / counts[label]));
-  const [rows, scales] = short(means, width, numbers);
+export function encode({ moments: total, ...found }, numbers, moments) {
   /** @type {Tensors} */
-  const sent = new Map([
-    [COUNTS, { dtype: "int32", shape: [counts.length], data: counts }],
-    [MEANS, rows],
-    [SCALES, scales],
-  ]);
-  if (moments) {
-    const samples = counts.reduce((sum, count) => sum + count, 0);
-    const [upper, spread] = short(samples ? [total.map((value) => value / samples)] : [], total.length, "float16");
-    sent.set(MOMENTS, upper).set(SPREAD, spread);
-  }
-  return sent;
-}
-
-/**
- * Rows relative to the largest number of each, as float16 or int8; and that number.
- * @param {Float64Array[]} rows @param {number} width @param {string} numbers
- */
-function short(rows, width, numbers) {
-  const size = (/** @type {Float64Array} */ row) => row.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
-  const largest = Float32Array.from(rows, size);
-  const isShort = numbers === "int8";
-  const data = new (isShort ? Int8Array : Uint16Array)(rows.length * width);
-  const written = isShort ? (/** @type {number} */ one) => whole(127 * Math.max(-1, Math.min(1, one))) : toHalf;
-  rows.forEach((row, place) => {
-    row.forEach((value, at) => (data[place * width + at] = written(value / (largest[place] || 1))));
-  });
-  return [
-    { dtype: numbers, shape: [rows.length, width], data },
-    { dtype: "float32", shape: [rows.length], data: largest },
-  ];
-}
-
-/**
- * An update as it goes on the wire: class statistics of int8 without second moments as one tensor, with a row for
- * each class that has a count; any other as it is. @param {Tensors} sent @returns {Tensors}
- */
-export function packed(sent) {
-  const [counts, means, scales] = [COUNTS, MEANS, SCALES].map((name) => sent.get(name));
-  if (!counts || !means || !scales || sent.has(MOMENTS) || means.dtype !== "int8") return sent;
-  const [classes, width] = means.shape;
-  const labels = [...counts.data.keys()].filter((label) => counts.data[label] !== 0);
-  const rows = new Uint8Array(classes * (ROW_BYTES + width));
-  const view = new DataView(rows.buffer);
-  for (const [place, label] of labels.entries()) {
-    const at = place * (ROW_BYTES + width);
-    view.setUint16(at, label, true);
-    view.setUint32(at + 2, counts.data[label], true);
-    view.setFloat32(at + 6, scales.data[place], true);
-    for (let i = 0; i < width; i += 1) view.setInt8(at + ROW_BYTES + i, means.data[place * width + i]);
-  }
-  const rest = [...sent].filter(([name]) => ![COUNTS, MEANS, SCALES].includes(name));
-  return new Map([...rest, [ROWS, { dtype: "uint8", shape: [classes, ROW_BYTES + width], data: rows }]]);
+  const sent = new Map([[ROWS, writeRows(found, numbers)]]);
+  if (!moments) return sent;
+  const samples = found.counts.reduce((sum, count) => sum + count, 0);
+  const [upper, spread] = samples ? short(total.map((value) => value / samples), "float16") : [new Uint16Array(0), 0];
+  const rows = Number(samples > 0);
+  sent.set(MOMENTS, { dtype: "float16", shape: [rows, total.length], data: upper });
+  return sent.set(SPREAD, { dtype: "float32", shape: [rows], data: new Float32Array(rows).fill(spread) });
 }
 
 /** What an update of this form consists of. @param {any} strategy @param {import("./manifest.js").Manifest} manifest */
@@ -235,14 +172,10 @@ function specs(strategy, manifest) {
   const statistics = wished(strategy);
   if (!statistics) return [];
   const [labels, width] = [manifest.labels.length, projectedWidth(manifest.head.features, statistics)];
-  const found = [
-    { name: COUNTS, shape: [labels], dtype: "int32" },
-    { name: MEANS, shape: [labels, width], dtype: statistics.numbers, variable: true },
-    { name: SCALES, shape: [labels], dtype: "float32", variable: true },
-  ];
-  if (!strategy.trainsExtractor) return found;
+  const rows = specOfRows(ROWS, [labels, width], statistics.numbers);
+  if (!strategy.trainsExtractor) return [rows];
   return [
-    ...found,
+    rows,
     { name: MOMENTS, shape: [1, (width * (width + 1)) / 2], dtype: "float16", variable: true },
     { name: SPREAD, shape: [1], dtype: "float32", variable: true },
   ];

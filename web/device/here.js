@@ -1,6 +1,5 @@
 /** Work on rounds: from an offer to the contribution that it asks for. */
 
-import { packed } from "./class_statistics.js";
 import { named } from "./codecs.js";
 import { BlobError, DeviceError, DiskError, LeftOut, StaleBase, Stopped, TensorError } from "./errors.js";
 import { oneLine } from "./errors.js";
@@ -162,7 +161,7 @@ export class Here {
     if (!made) return nothing;
     try {
       const left = await this.#leftovers.get(run, made.kind, waiting);
-      const encoded = await named(plan.chosen.strategy.codec).encode(packed(made.tensors), base, left);
+      const encoded = await named(plan.chosen.strategy.codec).encode(made.tensors, base, left);
       const { body } = encoded;
       const sent = body.length > INLINE_LIMIT ? await this.holdings.blobs.put(body) : body;
       const message = contributionMessage(offer, outcome, sent);

@@ -5,7 +5,7 @@ import { Bench } from "../device/bench.js";
 import { Bundle } from "../device/bundle.js";
 import { DeviceModel } from "../device/engine.js";
 import { Stopped } from "../device/errors.js";
-import { ClassMeans } from "../device/kinds/class_means.js";
+import { make } from "../device/kinds/registry.js";
 import { FewShot } from "../device/kinds/few_shot.js";
 import { wasmRuntime } from "../device/runtime.js";
 import { files, packed } from "./shipped.js";
@@ -33,7 +33,7 @@ async function atWork(t, strategy, progress) {
 }
 
 const few = () => new FewShot({ codec: "", shots: 2, epochs: 1, lr: 0.1, momentum: 0, weight_decay: 0, batch: 4 });
-const means = () => new ClassMeans({ head: "normalised-means", steps: 1, lr: 0.1, gathered: false, smallest_count: 1 });
+const means = () => make("class-means", { steps: 1, smallest_count: 1 });
 
 for (const kind of [few, means]) {
   test(`a long pass over all samples is asked whether it goes on, and ends where it does not: ${kind().name}`, async (t) => {

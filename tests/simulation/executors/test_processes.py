@@ -94,7 +94,7 @@ def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
     jobs = [replace(job, strategy=class_statistics.asking(job.strategy, statistics)) for job in asked]
     plainly = same(Plain(world).run(bases, jobs))
     assert same(executor.run(bases, jobs)) == plainly
-    assert all(class_statistics.MEANS in names for _, names, *_ in plainly)
+    assert all(class_statistics.ROWS in names for _, names, *_ in plainly)
 
 
 def test_families_memories_and_what_is_beside_the_base_are_the_plain_executors_bit_for_bit(

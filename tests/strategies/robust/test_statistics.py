@@ -24,7 +24,7 @@ def samples(seed, count=40, classes=CLASSES):
 
 def sums_of(x, y, moments=True):
     known = class_statistics.of(x.astype(np.float32), y, CLASSES, 1)
-    return class_statistics.decode(class_statistics.encode(known, "float16", moments))
+    return class_statistics.decode(class_statistics.encode(known, "float16", moments), (CLASSES, WIDTH))
 
 
 def held(tmp_path, sent, most=40.0):

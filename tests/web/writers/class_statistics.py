@@ -62,7 +62,6 @@ def _encoded(
         "numbers": numbers,
         "moments": moments,
         "sent": tensors.encode(sent),
-        "packed": tensors.encode(class_statistics.packed(sent)),
     }
 
 

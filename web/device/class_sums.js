@@ -1,0 +1,70 @@
+/** Sums of features by class, and the rows in which their means are sent (strategies/class_sums.py). */
+
+import { TensorError } from "./errors.js";
+import { toHalf } from "./half.js";
+import { whole } from "./rounding.js";
+
+/** @typedef {{width: number, counts: Int32Array, sums: Map<number, Float64Array>}} ClassSums */
+
+/** Bytes of a row before its mean: label, count and scale. */
+const BEGIN = 10;
+/** Bytes of a number of a mean, by the word for it. @type {Record<string, number>} */
+const NUMBERS = { int8: 1, float16: 2 };
+
+/**
+ * Counts of the classes in labels y, and a sum of float64 for each class that has `smallest` or more, of features
+ * x (n, width). @param {{x: any, y: Int32Array}} data @param {number} width @param {number} labels
+ * @param {number} smallest @returns {ClassSums}
+ */
+export function byClass({ x, y }, width, labels, smallest) {
+  const counts = new Int32Array(labels);
+  for (const label of y) counts[label] += 1;
+  counts.forEach((count, label) => (counts[label] = count < smallest ? 0 : count));
+  /** @type {Map<number, Float64Array>} */
+  const sums = new Map();
+  counts.forEach((count, label) => count && sums.set(label, new Float64Array(width)));
+  y.forEach((label, row) => {
+    const sum = sums.get(label);
+    if (sum) for (let i = 0; i < width; i += 1) sum[i] += x[row * width + i];
+  });
+  return { width, counts, sums };
+}
+
+/** Of one class. @param {number} width @param {string} numbers */
+export const rowBytes = (width, numbers) => BEGIN + NUMBERS[numbers] * width;
+
+/** A tensor of rows: at most one for each label. @param {string} name @param {number[]} shape @param {string} numbers */
+export function specOfRows(name, [labels, width], numbers) {
+  return { name, shape: [labels, rowBytes(width, numbers)], dtype: "uint8", variable: true };
+}
+
+/**
+ * For each class that has a count its label, count and largest number, all little-endian, and its mean relative to
+ * that. @param {ClassSums} sums @param {string} numbers
+ */
+export function writeRows({ width, counts, sums }, numbers) {
+  const bytes = rowBytes(width, numbers);
+  const rows = new Uint8Array(sums.size * bytes);
+  const view = new DataView(rows.buffer);
+  [...sums].forEach(([label, sum], place) => {
+    const [mean, largest] = short(sum.map((value) => value / counts[label]), numbers);
+    view.setUint16(place * bytes, label, true);
+    view.setUint32(place * bytes + 2, counts[label], true);
+    view.setFloat32(place * bytes + 6, largest, true);
+    rows.set(new Uint8Array(mean.buffer), place * bytes + BEGIN);
+  });
+  return { dtype: "uint8", shape: [sums.size, bytes], data: rows };
+}
+
+/**
+ * Numbers relative to the largest of them, as float16 or int8; and that one. Throws TensorError for a number that is
+ * not finite.
+ * @param {Float64Array} row @param {string} numbers @returns {[Int8Array | Uint16Array, number]}
+ */
+export function short(row, numbers) {
+  const largest = Math.fround(row.reduce((most, value) => Math.max(most, Math.abs(value)), 0));
+  if (!Number.isFinite(largest)) throw new TensorError("features have non-finite values");
+  const relative = row.map((value) => value / (largest || 1));
+  if (numbers === "float16") return [Uint16Array.from(relative, toHalf), largest];
+  return [Int8Array.from(relative, (one) => whole(127 * Math.max(-1, Math.min(1, one)))), largest];
+}
