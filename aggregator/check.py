@@ -154,7 +154,7 @@ def doubt(update: Tensors, num_examples: int, of: Trained) -> str:
     for key, value in update.items():
         if key.endswith(".running_var") and value.min() < 0:
             return f"{key} holds {value.min():.4g}, which is no variance"
-    if why := kind.strategy.doubt(update, num_examples, of.manifest):
+    if why := kind.strategy.doubt(update, num_examples):
         return why
     if kind.max_norm is not None:
         distance = norm(update, base)

@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"epochs": 5},
     "entropy-subset": {"epochs": 5},
     "few-shot": {"join_base": True},
-    "class-means": {"head": "trained", "samples": 40},
+    "class-means": {"head": "trained"},
 }
 TRAINING = ("full", "entropy-subset")
 DIRICHLET = {"partition": "dirichlet", "alpha": 0.3}

@@ -84,19 +84,20 @@ def choose(
 ) -> Plan:
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
 
-    Of a kind with several forms, the richest that fits. Class statistics are left out where nothing fits with
-    them. `loads` has what the task takes with each model that
-    can be had here, by member; the main one's is judged for the straggler, where it is among them. `barred`
-    says why a form must not be trained here at all; empty when it may be. `elsewhere`: of models that
-    were not fetched, to say why they were not.
+    Of a kind with several forms, the richest that fits; without second moments where it does not fit with
+    them, and without class statistics where nothing fits with those. `loads` has what the task takes with
+    each model that can be had here, by member; the main one's is judged for the straggler, where it is among
+    them. `barred` says why a form must not be trained here at all; empty when it may be. `elsewhere`: of
+    models that were not fetched, to say why they were not.
     """
     usable_s = MARGIN * remaining_s
     forms = [form for kind in kinds for form in kind.variants()]
     candidates = tuple(_candidate(profile, form, (loads, elsewhere), usable_s, barred) for form in forms)
     chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
     if chosen is None and any(kind.statistics is not None for kind in kinds):
-        plain = tuple(class_statistics.asking(kind, None) for kind in kinds)
-        return choose(profile, plain, loads, remaining_s, barred, elsewhere)
+        plain = tuple(class_statistics.plain(kind) for kind in kinds)
+        if plain != tuple(kinds):
+            return choose(profile, plain, loads, remaining_s, barred, elsewhere)
     return Plan(chosen, candidates, _verdict(profile, candidates, loads, usable_s))
 
 
@@ -138,5 +139,8 @@ def _candidate(
         cost = priced(form, {**elsewhere, **here}, profile)
     except MissingGraph as error:
         return Candidate(form, None, (str(error),))
-    lacks = () if form.member in here else ("its model was not fetched",)
-    return Candidate(form, cost, misfits(cost, profile.memory, usable_s) or lacks)
+    if lacks := misfits(cost, profile.memory, usable_s):
+        poorer = class_statistics.poorer(form)
+        less = poorer and _candidate(profile, poorer, loads, usable_s, barred)
+        return less if less and not less.misfits else Candidate(form, cost, lacks)
+    return Candidate(form, cost, () if form.member in here else ("its model was not fetched",))

@@ -77,10 +77,11 @@ def _of_scalars(
         raise NothingToForward(
             f"round {offer.round} asks for {names}, and a site forwards full updates or scalars"
         )
-    others = (kind for kind in kinds if kind is not scalars)
+    others = [kind for kind in kinds if kind is not scalars]
+    means = tuple(kind for kind in others if isinstance(kind, ClassMeans) and kind.statistics is not None)
     why = "without full updates a site forwards scalars only"
-    offered, left_out = here(scalars), tuple(f"{kind.name}: {why}" for kind in others)
-    return SiteKinds(scalars, (offered,), left_out, offered.eps / scalars.eps)
+    offered, left_out = here(scalars), tuple(f"{kind.name}: {why}" for kind in others if kind not in means)
+    return SiteKinds(scalars, (offered, *means), left_out, offered.eps / scalars.eps)
 
 
 def usual_kinds(manifest: Manifest) -> tuple[AnyStrategy, ...]:
@@ -98,7 +99,7 @@ def why_not(kind: AnyStrategy, manifest: Manifest) -> str:
         return "its classifiers do not join the base only"
     if isinstance(kind, ZerothOrder) and kind.sizing == "relative":
         return "how far its step goes is known above alone"
-    if isinstance(kind, ClassMeans) and kind.head != "trained":
+    if isinstance(kind, ClassMeans) and kind.statistics is None and kind.head != "trained":
         return f"its classifier is served, not trained into the base (head is {kind.head!r})"
     whole = {spec.name for spec in Full().expected(manifest)}
     try:

@@ -41,7 +41,7 @@ def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Te
     if not sums.counts.any():
         return NOTHING
     pooled = replace(pooled, sums=sums, moments=_possible(pooled))
-    sent = class_statistics.encode(pooled, wished.numbers, forwarded.trains_extractor)
+    sent = class_statistics.encode(pooled, wished)
     if why := class_statistics.doubt(sent, num_examples, wished.smallest_count, sums.sums.shape):
         log.warning("class statistics of the site are not sent: the one above would refuse them: %s", why)
         return NOTHING

@@ -129,7 +129,7 @@ class AttentionTransfer(OfFamily):
         counts = TensorSpec(COUNTS, (len(manifest.labels),), "int32")
         return (*members.whole(manifest), TensorSpec(MAPS, shape, variable=True), counts)
 
-    def doubt(self, update: Tensors, num_examples: int, manifest: Manifest) -> str:
+    def doubt(self, update: Tensors, num_examples: int) -> str:
         counts, rows = update[COUNTS].astype(np.int64), len(update[MAPS])
         if counts.min(initial=0) < 0 or int(counts.sum()) != rows:
             return f"metadata has {rows} maps, its counts are {', '.join(map(str, counts))}"

@@ -16,18 +16,16 @@ from models.optimizer import Sgd
 from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 
-from . import class_sums, ranges
+from . import ranges
 from .aggregator_half import Effect, RoundModel
-from .class_sums import ClassSums
+from .class_sums import ClassSums, by_class
 from .device_half import NOTHING, Contribution, LocalData, Run
 from .feature_scale import scale_by, scale_in
 from .kind import About, Usual
 from .ranges import MOST, Setting, SmallestCount
 from .tensor_mean import TensorMean
-from .workload import forward_work, too_few_of_each, upload_bytes
+from .workload import ENVELOPE_BYTES, forward_work, too_few_of_each
 
-ROWS = "rows"
-"""The tensor of class means that are sent as rows."""
 MASKED = -1e9
 """The bias of a class that nobody has: its logit is masked, not zero."""
 
@@ -46,12 +44,9 @@ class ClassMeans(Usual):
     `gathered` (ours): the sums of earlier rounds count too, for rounds in which only some devices take part;
     the extractor must stand still meanwhile. Who takes part twice counts twice.
 
-    `samples` (ours): a device with more draws as many evenly, and measures these alone; what it sends then
-    stands for all that it has.
-
-    `numbers` (ours): "float32" sends the sums of all classes, as the paper does; "int8" and "float16" send a
-    row for each class that the device has, with its mean in these (`class_sums.write_rows`). `summed` reads
-    both.
+    In a round whose head is made in closed form of class statistics (ours), class means are these statistics
+    alone (`class_statistics`), of as many samples as the task asks for: nothing is sent besides, and the base
+    stays as it is.
 
     `smallest_count` (ours): a class with fewer samples on the device is neither sent nor counted. The sum of
     a class with one sample would be that sample's features; the paper sends it, as does 1.
@@ -79,82 +74,55 @@ class ClassMeans(Usual):
     ] = 0.1
     gathered: Annotated[bool, Setting("Whether sums of earlier rounds count too.", example=True)] = False
     smallest_count: SmallestCount = 2
-    samples: Annotated[
-        int,
-        Setting("Most samples that a device measures; 0: all.", 40, "samples", at_least=0, at_most=MOST),
-    ] = 0
-    numbers: Annotated[
-        Literal["float32", "float16", "int8"],
-        Setting("As what means are sent; float32: as sums, of classes that the device has not too.", "int8"),
-    ] = "float32"
 
     def __post_init__(self) -> None:
         ranges.check(self)
 
     def unfit(self, workload: Workload) -> str:
-        return super().unfit(workload) or too_few_of_each(workload, self.smallest_count)
+        least = self.statistics.smallest_count if self.statistics is not None else 0
+        return super().unfit(workload) or too_few_of_each(workload, max(self.smallest_count, least))
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
-        width = workload.feature_width
-        work = forward_work(workload, self._measured(workload.samples), (width + 1) * workload.labels)
-        if self.numbers != "float32":
-            present = sum(count >= self.smallest_count for count in workload.class_counts)
-            rows = present * class_sums.row_bytes(width, self.numbers)
-            work = replace(work, bytes_up=rows + upload_bytes(0, 1))
-        return predict(profile, work, self.name)
+        if self.statistics is not None:  # whose passes and bytes are added to it
+            return predict(profile, replace(forward_work(workload, 0, 0), bytes_up=ENVELOPE_BYTES), self.name)
+        values = (workload.feature_width + 1) * workload.labels
+        return predict(profile, forward_work(workload, workload.samples, values), self.name)
 
     def train(self, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
-        began, rows = run.clock(), run.drawn(self._measured(len(data)), len(data))
-        x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])
-        features = model.features(x)
+        if self.statistics is not None:
+            return Contribution(self.name, NOTHING, len(data), float("nan"))
+        began = run.clock()
+        features = model.features(data.x)
         run.pace(began, 1.0)
-        return self._made(features, y, len(data), model.manifest)
+        return self.from_features(features, data.y, model.manifest)
 
     def from_features(
-        self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest, run: Run
+        self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest
     ) -> Contribution:
-        rows = run.drawn(self._measured(len(y)), len(y))
-        if rows is None:
-            return self._made(features, y, len(y), manifest)
-        return self._made(features[rows], y[rows], len(y), manifest)
-
-    def _measured(self, samples: int) -> int:
-        """How many samples' features a device of so many computes."""
-        return min(samples, self.samples) if self.samples else samples
-
-    def _made(
-        self, features: NDArray[np.float32], y: NDArray[np.int64], samples: int, manifest: Manifest
-    ) -> Contribution:
-        """Of what was measured on a device of so many samples. Classes that are left out stand for none."""
-        totals = class_sums.by_class(features, y, len(manifest.labels)).at_least(self.smallest_count)
-        if self.numbers == "float32":
-            tensors = _plain(totals)
-        else:
-            tensors = {ROWS: class_sums.write_rows(totals, self.numbers)}
-        stands_for = samples * int(totals.counts.sum()) // max(1, len(y))
-        return Contribution(self.name, tensors, stands_for, float("nan"))
+        if self.statistics is not None:
+            return Contribution(self.name, NOTHING, len(y), float("nan"))
+        totals = by_class(features, y, len(manifest.labels)).at_least(self.smallest_count)
+        tensors = {"sums": totals.sums.astype(np.float32), "counts": totals.counts.astype(np.int32)}
+        return Contribution(self.name, tensors, int(totals.counts.sum()), float("nan"))
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
-        labels, width = len(manifest.labels), manifest.head.features
-        if self.numbers != "float32":
-            return (class_sums.spec_of_rows(ROWS, labels, width, self.numbers),)
-        return TensorSpec("sums", (labels, width)), TensorSpec("counts", (labels,), "int32")
+        if self.statistics is not None:
+            return ()
+        labels = len(manifest.labels)
+        return (
+            TensorSpec("sums", (labels, manifest.head.features)),
+            TensorSpec("counts", (labels,), "int32"),
+        )
 
-    def doubt(self, update: Tensors, num_examples: int, manifest: Manifest) -> str:
-        """Counts are of samples: none negative, together those sent, or fewer where a device measures a part
-        of its own, and no count means no sum.
-        """
-        if ROWS in update:
-            labels, width = len(manifest.labels), manifest.head.features
-            if why := class_sums.doubt_rows(update[ROWS], labels, width, self.smallest_count):
-                return why
-            update = _read(update, manifest)
+    def doubt(self, update: Tensors, num_examples: int) -> str:
+        """Counts are of samples: none negative, together those sent, and no count means no sum."""
+        if self.statistics is not None:
+            return ""
         counts = update["counts"].astype(np.int64)
         if counts.min(initial=0) < 0:
             return f"count of class {int(counts.argmin())} is {int(counts.min())}, expected 0 or more"
-        total = int(counts.sum())
-        if total != num_examples and not (self.samples and 0 < total < num_examples):
-            return f"counts sum to {total}, num_examples is {num_examples}"
+        if int(counts.sum()) != num_examples:
+            return f"counts sum to {int(counts.sum())}, num_examples is {num_examples}"
         stray = np.flatnonzero((counts == 0) & np.abs(update["sums"]).any(axis=1))
         return f"sums of class {int(stray[0])} are not 0, its count is" if len(stray) else ""
 
@@ -164,8 +132,9 @@ class ClassMeans(Usual):
 
     def fold(self, state: ClassSums, contribution: Contribution, weight: float) -> ClassSums:
         """Counts weigh by themselves; `weight` changes nothing."""
-        sums, counts = contribution.tensors["sums"], contribution.tensors["counts"]
-        return ClassSums(state.sums + sums, state.counts + counts)
+        if self.statistics is not None:
+            return state
+        return state + ClassSums(contribution.tensors["sums"], contribution.tensors["counts"])
 
     def finish(self, state: ClassSums, model: RoundModel) -> Effect:
         if not state.counts.any():
@@ -215,28 +184,3 @@ class ClassMeans(Usual):
             return scale_in(model.manifest, model.weights), NOTHING
         scale = scale_by(state.means())
         return scale.astype(np.float64), {model.manifest.scale: scale}
-
-
-def summed(update: Contribution, manifest: Manifest) -> Contribution:
-    """Class means as sums and counts of all samples that they stand for, in whole numbers; `update` as it was
-    sent, and not doubted.
-    """
-    tensors = _read(update.tensors, manifest)
-    counts = tensors["counts"]
-    measured = int(counts.sum(dtype=np.int64))
-    if 0 < measured < update.num_examples:
-        whole = np.rint(counts * (update.num_examples / measured)).astype(np.int32)
-        sums = tensors["sums"] * (whole / np.maximum(1, counts))[:, None]
-        tensors = {"sums": sums.astype(np.float32), "counts": whole}
-    return update if tensors is update.tensors else replace(update, tensors=tensors)
-
-
-def _read(update: Tensors, manifest: Manifest) -> Tensors:
-    """Sums and counts, of rows too."""
-    if ROWS not in update:
-        return update
-    return _plain(class_sums.read_rows(update[ROWS], len(manifest.labels), manifest.head.features))
-
-
-def _plain(sums: ClassSums) -> Tensors:
-    return {"sums": sums.sums.astype(np.float32), "counts": sums.counts.astype(np.int32)}

@@ -1,8 +1,8 @@
 """Class statistics of features, sent beside an update: counts, means, moments (docs/closed-form-head.md).
 
 They are of the features f that the base's head takes, or where these are many of fewer random sums of them
-(`projection`), before local training: for each class on the device the count n_c and the mean of f, and from
-devices that train the extractor the mean of f f^T. The sums that these stand for add up over devices to those
+(`projection`), before local training: for each class on the device the count n_c and the mean of f, and where
+there is time to send it the mean of f f^T. The sums that these stand for add up over devices to those
 of all samples, however these are divided (FedNCM: Legate et al. 2023; with second moments Fed3R: Fani et al.
 2024). A site sends the sums of its devices in the same way; where not
 all of them sent second moments, it says beside them whose counts and means go with these.
@@ -119,14 +119,15 @@ def _can_send(kind: AnyStrategy) -> bool:
 
 
 def wished(strategy: AnyStrategy) -> ClassStatistics | None:
-    """The class statistics beside an update of this form; None beside class means, which are the same.
+    """The class statistics in an update of this form, if any.
 
-    Beside scalars alone, means are sent as int8.
+    Class means are nothing else. In these, and beside scalars alone, means are sent as int8.
     """
     statistics = strategy.statistics
-    if statistics is None or not _can_send(strategy) or isinstance(strategy, ClassMeans):
+    if statistics is None or not _can_send(strategy):
         return None
-    return replace(statistics, numbers="int8") if strategy.scalars else statistics
+    short = strategy.scalars or isinstance(strategy, ClassMeans)
+    return replace(statistics, numbers="int8") if short else statistics
 
 
 def asked(kinds: tuple[AnyStrategy, ...], number: int, device: str) -> tuple[AnyStrategy, ...]:
@@ -144,6 +145,19 @@ def asked(kinds: tuple[AnyStrategy, ...], number: int, device: str) -> tuple[Any
 @lru_cache(maxsize=64)
 def _without(kinds: tuple[AnyStrategy, ...], which: tuple[bool, ...]) -> tuple[AnyStrategy, ...]:
     return tuple(asking(kind, None) if one else kind for kind, one in zip(kinds, which, strict=True))
+
+
+def poorer(strategy: AnyStrategy) -> AnyStrategy | None:
+    """The same kind, with less in its class statistics: without second moments."""
+    statistics = strategy.statistics
+    if statistics is None or not statistics.moments:
+        return None
+    return asking(strategy, replace(statistics, moments=False))
+
+
+def plain(strategy: AnyStrategy) -> AnyStrategy:
+    """The same kind without class statistics; class means are nothing else, and keep them."""
+    return strategy if isinstance(strategy, ClassMeans) else asking(strategy, None)
 
 
 def asking(strategy: AnyStrategy, statistics: ClassStatistics | None) -> AnyStrategy:
@@ -164,7 +178,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
     size = present * class_sums.row_bytes(width, statistics.numbers) + TENSOR_BYTES
     passes, peak = () if isinstance(strategy, FewShot) else work.passes, work.peak_bytes
-    if strategy.trains_extractor:
+    if statistics.moments:
         size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
         passes, peak = (*passes, Pass("moments", samples, 2.0 * width**2)), peak + 16 * width**2
     work = replace(work, passes=passes, peak_bytes=peak, bytes_up=size, bytes_down=0)
@@ -248,7 +262,7 @@ def beside(strategy: AnyStrategy, made: Contribution, known: Measured) -> Contri
         return made
     features = statistics.projection(known.features.shape[1]).project(known.features)
     found = of(features, known.y, known.labels, statistics.smallest_count)
-    sent = encode(found, statistics.numbers, strategy.trains_extractor)
+    sent = encode(found, statistics)
     return replace(made, tensors={**made.tensors, **sent})
 
 
@@ -259,14 +273,14 @@ def of(features: NDArray[np.float32], y: NDArray[np.int64], labels: int, smalles
     return Statistics(sums, sums, counted.T @ counted)
 
 
-def encode(statistics: Statistics, numbers: str, moments: bool) -> dict[str, NDArray[Any]]:
-    """Tensors for the wire: a row for each class that has a count; `moments`: the mean of f f^T, the upper
-    triangle of it relative to its largest number, float16 (1, width (width + 1) / 2), and that number; no
-    row of these where there is no sample.
+def encode(statistics: Statistics, asked: ClassStatistics) -> dict[str, NDArray[Any]]:
+    """Tensors for the wire: a row for each class that has a count; where moments are asked for, the mean of
+    f f^T, the upper triangle of it relative to its largest number, float16 (1, width (width + 1) / 2), and
+    that number; no row of these where there is no sample.
     """
-    known = statistics.moment_sums
+    known, numbers = statistics.moment_sums, asked.numbers
     sent: dict[str, NDArray[Any]] = {ROWS: class_sums.write_rows(statistics.sums, numbers)}
-    if moments:
+    if asked.moments:
         upper = statistics.moments[np.triu_indices(len(statistics.moments))][None]
         count = int(known.counts.sum())
         sent[MOMENTS], sent[SPREAD] = class_sums.short(upper / count if count else upper[:0], "float16")
@@ -305,7 +319,7 @@ def specs(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return ()
     labels, width = shape_of(statistics, manifest)
     rows = class_sums.spec_of_rows(ROWS, labels, width, statistics.numbers)
-    if not strategy.trains_extractor:
+    if not statistics.moments:
         return (rows,)
     moments = TensorSpec(MOMENTS, (1, width * (width + 1) // 2), "float16", variable=True)
     return rows, moments, TensorSpec(SPREAD, (1,), variable=True)
@@ -314,21 +328,19 @@ def specs(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
 def accepted(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
     """What an update of this form may consist of: that of a site says whose second moments it has, too."""
     statistics, whole = wished(strategy), expected(strategy, manifest)
-    if statistics is None or not strategy.trains_extractor:
+    if statistics is None or not statistics.moments:
         return whole
     return (*whole, class_sums.spec_of_rows(MOMENT_ROWS, *shape_of(statistics, manifest), statistics.numbers))
 
 
 def expected_of(sent: Tensors, accepted: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-    """What an update is held against: a device need not send class statistics, and all that send second
-    moments send them of all samples that they count, but for a site.
+    """What an update is held against: a device need not send class statistics, nor second moments in them;
+    those that do send them of all samples that they count, but for a site.
     """
-    return [
-        spec
-        for spec in accepted
-        if (ROWS in sent or not spec.name.startswith(PREFIX))
-        and (MOMENT_ROWS in sent or spec.name != MOMENT_ROWS)
-    ]
+    without = set() if ROWS in sent else {ROWS, MOMENTS, SPREAD, MOMENT_ROWS}
+    without |= set() if MOMENTS in sent else {MOMENTS, SPREAD, MOMENT_ROWS}
+    without |= set() if MOMENT_ROWS in sent else {MOMENT_ROWS}
+    return [spec for spec in accepted if spec.name not in without]
 
 
 def parted(sent: Tensors) -> tuple[Tensors, Tensors]:
@@ -344,6 +356,8 @@ def doubt_of(strategy: AnyStrategy, sent: Tensors, num_examples: int, manifest: 
     statistics = strategy.statistics
     if statistics is None:
         return ""
+    if not sent and isinstance(strategy, ClassMeans):
+        return "class means without any"
     shape, samples = shape_of(statistics, manifest), most_samples(strategy, num_examples)
     return doubt(sent, samples, statistics.smallest_count, shape)
 

@@ -38,7 +38,6 @@ from models.manifest import Manifest
 from models.tensors import Tensors
 
 from . import class_statistics
-from .class_means import ClassMeans
 from .class_statistics import Statistics
 from .class_sums import ClassSums
 from .device_half import NOTHING, Contribution, Late
@@ -194,12 +193,8 @@ class Round:
         self._bases: dict[int | None, Tensors] = {}
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
-        """A contribution without its class statistics, and these. Class means are both."""
+        """A contribution without its class statistics, and these."""
         update, found = class_statistics.parted(contribution.tensors)
-        if contribution.kind == ClassMeans.name:
-            totals = self._projection.project(update["sums"].astype(np.float64))
-            sums = ClassSums(totals, update["counts"].astype(np.int64))
-            return contribution, replace(self._nothing, sums=sums)
         if not found:
             return contribution, None
         return replace(contribution, tensors=update), class_statistics.decode(found, self._shape)

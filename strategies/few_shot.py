@@ -45,6 +45,7 @@ class FewShot(Coded, Usual):
     into the base as well, by samples, beside those of other kinds, and the served model is the base (ours:
     for rounds in which only some devices send few-shot updates). With `send_mean` theta_fs is sent to the
     devices with the next base, for the term of FSCProx (`TensorUpdate.mu_head`).
+    A device with fewer than `least_samples` (ours) is not fit for it: its class means say as much.
     Defaults: table 4.1 (SGD lr 0.01, momentum 0.9, weight decay 1e-3, batch 4, E_fs = 10, shots = 10).
     """
 
@@ -65,6 +66,12 @@ class FewShot(Coded, Usual):
     join_base: Annotated[
         bool, Setting("Whether classifiers are averaged into the base too, which is served then.", True)
     ] = False
+    least_samples: Annotated[
+        int,
+        Setting(
+            "Fewest samples that a device trains a head on; 0: any.", 40, "samples", at_least=0, at_most=MOST
+        ),
+    ] = 0
     send_mean: Annotated[
         bool, Setting("Whether devices get the mean classifier, for `mu_head` of other kinds.", True)
     ] = False
@@ -74,7 +81,11 @@ class FewShot(Coded, Usual):
 
     def unfit(self, workload: Workload) -> str:
         present = sum(count > 0 for count in workload.class_counts)
-        return "" if present > 1 else f"a classifier needs 2 classes to tell apart, here is {present}"
+        if present < 2:
+            return f"a classifier needs 2 classes to tell apart, here is {present}"
+        if workload.samples < self.least_samples:
+            return f"would train on {workload.samples} samples, expected {self.least_samples} or more"
+        return ""
 
     def cost(self, workload: Workload, profile: DeviceProfile) -> Cost:
         return predict(profile, self.work(workload), self.name)

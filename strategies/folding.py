@@ -10,7 +10,7 @@ import numpy as np
 from models.errors import TensorError
 from models.tensors import Tensors, finite
 
-from . import class_means, closed_form
+from . import closed_form
 from .aggregator_half import Carried, RoundModel
 from .class_statistics import Statistics, stands_for
 from .device_half import NOTHING, Contribution, Late
@@ -40,11 +40,9 @@ class Folding:
         self._statistics = closed_form.Round(model.manifest, model.weights, asked) if asked else None
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
-        """What of a contribution is for `add`, and its class statistics for `pool`; both count as what they
+        """What of a contribution is for `add`, and its class statistics for `pool`, counted as what they
         stand for.
         """
-        if contribution.kind == class_means.ClassMeans.name:
-            contribution = class_means.summed(contribution, self._model.manifest)
         if self._statistics is None:
             return contribution, None
         rest, found = self._statistics.parted(contribution)

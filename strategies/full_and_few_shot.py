@@ -126,7 +126,7 @@ class FullAndFewShot(TrainingSettings, Usual):
         heads = (replace(spec, name=FEW_SHOT + spec.name, variable=True) for spec in head_specs(manifest))
         return (*self.full.expected(manifest), *heads)
 
-    def doubt(self, update: Tensors, num_examples: int, manifest: Manifest) -> str:
+    def doubt(self, update: Tensors, num_examples: int) -> str:
         rows = {name: len(value) for name, value in few_shot_head(update).items()}
         whole = {name: len(update[name]) for name in rows}
         if any(rows.values()) and rows != whole:

@@ -43,6 +43,6 @@ class TakesFeatures(Protocol):
     """A kind whose `train` needs nothing of the model but the features of all samples."""
 
     def from_features(
-        self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest, run: Run
+        self, features: NDArray[np.float32], y: NDArray[np.int64], manifest: Manifest
     ) -> Contribution:
-        """What `train` gives, which draws from `run` alike; features (n, width), y (n,)."""
+        """What `train` gives; features (n, width), y (n,)."""

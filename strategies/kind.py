@@ -59,6 +59,10 @@ class ClassStatistics:
         ),
     ] = 1
 
+    moments: Annotated[
+        bool,
+        Setting("Whether second moments of features are sent too, by devices that can in time.", False),
+    ] = True
     features: Annotated[
         int,
         Setting(
@@ -99,7 +103,7 @@ class Strategy(Protocol[S]):
     of_single_samples: ClassVar[bool]
     """Whether feature maps of single samples are sent."""
     trains_extractor: ClassVar[bool]
-    """Whether its device back-propagates through the network: it can afford second moments of features."""
+    """Whether its device back-propagates through the network."""
 
     @property
     def statistics(self) -> ClassStatistics | None:
@@ -146,7 +150,7 @@ class Strategy(Protocol[S]):
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         """What a contribution must consist of, to be believed."""
 
-    def doubt(self, update: Tensors, num_examples: int, manifest: Manifest) -> str:
+    def doubt(self, update: Tensors, num_examples: int) -> str:
         """What is wrong with an update whose tensors are as expected; empty when nothing is."""
 
     def counted(self, contribution: Contribution) -> float:
@@ -227,7 +231,7 @@ class Usual:
     def unfit(self, workload: Workload) -> str:
         return "" if workload.samples else "there is no local data"
 
-    def doubt(self, update: Tensors, num_examples: int, manifest: Manifest) -> str:
+    def doubt(self, update: Tensors, num_examples: int) -> str:
         return ""
 
     def counted(self, contribution: Contribution) -> float:

@@ -124,7 +124,7 @@ class Prototypes(OfFamily):
         maps = TensorSpec(PROTOTYPES, shape), TensorSpec(COUNTS, (labels,), "int32")
         return (*members.whole(manifest), *maps)
 
-    def doubt(self, update: Tensors, num_examples: int, manifest: Manifest) -> str:
+    def doubt(self, update: Tensors, num_examples: int) -> str:
         if not self.beta:
             return ""
         counts = update[COUNTS].astype(np.int64)

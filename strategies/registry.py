@@ -60,8 +60,8 @@ USUAL = ("full", "entropy-subset", "few-shot", "class-means", "zeroth-order")
 
 BESIDE_OTHERS: Mapping[str, Settings] = {
     "entropy-subset": {"least_samples": 10},
-    "few-shot": {"join_base": True},
-    "class-means": {"head": "trained", "samples": 40, "numbers": "int8"},
+    "few-shot": {"join_base": True, "least_samples": 40},
+    "class-means": {"head": "trained"},
 }
 """Settings for rounds that offer several kinds, in place of the papers' own."""
 

@@ -209,7 +209,7 @@ class Representatives(Coded, Usual):
         maps = TensorSpec(MAPS, (rows, *teaching.map_shape(manifest, self.level)), variable=True)
         return (*self._full.expected(manifest), maps, TensorSpec(COUNTS, (labels,), "int32"))
 
-    def doubt(self, update: Tensors, num_examples: int, manifest: Manifest) -> str:
+    def doubt(self, update: Tensors, num_examples: int) -> str:
         counts, rows = update[COUNTS].astype(np.int64), len(update[MAPS])
         if counts.min(initial=0) < 0 or int(counts.sum()) != rows:
             return f"there are {rows} maps, their counts are {', '.join(map(str, counts))}"

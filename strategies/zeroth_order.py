@@ -157,7 +157,7 @@ class ZerothOrder(Usual):
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return (TensorSpec("g", (self.num_z,)),)
 
-    def doubt(self, update: Tensors, num_examples: int, manifest: Manifest) -> str:
+    def doubt(self, update: Tensors, num_examples: int) -> str:
         """Losses are from 0 to MOST_LOSS: no difference of two over eps or more is further from 0."""
         furthest, most = float(np.abs(update["g"]).max()), MOST_LOSS / self.eps
         if furthest <= most:

@@ -88,7 +88,7 @@ MIXED = (
     offered(Full(epochs=EPOCHS, batch=32)),
     offered(EntropySubset(shares=(0.5, 0.25, 0.1), epochs=EPOCHS, batch=32)),
     offered(FewShot(), from_round=2),
-    offered(ClassMeans(head="trained", samples=40)),
+    offered(ClassMeans(head="trained")),
     offered(ZerothOrder(lr=1e-3)),
 )
 """Few-shot heads are offered from round 2 on, as in FedFSC, and stay out of the base: the served head is made

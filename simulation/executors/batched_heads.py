@@ -45,10 +45,7 @@ class BatchedHeads:
         known = self._features.of(base, [job.device for job in jobs])
         if isinstance(strategy, TakesFeatures):
             width = self._manifest.head.features
-            results = [
-                strategy.from_features(k.inputs[:, :width], k.y, self._manifest, run_of(job))
-                for job, k in zip(jobs, known, strict=True)
-            ]
+            results = [strategy.from_features(k.inputs[:, :width], k.y, self._manifest) for k in known]
             made = [replace(result, form=strategy.form) for result in results]
             return [_checked(result, self._manifest, strategy) for result in made]
         return self._trained(base, jobs, known)

@@ -70,15 +70,22 @@ class Screen:
             return
         if sent is not None:
             self._statistics.add(sent, contribution)
+        # class statistics alone have no tensors
+        if not contribution.tensors or self._spooled(contribution, weight, device):
+            counted = self._folding.counted(contribution)
+            self._samples[device] = max(self._samples.get(device, 0.0), counted)
+
+    def _spooled(self, contribution: Contribution, weight: float, device: str) -> bool:
+        """Kept with those of its sort, if it is finite."""
         trained = self._folding.trained(contribution)
         one = sorted_out(contribution, *trained)
         if one.sort not in self._spools:
             self._spools[one.sort] = Spool(one.update.tensors, one.start, self._scratch)
             self._bases[one.sort] = trained
-        if not self._spools[one.sort].add(one.update, weight, device):
-            self._note(f"{device} ({contribution.kind}) is not finite and is left out")
-            return
-        self._samples[device] = max(self._samples.get(device, 0.0), self._folding.counted(contribution))
+        if self._spools[one.sort].add(one.update, weight, device):
+            return True
+        self._note(f"{device} ({contribution.kind}) is not finite and is left out")
+        return False
 
     def merged(self) -> tuple[Merged, str]:
         """As Folding's; with what the rule left out, or could not do. Raises OSError."""

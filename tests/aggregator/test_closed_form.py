@@ -59,7 +59,7 @@ def test_a_round_serves_the_head_in_closed_form_and_offers_the_trained_one(bench
         len(bundle.manifest.labels),
         ClassStatistics().projection(bundle.manifest.head.features),
     )
-    assert (pool.rounds, pool.weight, pool.samples) == (1, 240, 120)
+    assert (pool.rounds, pool.weight, pool.samples) == (1, 240, 240)
     assert b.store.closed()[0].note == ""
 
 

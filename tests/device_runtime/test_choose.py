@@ -7,6 +7,7 @@ from device_runtime.choose import MAIN, MARGIN, choose, priced
 from device_runtime.work import cheaper
 from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed, shipped
 from strategies import class_statistics, registry
+from strategies.class_means import ClassMeans
 from strategies.full import Full
 from strategies.kind import ClassStatistics
 from strategies.prototypes import Prototypes
@@ -169,18 +170,25 @@ def test_a_model_that_was_not_fetched_would_not_have_fitted_or_was_not_wanted(lo
 
 
 def test_class_statistics_are_left_out_where_nothing_fits_with_them(load):
-    """0.8 kB of class means take 2.7 s at 300 B/s beside 190 bytes of scalars."""
-    kinds = [class_statistics.asking(kind, ClassStatistics()) for kind in every_kind()]
+    """0.8 kB of class means take 2.7 s at 300 B/s beside 190 bytes of scalars, second moments 14 s more."""
+    asked = ClassStatistics()
+    kinds = [
+        class_statistics.asking(kind, asked) for kind in every_kind() if not isinstance(kind, ClassMeans)
+    ]
     plan = choose(device(1e9, up=300.0), kinds, {MAIN: load}, remaining_s=3.0)
     assert (plan.chosen.kind, plan.chosen.strategy.statistics) == ("zeroth-order", None)
     plan = choose(device(1e9, up=300.0), kinds, {MAIN: load}, remaining_s=8.5)
-    assert (plan.chosen.kind, plan.chosen.strategy.statistics) == ("zeroth-order", ClassStatistics())
+    assert plan.chosen.kind == "zeroth-order"
+    assert plan.chosen.strategy.statistics == replace(asked, moments=False)
     assert cheaper(kinds, plan.candidates[-2]) == tuple(kinds[-1:])
+    plan = choose(device(1e9, up=300.0), kinds[-1:], {MAIN: load}, remaining_s=30.0)
+    assert (plan.chosen.kind, plan.chosen.strategy.statistics) == ("zeroth-order", asked)
 
 
 def test_a_device_with_one_class_sends_class_means_of_some_samples_before_scalars_of_all(bundle):
     """No classifier tells one class apart; four passes through all samples, or one through 40."""
-    kinds = [registry.make(name, settings) for name, settings in registry.offered(registry.USUAL[2:])]
+    usual = [registry.make(name, settings) for name, settings in registry.offered(registry.USUAL[2:])]
+    kinds = [class_statistics.asking(kind, ClassStatistics()) for kind in usual]
     load = workload(bundle.manifest, (180, *(0,) * 9))
     plan = choose(device(1e12), kinds, {MAIN: load}, remaining_s=3.0)
     assert plan.chosen.kind == "class-means"

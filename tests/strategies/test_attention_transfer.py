@@ -64,7 +64,7 @@ def test_training_leaves_the_distributed_model_as_it_was_and_is_what_is_expected
     assert tensors.encode(small.weights) == before
     assert tensors.encode(first.tensors) == tensors.encode(second.tensors)
     tensors.check(first.tensors, KIND.expected(small.manifest))
-    assert KIND.doubt(first.tensors, first.num_examples, None) == ""
+    assert KIND.doubt(first.tensors, first.num_examples) == ""
 
 
 def test_metadata_is_never_more_than_was_agreed(small, client, run):
@@ -79,10 +79,10 @@ def test_metadata_is_never_more_than_was_agreed(small, client, run):
 def test_metadata_that_does_not_add_up_is_doubted():
     maps, counts = np.zeros((3, 6, 8, 8), np.float32), np.array([1, 0, 2], np.int32)
     update = {"metadata.maps": maps, "metadata.counts": counts}
-    assert KIND.doubt(update, 3, None) == ""
-    assert KIND.doubt(update, 2, None) == "metadata has 3 maps of 2 samples"
+    assert KIND.doubt(update, 3) == ""
+    assert KIND.doubt(update, 2) == "metadata has 3 maps of 2 samples"
     wrong = {**update, "metadata.counts": np.array([4, 0, -1], np.int32)}
-    assert KIND.doubt(wrong, 3, None) == "metadata has 3 maps, its counts are 4, 0, -1"
+    assert KIND.doubt(wrong, 3) == "metadata has 3 maps, its counts are 4, 0, -1"
 
 
 def test_the_predicted_upload_is_within_a_tenth_of_what_is_sent(small, client, run):

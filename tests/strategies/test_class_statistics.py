@@ -68,7 +68,7 @@ def test_statistics_add_up_to_those_of_all_samples_for_any_partition(model, digi
 @pytest.mark.parametrize(("numbers", "step"), [("float16", 2.0**-11), ("int8", 1 / 254)])
 def test_what_is_read_is_what_was_written_to_rounding(model, digits, numbers, step):
     known = exact(model.features(digits.x), digits.y, smallest=20)
-    read = class_statistics.decode(class_statistics.encode(known, numbers, True), SHAPE)
+    read = class_statistics.decode(class_statistics.encode(known, ClassStatistics(numbers=numbers)), SHAPE)
     np.testing.assert_array_equal(read.sums.counts, known.sums.counts)
     assert 0 < np.count_nonzero(known.sums.counts) <= 10
     for label in known.sums.present:
@@ -83,7 +83,7 @@ def test_what_is_read_is_what_was_written_to_rounding(model, digits, numbers, st
 def test_large_features_do_not_overflow(model, digits):
     """A sum of squares of features of 3,000 is far above float16's 65,504."""
     known = exact(1e3 * model.features(digits.x), digits.y)
-    sent = class_statistics.encode(known, "float16", True)
+    sent = class_statistics.encode(known, ClassStatistics())
     assert all(np.isfinite(value).all() for value in sent.values())
     assert class_statistics.doubt(sent, 240, 1, SHAPE) == ""
 
@@ -99,14 +99,14 @@ def test_an_update_and_its_statistics_are_as_expected_believed_and_as_large_as_p
     update, found = class_statistics.parted(made.tensors)
     assert update.keys() == strategy.train(model, digits, run()).tensors.keys()
     assert class_statistics.doubt_of(strategy.variants()[0], found, made.num_examples, model.manifest) == ""
-    assert (MOMENTS in found) == (name not in ("few-shot", "zeroth-order"))
+    assert MOMENTS in found
     cost = class_statistics.cost(strategy, workload(model.manifest, digits.class_counts(10)), PROFILE)
     assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)) + 120, rel=0.1)
 
 
 def test_beside_scalars_the_mean_of_a_class_is_one_byte_a_feature_and_ten_more(model, digits, run):
     """Label 2, count 4, scale 4; before, three tensors with means in 16 bits took 460 bytes for one class."""
-    strategy = kind("zeroth-order")
+    strategy = kind("zeroth-order", moments=False)
     sevens = LocalData(digits.x[digits.y == 7], digits.y[digits.y == 7])
     made = class_statistics.train(strategy, model, sevens, run())
     rows = made.tensors[ROWS]
@@ -163,7 +163,7 @@ def test_classes_of_few_samples_are_in_no_part_of_it(model, digits):
     np.testing.assert_array_equal(known.sums.present, present)
     f = features[np.isin(digits.y, present)].astype(np.float64)
     np.testing.assert_allclose(known.moments, f.T @ f)
-    nothing = class_statistics.encode(exact(features, digits.y, 241), "int8", True)
+    nothing = class_statistics.encode(exact(features, digits.y, 241), ClassStatistics(numbers="int8"))
     assert [len(nothing[name]) for name in (ROWS, MOMENTS, SPREAD)] == [0, 0, 0]
     assert class_statistics.doubt(nothing, 240, 2, SHAPE) == ""
 
@@ -183,7 +183,7 @@ def test_few_shot_training_has_all_features_and_needs_no_pass_of_its_own_for_the
     np.testing.assert_array_equal(counted(made), np.bincount(digits.y))
     load = workload(model.manifest, digits.class_counts(10))
     costs = class_statistics.cost(kind("few-shot"), load, PROFILE), kind("few-shot").cost(load, PROFILE)
-    assert costs[0].flops == costs[1].flops
+    assert costs[0].flops - costs[1].flops == pytest.approx(240 * 2 * 64**2)  # of the second moments alone
     assert costs[0].bytes_up > costs[1].bytes_up
 
 
@@ -197,15 +197,44 @@ def test_statistics_beside_an_entropy_subset_are_of_all_samples(model, digits, r
     assert why == "class counts sum to 240, the device has at most 238 samples"
 
 
-def test_private_updates_class_means_and_smaller_models_come_without(model, digits, run):
+def test_private_updates_and_smaller_models_come_without(model, digits, run):
     private = replace(kind("full"), dp=registry.make("full", {"dp": {}}).dp)
     smaller = class_statistics.asking(
         registry.make("width-slice", {"members": ["half"]}).variants()[0], ClassStatistics()
     )
-    for strategy in (private, kind("class-means"), smaller):
+    for strategy in (private, smaller):
         assert class_statistics.wished(strategy) is None
-    made = class_statistics.train(kind("class-means"), model, digits, run())
-    assert made.tensors.keys() == {"sums", "counts"}
+
+
+def test_class_means_are_the_statistics_alone_in_a_round_that_asks_for_them(model, digits, run):
+    strategy = kind("class-means", samples=30)
+    made = class_statistics.train(strategy, model, digits, run())
+    tensors.check(made.tensors, class_statistics.expected(strategy, model.manifest))
+    assert made.tensors.keys() == {ROWS, MOMENTS, SPREAD}
+    assert made.num_examples == 240 and 20 < counted(made).sum() <= 30
+    load = workload(model.manifest, digits.class_counts(10))
+    cost = class_statistics.cost(strategy, load, PROFILE)
+    assert cost.bytes_up == pytest.approx(len(tensors.encode(made.tensors)) + 120, rel=0.1)
+    whole = registry.make("class-means").cost(load, PROFILE)
+    moments = 30 * 2 * 64**2
+    assert cost.flops - moments == pytest.approx(whole.flops * 30 / 240)
+    few = class_statistics.cost(class_statistics.poorer(strategy), load, PROFILE)
+    assert few.bytes_up == 120 + 72 + 10 * (10 + 64)
+    assert class_statistics.poorer(class_statistics.poorer(strategy)) is None
+    assert class_statistics.plain(strategy) is strategy
+    assert class_statistics.plain(kind("full")).statistics is None
+
+
+def test_an_update_of_class_means_without_any_is_refused(model):
+    why = class_statistics.doubt_of(kind("class-means"), {}, 240, model.manifest)
+    assert why == "class means without any"
+    assert class_statistics.doubt_of(kind("few-shot"), {}, 240, model.manifest) == ""
+
+
+def test_a_class_of_too_few_samples_for_the_statistics_makes_class_means_unfit(model):
+    load = workload(model.manifest, (4, 3, *(0,) * 8))
+    assert kind("class-means", smallest_count=4).unfit(load) == ""
+    assert kind("class-means", smallest_count=5).unfit(load).startswith("a class needs 5 samples")
 
 
 def test_a_device_that_sends_scalars_sends_statistics_in_round_1_and_once_in_so_many():
@@ -281,7 +310,7 @@ def of_a_site(model, digits):
     features = model.features(digits.x)
     one, other = (exact(features[part], digits.y[part], 2) for part in (slice(150), slice(150, 240)))
     known = Statistics(one.add(other).sums, one.sums, one.moments)
-    return known, class_statistics.encode(known, "float16", True)
+    return known, class_statistics.encode(known, ClassStatistics())
 
 
 def test_of_a_site_it_is_said_whose_second_moments_are_sent(of_a_site, bundle):
@@ -296,7 +325,7 @@ def test_of_a_site_it_is_said_whose_second_moments_are_sent(of_a_site, bundle):
     np.testing.assert_array_equal(read.sums.counts, known.sums.counts)
     assert np.abs(read.moments - known.moments).max() <= 1.01 * 2.0**-11 * np.abs(known.moments).max()
     assert MOMENT_ROWS not in {
-        one.name for one in class_statistics.accepted(kind("few-shot"), bundle.manifest)
+        one.name for one in class_statistics.accepted(kind("few-shot", moments=False), bundle.manifest)
     }
     alone = {name: value for name, value in sent.items() if name != MOMENT_ROWS}
     assert MOMENT_ROWS not in {one.name for one in class_statistics.expected_of(alone, specs)}

@@ -105,9 +105,10 @@ def manifest_of_two():
     )
 
 
-def pooled(model, parts, names, run, round_model, memory=None):
+def pooled(model, parts, names, run, round_model, memory=None, moments=True):
     """A round of these kinds, one device each, merged."""
-    kinds = {n: class_statistics.asking(registry.make(n, QUICK.get(n)), ClassStatistics()) for n in QUICK}
+    asked = ClassStatistics(moments=moments)
+    kinds = {n: class_statistics.asking(registry.make(n, QUICK.get(n)), asked) for n in QUICK}
     carried = memory or closed_form_nothing()
     folding = Folding(kinds, round_model, carried)
     for i, (name, data) in enumerate(zip(names, parts, strict=True)):
@@ -154,7 +155,7 @@ def test_a_class_that_only_sends_means_is_recognised_by_the_served_model(model, 
     ("kind", "settings", "times"),
     [
         ("zeroth-order", {"statistics": {"samples": 30, "every": 5}}, 5),  # until it sends again
-        ("class-means", {"head": "trained", "samples": 30, "statistics": {}}, 1),
+        ("class-means", {"head": "trained", "statistics": {"samples": 30}}, 1),
     ],
 )
 def test_a_class_of_devices_that_measure_a_part_and_send_seldom_is_no_rarer(
@@ -188,7 +189,7 @@ def test_the_next_base_is_what_it_would_be_without(model, digits, run, round_mod
 
 
 def test_without_second_moments_the_round_serves_what_it_did_and_says_why(model, digits, run, round_model):
-    merged, odd = pooled(model, halves(digits)[2:], ["class-means"], run, round_model)
+    merged, odd = pooled(model, halves(digits)[2:], ["class-means"], run, round_model, moments=False)
     assert merged.served is merged.base
     assert odd == "the trained head is served: no device has sent second moments of enough samples yet"
 

@@ -78,7 +78,7 @@ def test_a_device_sends_its_weights_and_prototypes_by_the_updated_model(small, c
     sent = KAD.train(small, clients[0], run())
     assert tensors.encode(small.weights) == before
     tensors.check(sent.tensors, KAD.expected(small.manifest))
-    assert (KAD.doubt(sent.tensors, sent.num_examples, None), sent.form) == ("", "small")
+    assert (KAD.doubt(sent.tensors, sent.num_examples), sent.form) == ("", "small")
     small.load({name: sent.tensors[name] for name in small.manifest.names()})
     expected = local_prototypes(small, clients[0])["prototypes"]
     assert np.array_equal(sent.tensors["prototypes"], expected)
@@ -89,7 +89,7 @@ def test_fedmd_sends_weights_alone(small, clients, run):
     assert set(sent.tensors) == set(small.manifest.names())
     assert all(np.array_equal(with_maps.tensors[name], value) for name, value in sent.tensors.items())
     tensors.check(sent.tensors, MD.expected(small.manifest))
-    assert MD.doubt(sent.tensors, 80, None) == ""
+    assert MD.doubt(sent.tensors, 80) == ""
 
 
 @pytest.mark.parametrize("kind", [KAD, MD])
@@ -102,15 +102,11 @@ def test_the_predicted_upload_is_within_a_tenth_of_what_is_sent(kind, small, cli
 
 def test_prototypes_that_do_not_add_up_are_doubted():
     maps, counts = np.zeros((3, 2, 1, 1), np.float32), np.array([2, 0, 1], np.int32)
-    assert KAD.doubt({"prototypes": maps, "counts": counts}, 3, None) == ""
-    assert (
-        KAD.doubt({"prototypes": maps, "counts": counts}, 4, None) == ""
-    )  # a class was too small to be sent
-    assert (
-        KAD.doubt({"prototypes": maps, "counts": counts}, 2, None) == "counts are 2, 0, 1, num_examples is 2"
-    )
+    assert KAD.doubt({"prototypes": maps, "counts": counts}, 3) == ""
+    assert KAD.doubt({"prototypes": maps, "counts": counts}, 4) == ""  # a class was too small to be sent
+    assert KAD.doubt({"prototypes": maps, "counts": counts}, 2) == "counts are 2, 0, 1, num_examples is 2"
     maps[1, 1] = 0.5
-    assert "prototype of class 1 is not 0" in KAD.doubt({"prototypes": maps, "counts": counts}, 3, None)
+    assert "prototype of class 1 is not 0" in KAD.doubt({"prototypes": maps, "counts": counts}, 3)
 
 
 def lesson_written_out(family, sent, generic, kind) -> tuple[Lesson, LocalData]:

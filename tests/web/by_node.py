@@ -19,7 +19,6 @@ from models.onnx_engine import OnnxModel
 from models.tensors import Tensors
 from strategies import class_statistics, class_sums, registry
 from strategies.aggregator_half import RoundModel
-from strategies.class_means import ClassMeans, summed
 from strategies.device_half import Contribution, LocalData, Run
 
 HERE = Path(__file__).parent
@@ -93,7 +92,7 @@ def check(site: Site, work: Work, theirs: Contribution) -> None:
 
     tensors.check(theirs.tensors, class_statistics.expected(strategy, model.manifest))
     update, found = class_statistics.parted(theirs.tensors)
-    assert strategy.doubt(update, theirs.num_examples, model.manifest) == ""
+    assert strategy.doubt(update, theirs.num_examples) == ""
     assert class_statistics.doubt_of(strategy, found, theirs.num_examples, model.manifest) == ""
     assert (theirs.form, theirs.num_examples) == (ours.form, ours.num_examples)
     assert theirs.train_loss == pytest.approx(ours.train_loss, rel=1e-5, nan_ok=True)
@@ -109,11 +108,11 @@ def check(site: Site, work: Work, theirs: Contribution) -> None:
         np.testing.assert_allclose(made, value.astype(np.float64), rtol=work.far, atol=far, err_msg=name)
 
     base = RoundModel(model.manifest, site.bundle.weights(), 1, SEED)
-    whole = replace(theirs, tensors=update)
-    if isinstance(strategy, ClassMeans):
-        whole = summed(whole, model.manifest)
-    effect = strategy.finish(strategy.fold(strategy.start(base), whole, strategy.counted(theirs)), base)
-    assert effect.mean or effect.steps or effect.assigned or effect.served_mean
+    effect = strategy.finish(
+        strategy.fold(strategy.start(base), replace(theirs, tensors=update), strategy.counted(theirs)), base
+    )
+    if update:
+        assert effect.mean or effect.steps or effect.assigned or effect.served_mean
 
 
 def same_rows(theirs: NDArray[np.uint8], ours: NDArray[np.uint8], shape: tuple[int, int]) -> None:

@@ -37,7 +37,7 @@ KINDS: Mapping[str, Work] = {
     "zeroth-order, measured": Work("zeroth-order", MEASURED, SCALARS),
     "zeroth-order, some samples": Work("zeroth-order", {"sampled": 0.3, "tunable": "mid"}, SCALARS),
     "class-means": Work("class-means", {}, SUMS),
-    "short class-means": Work("class-means", {"numbers": "int8", "samples": 40}),
+    "class-means as statistics": Work("class-means", {"statistics": {"samples": 40}}),
     "full with class statistics": Work("full", {"epochs": 1, "batch": 16, "lr": 0.01, "statistics": {}}),
     "random subset with class statistics": Work(
         "entropy-subset", {"epochs": 1, "select": "random", "lr": 0.01, "statistics": {"numbers": "int8"}}

@@ -65,7 +65,8 @@ export class Plan {
 
 /**
  * The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds; of a kind
- * with several forms, the richest that fits. Class statistics are left out where nothing fits with them.
+ * with several forms, the richest that fits; without second moments where it does not fit with them, and without
+ * class statistics where nothing fits with those.
  * @param {Profile} profile @param {any[]} kinds @param {Workload} workload @param {number} remainingS
  * @returns {Plan}
  */
@@ -75,8 +76,8 @@ export function choose(profile, kinds, workload, remainingS) {
   const candidates = forms.map((form) => candidate({ profile, workload, usableS }, form));
   const chosen = candidates.find((one) => !one.misfits.length) ?? null;
   if (!chosen && kinds.some((kind) => kind.statistics)) {
-    const plain = kinds.map((kind) => classStatistics.asking(kind, null));
-    return choose(profile, plain, workload, remainingS);
+    const plain = kinds.map(classStatistics.plain);
+    if (plain.some((kind, place) => kind !== kinds[place])) return choose(profile, plain, workload, remainingS);
   }
   return new Plan(chosen, candidates, verdict(profile, candidates, workload, usableS));
 }
@@ -111,7 +112,10 @@ function candidate({ profile, workload, usableS }, form) {
   if (unfit) return new Candidate(form, null, [unfit]);
   try {
     const cost = priced(form, workload, profile);
-    return new Candidate(form, cost, misfits(cost, profile.memory, usableS));
+    const lacks = misfits(cost, profile.memory, usableS);
+    const poorer = lacks.length ? classStatistics.poorer(form) : null;
+    const less = poorer && candidate({ profile, workload, usableS }, poorer);
+    return less?.misfits.length === 0 ? less : new Candidate(form, cost, lacks);
   } catch (error) {
     if (error instanceof MissingGraph) return new Candidate(form, null, [error.message]);
     throw error;

@@ -26,18 +26,29 @@ const PREFIX = "class-statistics/";
 export const ROWS = `${PREFIX}rows`;
 /** The mean of f f^T, and its largest number. */
 export const MOMENTS = `${PREFIX}moments`;
-const SPREAD = `${PREFIX}spread`;
+export const SPREAD = `${PREFIX}spread`;
 /** Of a tensor on the wire beside its values, usually. */
 const TENSOR_BYTES = 72;
 
 /**
- * What goes beside an update of this form. None beside class means, which are the same. Beside scalars alone, means
- * are int8. @param {any} strategy
+ * What class statistics are in an update of this form, if any. Class means are nothing else. In these, and beside
+ * scalars alone, means are sent as int8. @param {any} strategy
  */
 export function wished(strategy) {
-  const statistics = strategy instanceof ClassMeans ? null : (strategy.statistics ?? null);
-  return statistics && strategy.scalars > 0 ? { ...statistics, numbers: "int8" } : statistics;
+  const statistics = strategy.statistics ?? null;
+  const isShort = strategy.scalars > 0 || strategy instanceof ClassMeans;
+  return statistics && isShort ? { ...statistics, numbers: "int8" } : statistics;
 }
+
+/** The same kind, with less in its class statistics: without second moments. Null: there is no less. @param {any} strategy */
+export function poorer(strategy) {
+  const { statistics } = strategy;
+  return statistics?.moments ? asking(strategy, { ...statistics, moments: false }) : null;
+}
+
+/** The same kind without class statistics; class means are nothing else, and keep them. @param {any} strategy */
+export const plain = (strategy) =>
+  strategy.statistics && !(strategy instanceof ClassMeans) ? asking(strategy, null) : strategy;
 
 /**
  * The kinds of round `number` as this device is asked for them: scalars alone come without statistics in all
@@ -80,7 +91,7 @@ export function cost(strategy, workload, profile) {
   const passes = strategy instanceof FewShot ? [] : [...work.passes];
   let bytesUp = present * rowBytes(width, statistics.numbers) + TENSOR_BYTES;
   let { peakBytes } = work;
-  if (strategy.trainsExtractor) {
+  if (statistics.moments) {
     bytesUp += width * (width + 1) + 4 + 2 * TENSOR_BYTES;
     passes.push({ graph: "moments", samples, flops: 2 * width ** 2 });
     peakBytes += 16 * width ** 2;
@@ -122,7 +133,7 @@ export async function train(strategy, model, data, run) {
   const counted = { x: projected(features, manifest.head.features, statistics), y: here.y };
   const width = projectedWidth(manifest.head.features, statistics);
   const found = of(counted, width, manifest.labels.length, statistics.smallest_count);
-  const sent = encode(found, statistics.numbers, strategy.trainsExtractor);
+  const sent = encode(found, statistics);
   return { ...made, tensors: new Map([...made.tensors, ...sent]) };
 }
 
@@ -144,13 +155,13 @@ export function of({ x, y }, width, labels, smallest) {
 }
 
 /**
- * Tensors for the wire, as Python's `encode`. @param {Statistics} statistics @param {string} numbers
- * @param {boolean} moments whether these go too @returns {Tensors}
+ * Tensors for the wire, as Python's `encode`. @param {Statistics} statistics
+ * @param {{numbers: string, moments: boolean}} asked @returns {Tensors}
  */
-export function encode({ moments: total, ...found }, numbers, moments) {
+export function encode({ moments: total, ...found }, asked) {
   /** @type {Tensors} */
-  const sent = new Map([[ROWS, writeRows(found, numbers)]]);
-  if (!moments) return sent;
+  const sent = new Map([[ROWS, writeRows(found, asked.numbers)]]);
+  if (!asked.moments) return sent;
   const samples = found.counts.reduce((sum, count) => sum + count, 0);
   const [upper, spread] = samples ? short(total.map((value) => value / samples), "float16") : [new Uint16Array(0), 0];
   const rows = Number(samples > 0);
@@ -173,7 +184,7 @@ function specs(strategy, manifest) {
   if (!statistics) return [];
   const [labels, width] = [manifest.labels.length, projectedWidth(manifest.head.features, statistics)];
   const rows = specOfRows(ROWS, [labels, width], statistics.numbers);
-  if (!strategy.trainsExtractor) return [rows];
+  if (!statistics.moments) return [rows];
   return [
     rows,
     { name: MOMENTS, shape: [1, (width * (width + 1)) / 2], dtype: "float16", variable: true },

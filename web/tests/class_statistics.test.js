@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { fromHex, hex, utf8 } from "../device/bytes.js";
-import { ROWS, asked, asking, crc32, encode, expected, of, wished } from "../device/class_statistics.js";
+import { MOMENTS, ROWS, SPREAD, asked, asking, crc32, encode, expected, of, plain, poorer, wished } from "../device/class_statistics.js";
 import { toHalf } from "../device/half.js";
 import { projected } from "../device/projection.js";
 import { make } from "../device/kinds/registry.js";
@@ -10,7 +10,7 @@ import { write } from "../device/safetensors.js";
 import { vectors } from "./vectors.js";
 
 const known = vectors("class_statistics");
-const STATISTICS = { numbers: "float16", smallest_count: 2, samples: 40, every: 5, features: 512, projection_seed: 0 };
+const STATISTICS = { numbers: "float16", smallest_count: 2, samples: 40, every: 5, moments: true, features: 512, projection_seed: 0 };
 
 test("numbers of 64 bits become those of 16 bits that numpy makes of them", () => {
   const numbers = new Float64Array(fromHex(known.halves.numbers).buffer);
@@ -23,7 +23,7 @@ for (const [at, one] of known.encoded.entries()) {
   test(`class statistics of these features are Python's, byte for byte (${at})`, () => {
     const x = new Float32Array(fromHex(one.features).buffer);
     const found = of({ x, y: Int32Array.from(one.y) }, one.width, one.labels, one.smallest);
-    const sent = encode(found, one.numbers, one.moments);
+    const sent = encode(found, one);
     assert.equal(hex(write(sent)), one.sent);
   });
 }
@@ -56,18 +56,23 @@ test("features of a wide head are projected as Python's", () => {
 
 test("forms of a kind keep its statistics, and can be asked without", () => {
   const kind = make("entropy-subset", { shares: [0.5, 0.25], statistics: { samples: 10n, numbers: "int8" } });
-  const statistics = { ...STATISTICS, samples: 10, numbers: "int8" };
+  const statistics = { ...STATISTICS, every: 1, samples: 10, numbers: "int8" };
   assert.deepEqual(kind.variants().map((form) => form.statistics), [statistics, statistics]);
   assert.equal(asking(kind, null).statistics, null);
   assert.equal(make("full").statistics, null);
   assert.deepEqual(make("full", { statistics: null }).settings, make("full").settings);
 });
 
-test("class means are the statistics themselves, and come without", () => {
+test("class means are the statistics themselves, and keep them", () => {
   const kind = make("class-means", { statistics: STATISTICS });
-  assert.equal(wished(kind), null);
+  assert.deepEqual(wished(kind), { ...STATISTICS, numbers: "int8" });
+  assert.equal(plain(kind), kind);
+  assert.equal(plain(make("full", { statistics: STATISTICS })).statistics, null);
   const manifest = { labels: ["a", "b"], head: { features: 3 } };
-  assert.deepEqual(expected(kind, manifest), kind.expected(manifest));
+  const names = (specs) => specs.map((spec) => spec.name);
+  assert.deepEqual(names(expected(kind, manifest)), [ROWS, MOMENTS, SPREAD]);
+  assert.deepEqual(names(expected(poorer(kind), manifest)), [ROWS]);
+  assert.equal(poorer(poorer(kind)), null);
   const scalars = expected(make("zeroth-order", { statistics: STATISTICS }), manifest);
-  assert.deepEqual(scalars.map((spec) => spec.name).slice(0, 2), ["g", ROWS]);
+  assert.deepEqual(names(scalars).slice(0, 2), ["g", ROWS]);
 });

@@ -24,7 +24,9 @@ def samples(seed, count=40, classes=CLASSES):
 
 def sums_of(x, y, moments=True):
     known = class_statistics.of(x.astype(np.float32), y, CLASSES, 1)
-    return class_statistics.decode(class_statistics.encode(known, "float16", moments), (CLASSES, WIDTH))
+    return class_statistics.decode(
+        class_statistics.encode(known, ClassStatistics(moments=moments)), (CLASSES, WIDTH)
+    )
 
 
 def held(tmp_path, sent, most=40.0):
@@ -176,7 +178,7 @@ def test_the_served_head_withstands_liars_under_every_rule(model, digits, run, r
                 f, y = features[part], digits.y[part]
                 if i > 5:
                     f, y = (1000 * f, y) if i == 6 else (f, 9 - y)
-                sent = class_statistics.encode(class_statistics.of(f, y, 10, 1), "float16", True)
+                sent = class_statistics.encode(class_statistics.of(f, y, 10, 1), ClassStatistics())
                 base = {spec.name: round_model.weights[spec.name] for spec in kind.expected(model.manifest)}
                 made = Contribution("full", {**base, **sent}, len(part), 0.5)
                 screen.add(made, float(len(part)), f"pi-{i}")

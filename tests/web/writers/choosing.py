@@ -23,7 +23,7 @@ RICH = [
     ("entropy-subset", {"shares": [0.125], "select": "random", "least_samples": 25}),
     ("few-shot", {"shots": 3, "codec": "half"}),
     ("zeroth-order", {"num_z": 3}),
-    ("class-means", {"head": "nearest-mean", "samples": 40, "numbers": "int8"}),
+    ("class-means", {"head": "nearest-mean"}),
 ]
 CODED = [
     ("full", {"codec": word}) for word in ("int8", "delta+half", "deflate", "delta+deflate", "half+deflate")

@@ -52,7 +52,7 @@ def _encoded(
     features: NDArray[np.float32], y: NDArray[np.int64], smallest: int, numbers: str, moments: bool
 ) -> dict[str, Any]:
     found = class_statistics.of(features, y, LABELS, smallest)
-    sent = class_statistics.encode(found, numbers, moments)
+    sent = class_statistics.encode(found, ClassStatistics(numbers=numbers, moments=moments))
     return {
         "features": features.astype("<f4").tobytes(),
         "width": features.shape[1],

@@ -33,10 +33,8 @@ WORK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("zeroth-order", {**MEASURED, "sampled": 0.5, "tunable": "mid"}),
     ("class-means", {}),
     ("class-means", {"smallest_count": 6}),
-    ("class-means", {"samples": 17}),
-    ("class-means", {"samples": 41, "smallest_count": 5}),
-    ("class-means", {"samples": 41, "numbers": "int8"}),
-    ("class-means", {"numbers": "float16"}),
+    ("class-means", {"statistics": {"samples": 17}}),
+    ("class-means", {"statistics": {"smallest_count": 5, "moments": False}}),
     ("full", {"epochs": 1, "batch": 16, "statistics": {}}),
     ("peft", {"epochs": 1, "tunable": "head", "statistics": {"smallest_count": 5}}),
     ("entropy-subset", {"epochs": 1, "shares": (0.3,), "statistics": {"smallest_count": 1}}),
@@ -74,9 +72,8 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("class-means", {"head": "best"}),
     ("class-means", {"codec": "half"}),
     ("class-means", {"smallest_count": 0}),
-    ("class-means", {"samples": -1}),
-    ("class-means", {"numbers": "int4"}),
-    ("class-means", {"samples": 1_000_001}),
+    ("class-means", {"statistics": {"samples": -1}}),
+    ("class-means", {"statistics": {"numbers": "int4"}}),
 )
 
 

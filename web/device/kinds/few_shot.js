@@ -6,7 +6,7 @@ import { rngOf } from "../randomness.js";
 import { number, text, truth, whole } from "../records.js";
 import { forwardWork, headSpecs } from "../workload.js";
 import { Usual, everyOne, pace } from "./kind.js";
-import { belowOne, counts, notNegative, positive } from "./settings.js";
+import { MOST, belowOne, counts, notNegative, positive } from "./settings.js";
 
 /** @typedef {import("./kind.js").Workload} Workload */
 /** @typedef {import("./kind.js").Run} Run */
@@ -26,6 +26,7 @@ export class FewShot extends Usual {
     weight_decay: [number, 1e-3],
     batch: [whole(), 4],
     join_base: [truth, false],
+    least_samples: [whole(0, MOST), 0],
     send_mean: [truth, false],
   };
 
@@ -39,9 +40,11 @@ export class FewShot extends Usual {
   }
 
   /** @param {Workload} workload */
-  unfit({ classCounts }) {
+  unfit({ classCounts, samples }) {
     const present = classCounts.filter((count) => count > 0).length;
-    return present > 1 ? "" : `a classifier needs 2 classes to tell apart, here is ${present}`;
+    const least = this.settings.least_samples;
+    if (present < 2) return `a classifier needs 2 classes to tell apart, here is ${present}`;
+    return samples < least ? `would train on ${samples} samples, expected ${least} or more` : "";
   }
 
   /**

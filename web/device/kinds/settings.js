@@ -5,7 +5,7 @@
  */
 
 import { TUNABLE_SETS } from "../manifest_schema.js";
-import { oneOf, record, whole } from "../records.js";
+import { oneOf, record, truth, whole } from "../records.js";
 
 /** Epochs, samples of a batch, shots: more is a mistake, not a setting. */
 export const MOST = 1_000_000;
@@ -52,7 +52,8 @@ export const statistics = record({
   numbers: [oneOf("float16", "int8"), "float16"],
   smallest_count: [whole(1, MOST), 2],
   samples: [whole(0, MOST), 40],
-  every: [whole(1, MOST), 5],
+  every: [whole(1, MOST), 1],
+  moments: [truth, true],
   features: [whole(1, 4096), 512],
   projection_seed: [whole(0, MOST), 0],
 });
