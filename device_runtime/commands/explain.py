@@ -132,13 +132,12 @@ def _shipped(options: argparse.Namespace) -> DeviceProfile:
 
 def _added(candidate: Candidate, load: Workload, profile: DeviceProfile) -> Cost | None:
     """What of a candidate's cost is for class statistics; None where it has no cost."""
-    from device_runtime.choose import MAIN, priced
-    from strategies import class_statistics
+    from profiles.cost import as_measured
 
     whole = candidate.cost
     if whole is None:
         return None
-    plain = priced(class_statistics.asking(candidate.strategy, None), {MAIN: load}, profile)
+    plain = candidate.strategy.cost(as_measured(load, profile.speed), profile)
     names = [field.name for field in fields(plain)]
     return replace(plain, **{name: getattr(whole, name) - getattr(plain, name) for name in names})
 
