@@ -228,7 +228,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ] = "auto"
     statistics: Annotated[
         ClassStatistics,
-        Setting("Class statistics that devices send for a head in closed form.", {"every": 20}),
+        Setting("Class statistics that devices send for a head in closed form.", {"numbers": "int8"}),
     ] = msgspec.field(default_factory=ClassStatistics)
     robust: Annotated[
         Rule, Setting("Rule of merging that lying devices cannot steer; none: the mean.", "median")

@@ -150,8 +150,7 @@ class DeviceTask(OneTask):
 
         Raises KindError when no kind of the offer can be done here.
         """
-        kinds = class_statistics.asked(registry.known(offer.kinds), offer.round, self.settings.name)
-        return tuple(allowed_statistics(kind, self.settings.allowed) for kind in kinds)
+        return tuple(allowed_statistics(kind, self.settings.allowed) for kind in registry.known(offer.kinds))
 
     def encoded(self, given: Given, outcome: Outcome, left: Tensors) -> Encoded:
         """A round's update as its kind sends it, with what was left out of those before.

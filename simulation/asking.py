@@ -10,7 +10,6 @@ import numpy as np
 
 from aggregator.task import Task
 from device_runtime.choose import MAIN
-from strategies import class_statistics
 from strategies.kind import AnyStrategy
 
 from .bases import Bases
@@ -130,7 +129,7 @@ class Asking:
             now=opening.now,
             closes_s=opening.closes_s,
             down_bytes=lambda member: bases.to_fetch(number, member, held),
-            kinds=class_statistics.asked(self._offered(number), number, fleet.name(device)),
+            kinds=self._offered(number),
             luck=luck,
             latency_s=fleet.latency_s(device),
             until=partial(fleet.until, device),

@@ -2,18 +2,16 @@
 
 They are of the features f that the base's head takes, or where these are many of fewer random sums of them
 (`projection`), before local training: for each class on the device the count n_c and the mean of f, and where
-there is time to send it the mean of f f^T. The sums that these stand for add up over devices to those
-of all samples, however these are divided (FedNCM: Legate et al. 2023; with second moments Fed3R: Fani et al.
-2024). A site sends the sums of its devices in the same way; where not
-all of them sent second moments, it says beside them whose counts and means go with these.
+there is time to send it the mean of f f^T. The sums that these stand for add up over devices to those of all
+samples, however these are divided (FedNCM: Legate et al. 2023; with second moments Fed3R: Fani et al. 2024).
+A site sends the sums of its devices in the same way; where not all of them sent second moments, it says
+beside these whose counts and means go with them.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -130,23 +128,6 @@ def wished(strategy: AnyStrategy) -> ClassStatistics | None:
     return replace(statistics, numbers="int8") if short else statistics
 
 
-def asked(kinds: tuple[AnyStrategy, ...], number: int, device: str) -> tuple[AnyStrategy, ...]:
-    """The kinds of round `number` as this device is asked for them: scalars alone come without statistics in
-    all but round 1 and one in `every` rounds, which is another for another device.
-    """
-    turn = number + zlib.crc32(device.encode())
-    late = tuple(
-        kind.scalars > 0 and kind.statistics is not None and turn % kind.statistics.every > 0
-        for kind in kinds
-    )
-    return _without(kinds, late) if number > 1 and any(late) else kinds
-
-
-@lru_cache(maxsize=64)
-def _without(kinds: tuple[AnyStrategy, ...], which: tuple[bool, ...]) -> tuple[AnyStrategy, ...]:
-    return tuple(asking(kind, None) if one else kind for kind, one in zip(kinds, which, strict=True))
-
-
 def poorer(strategy: AnyStrategy) -> AnyStrategy | None:
     """The same kind, with less in its class statistics: without second moments."""
     statistics = strategy.statistics
@@ -208,18 +189,16 @@ def most_samples(strategy: AnyStrategy, num_examples: int) -> float:
     return (num_examples + 1) / strategy.share if isinstance(strategy, EntropySubset) else num_examples
 
 
-def stands_for(strategy: AnyStrategy, num_examples: int, number: int, counted: float) -> float:
-    """How many samples one measured sample counts for, in round `number`, of a device with `num_examples`.
+def per_measured(strategy: AnyStrategy, num_examples: int, counted: float) -> float:
+    """How many samples one measured sample counts for, of a device with `num_examples`.
 
-    A kind that trains no extractor measures only a part of the samples, and scalars alone bring statistics
-    only once in `every` rounds. Without this factor the classes on such devices would be taken for rare.
-    `counted`: how many samples the statistics say they are of. A site has applied the factor already.
+    A kind that trains no extractor measures only a part of the samples: without this factor the classes on
+    such devices would be taken for rare. `counted`: how many samples the statistics say they are of. A site
+    has applied the factor already.
     """
-    statistics = wished(strategy)
-    if statistics is None or strategy.trains_extractor:
+    if wished(strategy) is None or strategy.trains_extractor:
         return 1.0
-    rounds = statistics.every if strategy.scalars and number > 1 else 1
-    return rounds * max(1.0, num_examples / max(1, _measured(strategy, num_examples), counted))
+    return max(1.0, num_examples / max(1, _measured(strategy, num_examples), counted))
 
 
 class _Featured:

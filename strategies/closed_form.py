@@ -17,7 +17,7 @@ extractor of E with the head W, b: E has the weights of the statistics, so that 
 order. Statistics that come late bring the base that they were measured on into w_t theta_t. The next base
 keeps its own, trained head. Where the head takes more features than statistics are of, these are of f R
 (`projection`), d counts them, and the head that is served is W R', b. n_c and s_c are of all samples and
-rounds that a device's statistics stand for (`class_statistics.stands_for`, `device_half.Late`).
+rounds that a device's statistics stand for (`class_statistics.per_measured`, `device_half.Late`).
 
 Linear discriminant analysis: Hastie et al., The Elements of Statistical Learning, 4.3. Class means pooled
 over devices: FedNCM (Legate et al. 2023). A classifier made on the aggregator from means and covariances:

@@ -12,7 +12,7 @@ from models.tensors import Tensors, finite
 
 from . import closed_form
 from .aggregator_half import Carried, RoundModel
-from .class_statistics import Statistics, stands_for
+from .class_statistics import Statistics, per_measured
 from .device_half import NOTHING, Contribution, Late
 from .kind import AnyStrategy, Derives, formed
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
@@ -50,7 +50,7 @@ class Folding:
         if found is None:
             return rest, None
         counted = found.sums.counts.sum()
-        times = stands_for(strategy, contribution.num_examples, self._model.round, counted)
+        times = per_measured(strategy, contribution.num_examples, counted)
         times *= contribution.late.times if contribution.late else 1.0
         return rest, found if times == 1 else found.standing_for(times)
 

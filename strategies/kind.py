@@ -48,17 +48,6 @@ class ClassStatistics:
             at_most=MOST,
         ),
     ] = 40
-    every: Annotated[
-        int,
-        Setting(
-            "A device that sends scalars alone sends statistics in round 1, then once in so many rounds.",
-            20,
-            "rounds",
-            at_least=1,
-            at_most=MOST,
-        ),
-    ] = 1
-
     moments: Annotated[
         bool,
         Setting("Whether second moments of features are sent too, by devices that can in time.", False),

@@ -136,7 +136,7 @@ def test_a_bundle_that_can_have_no_such_head_is_served_as_trained_and_the_log_sa
 
 
 def test_every_kind_of_a_task_with_the_head_sends_statistics_as_the_task_says():
-    settings = {"bundle": "b", "head": "closed-form", "statistics": {"numbers": "int8", "every": 3}}
+    settings = {"bundle": "b", "head": "closed-form", "statistics": {"numbers": "int8", "samples": 3}}
     task = msgspec.convert(settings, Task)
     assert {kind.strategy.statistics for kind in task.kinds} == {task.statistics}
     assert decode(task.json()).json() == task.json()

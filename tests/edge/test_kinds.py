@@ -52,7 +52,7 @@ def test_what_is_more_than_a_base_is_left_out_with_its_reason(bundle, kind, why)
 
 
 def asked(kind):
-    return class_statistics.asking(kind, ClassStatistics(every=3))
+    return class_statistics.asking(kind, ClassStatistics(samples=3))
 
 
 def test_a_site_asks_its_devices_for_the_class_statistics_that_it_is_asked_for(bundle):

@@ -237,21 +237,6 @@ def test_a_class_of_too_few_samples_for_the_statistics_makes_class_means_unfit(m
     assert kind("class-means", smallest_count=5).unfit(load).startswith("a class needs 5 samples")
 
 
-def test_a_device_that_sends_scalars_sends_statistics_in_round_1_and_once_in_so_many():
-    kinds = (kind("full"), kind("zeroth-order", every=4))
-    for device in ("pi-1", "pi-2"):
-        asked = [class_statistics.asked(kinds, number, device) for number in range(1, 10)]
-        assert all(full.statistics is not None for full, _ in asked)
-        with_them = [scalars.statistics is not None for _, scalars in asked]
-        assert with_them[0]
-        assert sum(with_them[1:5]) == sum(with_them[5:9]) == 1
-    turns = {
-        tuple(class_statistics.asked(kinds, n, f"pi-{i}")[1].statistics is None for n in range(2, 6))
-        for i in range(20)
-    }
-    assert len(turns) == 4
-
-
 def test_an_offer_without_statistics_says_nothing_of_them():
     for name in registry.KINDS:
         made = registry.make(name)
@@ -347,15 +332,10 @@ def test_of_whose_second_moments_they_are_no_more_is_believed(of_a_site, changes
 
 
 @pytest.mark.parametrize(
-    ("name", "samples", "number", "expected"),
-    [("full", 500, 7, 1), ("few-shot", 500, 7, 1), ("zeroth-order", 20, 1, 1), ("zeroth-order", 100, 1, 4)],
+    ("name", "samples", "expected"),
+    [("full", 500, 1), ("few-shot", 500, 1), ("zeroth-order", 20, 1), ("class-means", 100, 4)],
 )
-def test_measured_samples_stand_for_all_of_the_device(name, samples, number, expected):
-    assert class_statistics.stands_for(kind(name, samples=25), samples, number, 20) == expected
-
-
-def test_scalars_that_come_with_statistics_once_in_five_rounds_stand_for_all_five():
-    scalars = kind("zeroth-order", samples=25, every=5)
-    assert class_statistics.stands_for(scalars, 100, 2, 25) == 20
-    assert class_statistics.stands_for(scalars, 100, 2, 98) == pytest.approx(5 * 100 / 98)
-    assert class_statistics.stands_for(class_statistics.asking(scalars, None), 100, 2, 25) == 1
+def test_measured_samples_stand_for_all_of_the_device(name, samples, expected):
+    strategy = kind(name, samples=25)
+    assert class_statistics.per_measured(strategy, samples, 20) == expected
+    assert class_statistics.per_measured(class_statistics.asking(strategy, None), samples, 20) == 1

@@ -3,7 +3,6 @@
  * (strategies/class_statistics.py).
  */
 
-import { utf8 } from "./bytes.js";
 import { byClass, rowBytes, short, specOfRows, writeRows } from "./class_sums.js";
 import { predict } from "./cost.js";
 import { ClassMeans } from "./kinds/class_means.js";
@@ -50,29 +49,8 @@ export function poorer(strategy) {
 export const plain = (strategy) =>
   strategy.statistics && !(strategy instanceof ClassMeans) ? asking(strategy, null) : strategy;
 
-/**
- * The kinds of round `number` as this device is asked for them: scalars alone come without statistics in all
- * but round 1 and one in `every` rounds, which is another for another device.
- * @param {any[]} kinds @param {number} number @param {string} device @returns {any[]}
- */
-export function asked(kinds, number, device) {
-  const turn = number + crc32(utf8(device));
-  const late = (/** @type {any} */ kind) => kind.scalars > 0 && kind.statistics && turn % kind.statistics.every > 0;
-  return kinds.map((kind) => (number > 1 && late(kind) ? asking(kind, null) : kind));
-}
-
 /** The same kind, with these class statistics beside its updates. @param {any} strategy @param {any} statistics */
 export const asking = (strategy, statistics) => strategy.with({ statistics });
-
-/** As zlib's. @param {Uint8Array} bytes */
-export function crc32(bytes) {
-  let rest = 0xffffffff;
-  for (const byte of bytes) {
-    rest ^= byte;
-    for (let bit = 0; bit < 8; bit += 1) rest = (rest >>> 1) ^ (rest & 1 ? 0xedb88320 : 0);
-  }
-  return ~rest >>> 0;
-}
 
 /**
  * Of an update with its class statistics: one more forward pass, before anything else, whose features are

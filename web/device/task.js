@@ -1,7 +1,6 @@
 /** One task as this device has it: the model on its engine, the local samples, what both cost here. */
 
 import { choose } from "./choose.js";
-import { asked } from "./class_statistics.js";
 import { DataError } from "./errors.js";
 import { known } from "./kinds/registry.js";
 import { MOST, judged } from "./judging.js";
@@ -93,7 +92,7 @@ export class DeviceTask {
   async perform(given, deadline, listener) {
     const { offer, base } = given;
     const { name, clock, log, host } = this.#environment;
-    const kinds = asked(known(offer.kinds, (text) => log("warning", text)), offer.round, name);
+    const kinds = known(offer.kinds, (text) => log("warning", text));
     const data = this.#samples.training();
     await this.model.load(base);
     const counts = classCounts(data.y, this.manifest.labels.length);

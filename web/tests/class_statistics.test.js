@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { fromHex, hex, utf8 } from "../device/bytes.js";
-import { MOMENTS, ROWS, SPREAD, asked, asking, crc32, encode, expected, of, plain, poorer, wished } from "../device/class_statistics.js";
+import { fromHex, hex } from "../device/bytes.js";
+import { MOMENTS, ROWS, SPREAD, asking, encode, expected, of, plain, poorer, wished } from "../device/class_statistics.js";
 import { toHalf } from "../device/half.js";
 import { projected } from "../device/projection.js";
 import { make } from "../device/kinds/registry.js";
@@ -10,7 +10,7 @@ import { write } from "../device/safetensors.js";
 import { vectors } from "./vectors.js";
 
 const known = vectors("class_statistics");
-const STATISTICS = { numbers: "float16", smallest_count: 2, samples: 40, every: 5, moments: true, features: 512, projection_seed: 0 };
+const STATISTICS = { numbers: "float16", smallest_count: 2, samples: 40, moments: true, features: 512, projection_seed: 0 };
 
 test("numbers of 64 bits become those of 16 bits that numpy makes of them", () => {
   const numbers = new Float64Array(fromHex(known.halves.numbers).buffer);
@@ -28,18 +28,6 @@ for (const [at, one] of known.encoded.entries()) {
   });
 }
 
-test("devices are asked for statistics beside scalars in the rounds in which Python's are", () => {
-  for (const { device, crc32: sum, every, rounds } of known.asked) {
-    assert.equal(crc32(utf8(device)), sum);
-    const statistics = { ...STATISTICS, every };
-    const kinds = [make("full", { statistics }), make("zeroth-order", { statistics })];
-    rounds.forEach((names, place) => {
-      const left = asked(kinds, place + 1, device).filter((kind) => kind.statistics);
-      assert.deepEqual(left.map((kind) => kind.name), names, `${device}, round ${place + 1}`);
-    });
-  }
-});
-
 test("features of a wide head are projected as Python's", () => {
   const identity = Float32Array.from({ length: 64 }, (_, at) => Number(at % 9 === 0));
   for (const [seed, columns] of [[0, [-1, 3, 2, -2, 1, 4, 3, -4]], [7, [4, -2, 1, 4, 1, -3, -3, -2]]]) {
@@ -56,7 +44,7 @@ test("features of a wide head are projected as Python's", () => {
 
 test("forms of a kind keep its statistics, and can be asked without", () => {
   const kind = make("entropy-subset", { shares: [0.5, 0.25], statistics: { samples: 10n, numbers: "int8" } });
-  const statistics = { ...STATISTICS, every: 1, samples: 10, numbers: "int8" };
+  const statistics = { ...STATISTICS, samples: 10, numbers: "int8" };
   assert.deepEqual(kind.variants().map((form) => form.statistics), [statistics, statistics]);
   assert.equal(asking(kind, null).statistics, null);
   assert.equal(make("full").statistics, null);

@@ -28,7 +28,7 @@ RICH = [
 CODED = [
     ("full", {"codec": word}) for word in ("int8", "delta+half", "deflate", "delta+deflate", "half+deflate")
 ]
-MEASURED = {"numbers": "float16", "smallest_count": 10, "samples": 30, "every": 5}
+MEASURED = {"numbers": "float16", "smallest_count": 10, "samples": 30}
 NEAR = {"cost": 1e-14, "after": 1e-14}
 """Sums of a few float64 numbers, which Python 3.12 and later add without the error that 3.11 makes."""
 

@@ -1,20 +1,18 @@
-"""Class statistics as Python writes them, and which device is asked for them in which round.
+"""Class statistics as Python writes them.
 
 Features are multiples of 1/256 below 64: sums of their products are exact in any order.
 """
 
-import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models import tensors
-from strategies import class_statistics, registry
+from strategies import class_statistics
 from strategies.kind import ClassStatistics
 
 LABELS = 5
-NAMES = ("phone-1", "pi-zero-2w", "gerät 7", "")
 EDGES = (
     *(0.0, -0.0, 1.0, -1.0, 1 / 3, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-11 + 2.0**-52, 1 - 2.0**-12),
     *(2.0**-14, 2.0**-14 - 2.0**-26, 2.0**-24, 2.0**-25, 2.0**-25 + 2.0**-70, 3 * 2.0**-25, 1e-300, -1e-9),
@@ -44,7 +42,6 @@ def vectors() -> dict[str, Any]:
             for numbers in ("float16", "int8")
             for moments in (True, False)
         ],
-        "asked": [_asked(name) for name in NAMES],
     }
 
 
@@ -62,19 +59,4 @@ def _encoded(
         "numbers": numbers,
         "moments": moments,
         "sent": tensors.encode(sent),
-    }
-
-
-def _asked(device: str) -> dict[str, Any]:
-    """In which rounds a device that can send scalars alone is asked for statistics too."""
-    kinds = tuple(
-        class_statistics.asking(registry.make(name), ClassStatistics(every=4))
-        for name in ("full", "zeroth-order")
-    )
-    asked = {number: class_statistics.asked(kinds, number, device) for number in range(1, 13)}
-    return {
-        "device": device,
-        "crc32": zlib.crc32(device.encode()),
-        "every": 4,
-        "rounds": [[kind.name for kind in kinds if kind.statistics is not None] for kinds in asked.values()],
     }

@@ -66,7 +66,6 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("full", {"statistics": {"numbers": "float32"}}),
     ("full", {"statistics": {"smallest_count": 0}}),
     ("full", {"statistics": {"samples": -1}}),
-    ("zeroth-order", {"statistics": {"every": 0}}),
     ("few-shot", {"statistics": {"count": 3}}),
     ("few-shot", {"statistics": True}),
     ("class-means", {"head": "best"}),
