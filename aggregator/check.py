@@ -46,7 +46,7 @@ class Offered:
 
 
 @dataclass(frozen=True)
-class Trained:
+class Origin:
     """What an update was made from: its kind, the form of it, that form's model, and the base of its round,
     which is read where the kind bounds the norm.
     """
@@ -133,8 +133,8 @@ def check_content(message: Contribution, content: bytes, offered: Offered) -> Te
         tensors.check(update, class_statistics.expected_of(update, expected))
     except ModelError as error:
         raise UpdateRefused(str(error)) from None
-    trained = Trained(kind, form, offered.manifests[form.member], base)
-    if why := doubt(update, message.num_examples, trained):
+    origin = Origin(kind, form, offered.manifests[form.member], base)
+    if why := doubt(update, message.num_examples, origin):
         raise UpdateRefused(why)
     return update
 
@@ -145,7 +145,7 @@ def _expected(message: Contribution, offered: Offered) -> Sequence[TensorSpec]:
     return class_statistics.accepted(form, offered.manifests[form.member])
 
 
-def doubt(update: Tensors, num_examples: int, of: Trained) -> str:
+def doubt(update: Tensors, num_examples: int, of: Origin) -> str:
     """Why tensors that are as expected are not believed, with values; empty when they are."""
     update, found = class_statistics.parted(update)
     if why := class_statistics.doubt_of(of.form, found, num_examples, of.manifest):

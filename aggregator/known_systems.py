@@ -29,8 +29,10 @@ def _share(share: float) -> Rounds:
 
 
 FULL = Part("full")
-_AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1, "samples": 0}
-"""Class means of FedNCM: of all samples, and every class that a device has, also one of a single sample."""
+_AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1}
+"""Class means of FedNCM: of every class that a device has, also one of a single sample."""
+_FEW_SHOT = {"join_base": False, "least_samples": 0}
+"""Few-shot classifiers of FedFSC: served beside the base, and of devices with any number of samples."""
 ONE_EPOCH = {"reduced_epochs": 1}
 FIFTH = _share(0.2)
 FULL_ONCE = Part("full", until=_first)
@@ -98,7 +100,7 @@ SYSTEMS: dict[str, System] = {
     "fedfsc+": System(
         "full updates; stragglers send few-shot updates",
         "Shi 2025 (PhD thesis, Sheffield), section 4.4",
-        (FULL, Part("few-shot", {"join_base": False}, after=_first)),
+        (FULL, Part("few-shot", _FEW_SHOT, after=_first)),
     ),
     "fedfsc+(fedavg+)": System(
         "a straggler trains what it can, falls back to few-shot, and sends both",
@@ -106,7 +108,7 @@ SYSTEMS: dict[str, System] = {
         (
             Part("full", {**ONE_EPOCH}, until=_first),
             Part("full+few-shot", {**ONE_EPOCH}, after=_first),
-            Part("few-shot", {"join_base": False}, after=_first),
+            Part("few-shot", _FEW_SHOT, after=_first),
         ),
     ),
     "fscprox": System(

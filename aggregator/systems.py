@@ -103,8 +103,8 @@ def _unjoined(kind: str) -> Settings:
     """Without the settings that a kind has in rounds with others."""
     unjoined: Mapping[str, Settings] = {
         "entropy-subset": {"least_samples": 0},
-        "few-shot": {"join_base": False},
-        "class-means": {"head": "normalised-means", "smallest_count": 1, "samples": 0},
+        "few-shot": {"join_base": False, "least_samples": 0},
+        "class-means": {"head": "normalised-means", "smallest_count": 1},
     }
     return unjoined.get(kind, {})
 

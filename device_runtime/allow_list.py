@@ -41,6 +41,8 @@ class AllowList:
         if strategy.of_single_samples:
             return f"sends feature maps of single samples, the owner allows none of fewer than {least}"
         count = getattr(strategy, "smallest_count", least)
+        if strategy.statistics is not None:  # which the owner's own count holds for
+            count = max(count, strategy.statistics.smallest_count)
         return f"sends classes of {count} samples, the owner allows {least} or more" if count < least else ""
 
     def refuses(self, bundles: Iterable[Blob]) -> str:

@@ -42,6 +42,12 @@ class SiteKinds:
     length: float = 1.0
     """See scalars.forwarded."""
 
+    @property
+    def means(self) -> ClassMeans | None:
+        """What a site forwards whose devices have sent class statistics alone."""
+        means = (kind for kind in self.offered if isinstance(kind, ClassMeans))
+        return next((kind for kind in means if kind.statistics is not None), None)
+
 
 class NothingToForward(Exception):
     """The offer asks for nothing that a site forwards. The message is for people."""

@@ -10,6 +10,7 @@ from aggregator.observer import ContributionRecord, RoundClosed
 from broker.messages import Step
 from device_runtime.meters import Energy, together
 from models.tensors import Tensors
+from strategies.class_means import ClassMeans
 from strategies.class_statistics import Statistics
 
 
@@ -32,6 +33,8 @@ class Made:
     energy: Energy
     peak_memory_bytes: int
     epsilon: float
+    means_alone: bool
+    """Whether all that came was class means."""
     summary: str
 
 
@@ -59,5 +62,6 @@ def made_of(
         energy=together(_energy(one) for one in sent),
         peak_memory_bytes=max(one.peak_memory_bytes for one in sent),
         epsilon=max((one.epsilon for one in sent if isfinite(one.epsilon)), default=nan),
+        means_alone=all(one.kind == ClassMeans.name for one in sent),
         summary=f"of {devices} device{'' if devices == 1 else 's'}: {kinds}",
     )

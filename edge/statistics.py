@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from models.errors import TensorError
 from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies import class_statistics
@@ -37,15 +38,32 @@ def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Te
     wished = class_statistics.wished(forwarded)
     if wished is None:
         return NOTHING
+    pooled = _fewer(pooled, num_examples)
     sums = _whole(pooled, num_examples).at_least(wished.smallest_count)
     if not sums.counts.any():
         return NOTHING
-    pooled = replace(pooled, sums=sums, moments=_possible(pooled))
-    sent = class_statistics.encode(pooled, wished)
+    try:
+        sent = class_statistics.encode(replace(pooled, sums=sums, moments=_possible(pooled)), wished)
+    except TensorError as error:
+        log.warning("class statistics of the site are not sent: %s", error)
+        return NOTHING
     if why := class_statistics.doubt(sent, num_examples, wished.smallest_count, sums.sums.shape):
         log.warning("class statistics of the site are not sent: the one above would refuse them: %s", why)
         return NOTHING
     return sent
+
+
+def _fewer(pooled: Statistics, num_examples: int) -> Statistics:
+    """The same second moments, of no more samples than the updates count: an entropy subset counts as the
+    samples that it selects, and measures all.
+    """
+    known = pooled.moment_sums
+    total = float(known.counts.sum())
+    if total <= num_examples:
+        return pooled
+    counts = np.floor(known.counts * (num_examples / total))
+    sums = ClassSums(known.sums * (counts / np.maximum(1.0, known.counts))[:, None], counts)
+    return replace(pooled, moment_sums=sums, moments=pooled.moments * (counts.sum() / total))
 
 
 def _whole(pooled: Statistics, num_examples: int) -> ClassSums:

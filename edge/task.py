@@ -218,12 +218,17 @@ def _specs(forwarded: AnyStrategy, bundle: Bundle) -> Sequence[TensorSpec]:
 
 def _outcome(made: Made, kinds: SiteKinds, bundle: Bundle) -> Outcome:
     """What the site forwards."""
-    forwarded, content = kinds.forwarded, made.weights
+    forwarded: AnyStrategy = kinds.forwarded
+    content = made.weights
+    if made.means_alone and kinds.means is not None:
+        forwarded = kinds.means
     if isinstance(forwarded, ZerothOrder):
         content = scalars.forwarded(made.steps, kinds.length)
     tensors = {spec.name: content[spec.name] for spec in _specs(forwarded, bundle)}
     if made.statistics is not None:
         tensors |= statistics.encoded(made.statistics, forwarded, made.num_examples)
+    if not tensors:
+        return Outcome(Plan(None, (), NO_STRAGGLER), None, gave_up=("no class of the site may be sent",))
     return Outcome(
         plan=Plan(Candidate(forwarded, None, ()), (), NO_STRAGGLER),
         contribution=Contribution(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import nan
 
-from aggregator.check import Trained, doubt
+from aggregator.check import Origin, doubt
 from aggregator.evaluation import trained_is_better
 from aggregator.progress import Progress, score_of
 from aggregator.task import Task
@@ -134,8 +134,8 @@ class Learning:
                 base = self._bases.of(flight.round).of(job.strategy.member)
                 sent, left = self._as_sent(result, flight, base)
                 manifest = self._tools.server.manifest(job.strategy.member)
-                made = Trained(self._settings[flight.kind], job.strategy, manifest, base)
-                if why := doubt(sent.tensors, sent.num_examples, made):
+                origin = Origin(self._settings[flight.kind], job.strategy, manifest, base)
+                if why := doubt(sent.tensors, sent.num_examples, origin):
                     self._tools.ledger.ended(flight, "refused", now, why=why)
                     continue
                 self._memories |= left

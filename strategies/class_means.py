@@ -18,7 +18,7 @@ from profiles import Cost, DeviceProfile, Workload, predict
 
 from . import ranges
 from .aggregator_half import Effect, RoundModel
-from .class_sums import ClassSums, by_class
+from .class_sums import ClassSums, of_features
 from .device_half import NOTHING, Contribution, LocalData, Run
 from .feature_scale import scale_by, scale_in
 from .kind import About, Usual
@@ -101,7 +101,7 @@ class ClassMeans(Usual):
     ) -> Contribution:
         if self.statistics is not None:
             return Contribution(self.name, NOTHING, len(y), float("nan"))
-        totals = by_class(features, y, len(manifest.labels)).at_least(self.smallest_count)
+        totals = of_features(features, y, len(manifest.labels)).at_least(self.smallest_count)
         tensors = {"sums": totals.sums.astype(np.float32), "counts": totals.counts.astype(np.int32)}
         return Contribution(self.name, tensors, int(totals.counts.sum()), float("nan"))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import floor
 from typing import Any, cast
 
 import numpy as np
@@ -38,11 +39,17 @@ ROWS, MOMENTS, SPREAD = PREFIX + "rows", PREFIX + "moments", PREFIX + "spread"
 """Counts and means (`class_sums.write_rows`), the mean of f f^T, and its largest number."""
 MOMENT_ROWS = PREFIX + "moment-rows"
 """As ROWS, of the samples whose second moments are sent, where these are not all."""
+MOST_LABELS = 1 << 16
+"""That a row can number."""
+LEAST_FREE = 2
+"""Second moments are sent of at least so many more samples than classes: where all classes but one have a
+single sample, and that one two, moments and means give the features of both."""
+MOST_MOMENT = class_sums.MOST_NORM**2
 TENSOR_BYTES = 72
 """Of a tensor on the wire beside its values, usually."""
 
 Shape = tuple[int, int]
-"""Of the sums that class statistics stand for: (classes, width)."""
+"""(classes, width) of class sums."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +81,10 @@ class Statistics:
 
     def standing_for(self, times: float) -> Statistics:
         """The same means, of so many times the samples; second moments are left as they are."""
-        return replace(self, sums=self.sums.standing_for(times))
+        return replace(self, sums=self.sums.weighted(times))
 
     def decayed(self, gamma: float) -> Statistics:
-        sums, moment_sums = (one.standing_for(gamma) for one in (self.sums, self.moment_sums))
+        sums, moment_sums = (one.weighted(gamma) for one in (self.sums, self.moment_sums))
         return Statistics(sums, moment_sums, gamma * self.moments)
 
 
@@ -98,6 +105,8 @@ def unfit(manifest: Manifest, statistics: ClassStatistics) -> str:
     shape = manifest.features.get("head", (head.features,))
     if shape != (head.features,):
         return f"its head takes features of shape {shape}, expected one vector for each sample"
+    if len(manifest.labels) > MOST_LABELS:
+        return f"it tells {len(manifest.labels)} classes apart, at most {MOST_LABELS} can be numbered"
     if manifest.scale is not None and statistics.projection(head.features).changes:
         return f"its {head.features} features have a scale, with which at most {statistics.features} can be"
     return ""
@@ -106,7 +115,7 @@ def unfit(manifest: Manifest, statistics: ClassStatistics) -> str:
 def by_default(kinds: Sequence[AnyStrategy]) -> bool:
     """Whether a task that offers these kinds serves a closed-form head by default.
 
-    It does if there are several, and one can send second moments of features, which such a head needs.
+    It does if there are several, and one that trains the extractor can come with class statistics.
     """
     return len(kinds) > 1 and any(kind.trains_extractor and _can_send(kind) for kind in kinds)
 
@@ -124,8 +133,10 @@ def wished(strategy: AnyStrategy) -> ClassStatistics | None:
     statistics = strategy.statistics
     if statistics is None or not _can_send(strategy):
         return None
-    short = strategy.scalars or isinstance(strategy, ClassMeans)
-    return replace(statistics, numbers="int8") if short else statistics
+    if isinstance(strategy, ClassMeans):
+        least = max(strategy.smallest_count, statistics.smallest_count)
+        return replace(statistics, numbers="int8", smallest_count=least)
+    return replace(statistics, numbers="int8") if strategy.scalars else statistics
 
 
 def poorer(strategy: AnyStrategy) -> AnyStrategy | None:
@@ -184,9 +195,10 @@ def _measured(strategy: AnyStrategy, samples: int) -> int:
     return min(samples, statistics.samples)
 
 
-def most_samples(strategy: AnyStrategy, num_examples: int) -> float:
-    """How many samples a device has at most whose update of this form is of so many."""
-    return (num_examples + 1) / strategy.share if isinstance(strategy, EntropySubset) else num_examples
+def most_samples(strategy: AnyStrategy, num_examples: int) -> int:
+    """The most samples that a device can have whose update of this form counts so many."""
+    share = strategy.share if isinstance(strategy, EntropySubset) else 1.0
+    return floor(num_examples / share + 1e-6)
 
 
 def per_measured(strategy: AnyStrategy, num_examples: int, counted: float) -> float:
@@ -247,7 +259,7 @@ def beside(strategy: AnyStrategy, made: Contribution, known: Measured) -> Contri
 
 def of(features: NDArray[np.float32], y: NDArray[np.int64], labels: int, smallest: int) -> Statistics:
     """Of features (n, width) and their labels (n,), without classes of fewer samples than `smallest`."""
-    sums = class_sums.by_class(features, y, labels).at_least(smallest)
+    sums = class_sums.of_features(features, y, labels).at_least(smallest)
     counted = features[sums.counts[y] > 0].astype(np.float64)
     return Statistics(sums, sums, counted.T @ counted)
 
@@ -255,15 +267,16 @@ def of(features: NDArray[np.float32], y: NDArray[np.int64], labels: int, smalles
 def encode(statistics: Statistics, asked: ClassStatistics) -> dict[str, NDArray[Any]]:
     """Tensors for the wire: a row for each class that has a count; where moments are asked for, the mean of
     f f^T, the upper triangle of it relative to its largest number, float16 (1, width (width + 1) / 2), and
-    that number; no row of these where there is no sample.
+    that number; no row of these where there are none, or too few samples (`LEAST_FREE`).
     """
     known, numbers = statistics.moment_sums, asked.numbers
     sent: dict[str, NDArray[Any]] = {ROWS: class_sums.write_rows(statistics.sums, numbers)}
     if asked.moments:
         upper = statistics.moments[np.triu_indices(len(statistics.moments))][None]
         count = int(known.counts.sum())
+        count = count if count - len(known.present) >= LEAST_FREE else 0
         sent[MOMENTS], sent[SPREAD] = class_sums.short(upper / count if count else upper[:0], "float16")
-        if not np.array_equal(known.counts, statistics.sums.counts):
+        if count and not np.array_equal(known.counts, statistics.sums.counts):
             sent[MOMENT_ROWS] = class_sums.write_rows(known, numbers)
     return sent
 
@@ -332,7 +345,7 @@ def parted(sent: Tensors) -> tuple[Tensors, Tensors]:
 
 def doubt_of(strategy: AnyStrategy, sent: Tensors, num_examples: int, manifest: Manifest) -> str:
     """Why what came beside an update of this form, of so many samples, is not believed; see `doubt`."""
-    statistics = strategy.statistics
+    statistics = wished(strategy)
     if statistics is None:
         return ""
     if not sent and isinstance(strategy, ClassMeans):
@@ -369,10 +382,13 @@ def _doubt_moments(sent: Tensors, rows: NDArray[np.uint8], shape: Shape) -> str:
     """By Cauchy-Schwarz the mean of f_i^2 is at least what the means of these rows make of it, and
     |mean of f_i f_j| at most the root of the product of those of f_i^2 and f_j^2.
     """
-    if not len(sent[MOMENTS]) == len(sent[SPREAD]) == bool(len(rows)):
+    if len(sent[MOMENTS]) != len(sent[SPREAD]) or len(sent[MOMENTS]) > len(rows):
         return f"second moments in {len(sent[MOMENTS])} rows, of {len(rows)} classes"
-    if not len(rows):
+    if not len(sent[MOMENTS]):
         return ""
+    if (np.abs(sent[MOMENTS]) > 1).any() or not 0 <= sent[SPREAD][0] <= MOST_MOMENT:
+        largest = float(np.abs(sent[MOMENTS]).max()) * float(sent[SPREAD][0])
+        return f"the largest second moment is {largest:.4g}, at most {MOST_MOMENT:g} is believed"
     known = decode(sent, shape)
     sums, moments = known.moment_sums, known.moments / known.moment_sums.counts.sum()
     means = sums.sums[sums.present] / sums.counts[sums.present, None]

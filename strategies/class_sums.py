@@ -15,9 +15,9 @@ from models.tensors import Tensors, TensorSpec
 ROW = np.dtype([("label", "<u2"), ("count", "<u4"), ("scale", "<f4")])
 """How a row begins, before the mean."""
 NUMBERS: Mapping[str, np.dtype[Any]] = {"int8": np.dtype("i1"), "float16": np.dtype("<f2")}
-"""As what a mean is sent, by the word for it."""
+"""The dtype of a mean's numbers, by the setting `numbers`."""
 STEP: Mapping[int, float] = {1: 1 / 254, 2: 2.0**-11}
-"""Rounding of a number relative to the largest of its mean, at most, by the bytes that it takes."""
+"""Largest error of rounding, relative to the largest number of the mean, by bytes a number."""
 MOST_NORM = 1e4
 """No class mean of features is believed to be longer."""
 
@@ -35,9 +35,9 @@ class ClassSums:
         """Of features that are so many times as large."""
         return replace(self, sums=self.sums * scale)
 
-    def standing_for(self, times: float) -> ClassSums:
-        """The same means, of so many times the samples."""
-        return ClassSums(times * self.sums, times * self.counts)
+    def weighted(self, by: float) -> ClassSums:
+        """The same means, counted so many times."""
+        return ClassSums(by * self.sums, by * self.counts)
 
     def at_least(self, count: int) -> ClassSums:
         """Without the classes that have fewer samples."""
@@ -45,7 +45,7 @@ class ClassSums:
         return ClassSums(self.sums * enough[:, None], self.counts * enough)
 
     def means(self) -> NDArray[np.float32]:
-        """l_c = sum_k m_c^k / D_c (line 5), for the classes in `present`: float32 (present, width)."""
+        """Of the classes in `present`, float32 (present, width)."""
         present = self.present
         means: NDArray[np.float32] = (self.sums[present] / self.counts[present, None]).astype(np.float32)
         return means
@@ -66,7 +66,7 @@ class ClassSums:
         return np.flatnonzero(self.counts)
 
 
-def by_class(features: NDArray[np.float32], y: NDArray[np.int64], labels: int) -> ClassSums:
+def of_features(features: NDArray[np.float32], y: NDArray[np.int64], labels: int) -> ClassSums:
     """Sum the features (n, width) of each class, in float64."""
     sums = np.zeros((labels, features.shape[1]))
     np.add.at(sums, y, features.astype(np.float64))
@@ -94,7 +94,7 @@ def long(values: NDArray[Any], largest: NDArray[np.float32]) -> NDArray[np.float
 
 
 def row_bytes(width: int, numbers: str) -> int:
-    """Of one class."""
+    """Bytes of the row of one class."""
     return ROW.itemsize + width * NUMBERS[numbers].itemsize
 
 
@@ -118,7 +118,7 @@ def write_rows(sums: ClassSums, numbers: str) -> NDArray[np.uint8]:
 
 
 def read_rows(rows: NDArray[np.uint8], labels: int, width: int) -> ClassSums:
-    """What rows stand for, that nobody doubts."""
+    """What the rows say; `doubt_rows` has passed them."""
     begin, means, scales = _parts(rows, width)
     known = ClassSums(np.zeros((labels, width)), np.zeros(labels, np.int64))
     known.counts[begin["label"]] = begin["count"]
@@ -144,7 +144,7 @@ def doubt_rows(rows: NDArray[np.uint8], labels: int, width: int, smallest: int) 
 
 
 def step_of(rows: NDArray[np.uint8], width: int) -> float:
-    """By how much the numbers of a mean may be off, relative to its largest."""
+    """`STEP` of these rows."""
     return STEP[(rows.shape[1] - ROW.itemsize) // width]
 
 

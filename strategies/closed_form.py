@@ -188,7 +188,7 @@ class Round:
         self._manifest, self._base = manifest, base
         self._projection = asked.projection(manifest.head.features)
         self._shape = class_statistics.shape_of(asked, manifest)
-        self._nothing = self._sent = Statistics.none(*self._shape)
+        self._sent = Statistics.none(*self._shape)
         self._weights: dict[int | None, float] = {}  # by round; None: the one that is merged
         self._bases: dict[int | None, Tensors] = {}
 

@@ -40,8 +40,8 @@ class Folding:
         self._statistics = closed_form.Round(model.manifest, model.weights, asked) if asked else None
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
-        """What of a contribution is for `add`, and its class statistics for `pool`, counted as what they
-        stand for.
+        """A contribution's update, for `add`, and its class statistics, for `pool`, counted as all samples
+        that they stand for.
         """
         if self._statistics is None:
             return contribution, None

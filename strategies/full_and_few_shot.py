@@ -53,7 +53,9 @@ class FullAndFewShot(TrainingSettings, Usual):
         "all parameters, and the classifier",
         "FedFSC: Shi 2025 (PhD thesis, Sheffield), chapter 4",
     )
-    refused: ClassVar[tuple[str, ...]] = ("dp", "few_shot.join_base", "few_shot.send_mean", "few_shot.codec")
+    refused: ClassVar[tuple[str, ...]] = (
+        "dp", "few_shot.join_base", "few_shot.send_mean", "few_shot.codec", "few_shot.least_samples"
+    )  # fmt: skip
     reduced_epochs: ReducedEpochs = 0
     graded: Graded = False
     least_epochs: LeastEpochs = 0
@@ -63,8 +65,9 @@ class FullAndFewShot(TrainingSettings, Usual):
 
     def __post_init__(self) -> None:
         _ = self.full
-        if self.few_shot.join_base or self.few_shot.send_mean or self.few_shot.codec:
-            raise ValueError("join_base, send_mean and codec are for few-shot alone")
+        few = self.few_shot
+        if few.join_base or few.send_mean or few.codec or few.least_samples:
+            raise ValueError("join_base, send_mean, codec and least_samples are for few-shot alone")
         if self.dp is not None:
             raise ValueError("dp protects the full update alone, and not the few-shot learnt classifier")
 

@@ -35,7 +35,10 @@ class ClassStatistics:
 
     numbers: Annotated[
         Literal["float16", "int8"],
-        Setting("How class means are sent; beside scalars always int8, with a scale for each class.", "int8"),
+        Setting(
+            "How means are sent; in class-means and beside scalars always int8.",
+            "int8",
+        ),
     ] = "float16"
     smallest_count: SmallestCount = 2
     samples: Annotated[

@@ -87,8 +87,13 @@ def test_what_a_task_says_stands_over_the_papers_but_not_over_what_makes_the_sys
 
 def test_a_papers_system_has_none_of_our_settings_for_rounds_of_several_kinds():
     task = Task(bundle="b", rounds=10)
-    [means] = systems.under("fedncm", task).kinds
-    assert means.strategy.samples == 0
+    for name in ("fedncm", "fedncm+ft", "fedncm+mezo", "class-means"):
+        means = next(kind.strategy for kind in systems.under(name, task).kinds if kind.name == "class-means")
+        assert (means.head, means.smallest_count) == ("normalised-means", 1), name
+    for name in ("fedfsc+", "few-shot", "fscprox"):
+        few = next(kind.strategy for kind in systems.under(name, task).kinds if "few-shot" in kind.name)
+        own = few if few.name == "few-shot" else few.few_shot
+        assert own.least_samples == 0 and not own.join_base, name
     for name in ("fedft-all", "fedft-rds", "fedft-eds"):
         assert systems.under(name, task).kinds[-1].strategy.least_samples == 0
 

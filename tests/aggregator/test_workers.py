@@ -319,6 +319,7 @@ def test_workers_and_aggregator_are_killed_and_nothing_is_lost_or_counted_twice(
     url_of = closed_broker(*(f"pi-{kind}" for kind in KINDS))
     options = (
         "--bundle digits-wrn-10-1 --deadline 60 --min-devices 4 --min-contributions 4 --workers 2 "
+        "--head trained "
         f"--rounds {rounds} --kinds {','.join(KINDS)} --run-dir {folder} "
         f"--broker {url_of('aggregator')}"
     ).split()

@@ -110,7 +110,7 @@ def assert_same(one, other, step):
 
 @pytest.mark.parametrize(("numbers", "step"), [("float16", 2.0**-11), ("int8", 1 / 254)])
 def test_the_pool_above_is_that_of_all_devices_to_rounding(levels, bundle, sends, numbers, step):
-    """Of three kinds at the site, of which one sends second moments, and class means."""
+    """Of three kinds at the site."""
     task = {
         "head": "closed-form", "rounds": 2, "min_contributions": 2,
         "statistics": ClassStatistics(numbers=numbers),
@@ -154,15 +154,15 @@ def test_a_site_forwards_the_statistics_of_one_round_not_those_before(levels, bu
 
 
 def test_in_rounds_of_scalars_alone_the_statistics_go_up_beside_the_scalars(levels, bundle, sends):
-    asked = ClassStatistics(smallest_count=1, moments=False)
+    asked = ClassStatistics(smallest_count=1)
     h = levels(SCALARS, head="closed-form", rounds=3, statistics=asked)
     h.go().join("a", "b")
     through_a_site(h, sends, {"a": "zeroth-order", "b": "zeroth-order"})
     assert h.counted == [(1, "site", "zeroth-order", 150)]
     known = pool(h, bundle).statistics
     assert known.sums.counts.sum() == pytest.approx(150, abs=1e-6)  # measured were 80
-    assert not known.moment_sums.counts.any()
-    assert h.service.rounds.store.closed(1)[0].note.startswith("the trained head is served")
+    assert known.moment_sums.counts.sum() == 80
+    assert h.service.rounds.store.closed(1)[0].note == ""
     assert h.offer.base.at == 1  # its devices are told the step, and fetch no checkpoint
 
 
@@ -246,3 +246,46 @@ def test_what_the_one_above_would_refuse_is_left_out_and_said(caplog):
     assert statistics.encoded(odd, full, 10) == {}
     assert "the one above would refuse them: the moment of features 0 and 1 is 0.8999" in caplog.text
     assert statistics.encoded(odd, make("full"), 10) == {}
+
+
+@pytest.mark.parametrize("rich", [FULL, SCALARS])
+def test_class_means_alone_go_up_as_class_means_and_leave_the_base_above_as_it_is(
+    levels, bundle, sends, rich
+):
+    h = levels(rich, MEANS, head="closed-form", rounds=2)
+    h.go().join("a", "b")
+    before = h.service.rounds.weights(1)
+    through_a_site(h, sends, {"a": "class-means", "b": "class-means"})
+    assert h.counted == [(1, "site", "class-means", 150)]
+    after = h.service.rounds.weights(2)
+    assert all(np.array_equal(after[name], value) for name, value in before.items())
+    known = pool(h, bundle).statistics
+    assert known.sums.counts.sum() == pytest.approx(150, abs=10)
+    assert 0 < known.moment_sums.counts.sum() <= 80
+
+
+def test_scalars_and_class_means_of_a_site_go_up_together(levels, bundle, sends):
+    h = levels(SCALARS, MEANS, head="closed-form", rounds=2)
+    h.go().join("a", "b")
+    through_a_site(h, sends, {"a": "zeroth-order", "b": "class-means"})
+    assert h.counted == [(1, "site", "zeroth-order", 150)]
+    assert pool(h, bundle).statistics.sums.counts.sum() == pytest.approx(150, abs=10)
+
+
+def test_more_samples_measured_than_counted_are_sent_as_no_more():
+    """As of entropy subsets, which measure all samples and count as those selected."""
+    known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
+    moments = np.array([[100.0, 54.0], [54.0, 40.0]])
+    full = class_statistics.asking(make("full"), ClassStatistics())
+    sent = statistics.encoded(Statistics(known, known, moments), full, 33)
+    assert class_statistics.doubt(sent, 33, 2, (2, 2)) == ""
+    read = class_statistics.decode(sent, (2, 2))
+    assert read.sums.counts.tolist() == read.moment_sums.counts.tolist() == [19, 13]
+    np.testing.assert_allclose(read.moments / 32, moments / 100, rtol=1e-2)
+
+
+def test_moments_that_overflow_are_not_sent_and_said(caplog):
+    known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
+    full = class_statistics.asking(make("full"), ClassStatistics())
+    assert statistics.encoded(Statistics(known, known, np.full((2, 2), 1e45)), full, 100) == {}
+    assert "class statistics of the site are not sent" in caplog.text

@@ -194,7 +194,7 @@ def test_statistics_beside_an_entropy_subset_are_of_all_samples(model, digits, r
     np.testing.assert_array_equal(counted(made), np.bincount(digits.y))
     found = class_statistics.parted(made.tensors)[1]
     why = class_statistics.doubt_of(strategy.variants()[0], found, 118, model.manifest)
-    assert why == "class counts sum to 240, the device has at most 238 samples"
+    assert why == "class counts sum to 240, the device has at most 236 samples"
 
 
 def test_private_updates_and_smaller_models_come_without(model, digits, run):
@@ -223,6 +223,24 @@ def test_class_means_are_the_statistics_alone_in_a_round_that_asks_for_them(mode
     assert class_statistics.poorer(class_statistics.poorer(strategy)) is None
     assert class_statistics.plain(strategy) is strategy
     assert class_statistics.plain(kind("full")).statistics is None
+
+
+def test_second_moments_of_few_samples_are_not_sent(model, digits, run):
+    """Of two samples of one class they and the mean would give both samples' features."""
+    for samples, rows in ((3, 1), (2, 0)):
+        some = np.flatnonzero(digits.y == 3)[:samples]
+        made = class_statistics.train(
+            kind("class-means"), model, LocalData(digits.x[some], digits.y[some]), run()
+        )
+        assert [len(made.tensors[name]) for name in (ROWS, MOMENTS, SPREAD)] == [1, rows, rows]
+        tensors.check(made.tensors, class_statistics.expected(kind("class-means"), model.manifest))
+        assert class_statistics.doubt_of(kind("class-means"), made.tensors, samples, model.manifest) == ""
+        assert class_statistics.decode(made.tensors, SHAPE).moment_sums.counts.sum() == samples * rows
+
+
+def test_the_smallest_count_of_class_means_holds_for_their_statistics():
+    strategy = class_statistics.asking(registry.make("class-means", {"smallest_count": 5}), ClassStatistics())
+    assert class_statistics.wished(strategy).smallest_count == 5
 
 
 def test_an_update_of_class_means_without_any_is_refused(model):
@@ -268,8 +286,16 @@ def impossible_product(sent):
     sent[MOMENTS][0, places[0, 0]] = sent[MOMENTS][0, places[1, 1]] = 0.5
 
 
-def no_moments(sent):
-    sent[MOMENTS], sent[SPREAD] = sent[MOMENTS][:0], sent[SPREAD][:0]
+def no_spread(sent):
+    sent[SPREAD] = sent[SPREAD][:0]
+
+
+def huge(sent):
+    sent[SPREAD][:] = 1e9
+
+
+def above_the_largest(sent):
+    sent[MOMENTS][0, 5] = 3
 
 
 @pytest.mark.parametrize(
@@ -280,7 +306,9 @@ def no_moments(sent):
         (far, "the mean of class 2 is"),
         (squares_too_small, "the mean square of feature"),
         (impossible_product, "the moment of features 0 and 1 is"),
-        (no_moments, "second moments in 0 rows, of 10 classes"),
+        (no_spread, "second moments in 1 rows, of 10 classes"),
+        (huge, "the largest second moment is 1e+09, at most 1e+08 is believed"),
+        (above_the_largest, "the largest second moment is"),
     ],
 )
 def test_statistics_that_no_samples_can_have_are_refused_with_the_reason(sent, lie, why):

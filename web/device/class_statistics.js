@@ -26,6 +26,8 @@ export const ROWS = `${PREFIX}rows`;
 /** The mean of f f^T, and its largest number. */
 export const MOMENTS = `${PREFIX}moments`;
 export const SPREAD = `${PREFIX}spread`;
+/** Second moments are sent of at least so many more samples than classes. */
+const LEAST_FREE = 2;
 /** Of a tensor on the wire beside its values, usually. */
 const TENSOR_BYTES = 72;
 
@@ -35,8 +37,9 @@ const TENSOR_BYTES = 72;
  */
 export function wished(strategy) {
   const statistics = strategy.statistics ?? null;
-  const isShort = strategy.scalars > 0 || strategy instanceof ClassMeans;
-  return statistics && isShort ? { ...statistics, numbers: "int8" } : statistics;
+  if (!statistics || !(strategy.scalars > 0 || strategy instanceof ClassMeans)) return statistics;
+  const least = Math.max(strategy.settings.smallest_count ?? 0, statistics.smallest_count);
+  return { ...statistics, numbers: "int8", smallest_count: least };
 }
 
 /** The same kind, with less in its class statistics: without second moments. Null: there is no less. @param {any} strategy */
@@ -141,8 +144,8 @@ export function encode({ moments: total, ...found }, asked) {
   const sent = new Map([[ROWS, writeRows(found, asked.numbers)]]);
   if (!asked.moments) return sent;
   const samples = found.counts.reduce((sum, count) => sum + count, 0);
-  const [upper, spread] = samples ? short(total.map((value) => value / samples), "float16") : [new Uint16Array(0), 0];
-  const rows = Number(samples > 0);
+  const rows = Number(samples - found.sums.size >= LEAST_FREE);
+  const [upper, spread] = rows ? short(total.map((value) => value / samples), "float16") : [new Uint16Array(0), 0];
   sent.set(MOMENTS, { dtype: "float16", shape: [rows, total.length], data: upper });
   return sent.set(SPREAD, { dtype: "float32", shape: [rows], data: new Float32Array(rows).fill(spread) });
 }

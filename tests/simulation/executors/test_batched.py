@@ -96,7 +96,6 @@ def assert_alike(found: list[Result], expected: list[Result], within: float = 1e
         FewShot(batch=64, weight_decay=0.1),
         Peft(tunable="head", lr=0.1, momentum=0.5, epochs=3, batch=8),
         ClassMeans(),
-        ClassMeans(samples=7),
     ],
 )
 def test_head_only_kinds_are_trained_together_and_equal_the_plain_executor(world, bundle, strategy):
