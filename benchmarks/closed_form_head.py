@@ -99,8 +99,8 @@ def draw(measured: dict[str, NDArray[np.float64]], seeds: int, path: Path) -> No
 
 BOXES = (
     (0.00, 0.70, 0.27, "fast devices\nupdate, counts, means, mean of f f^T", "#0072b2"),
-    (0.00, 0.36, 0.27, "slow devices\nsmall update, counts, means", "#009e73"),
-    (0.00, 0.02, 0.27, "devices behind a thin link\nscalars, counts, means as int8", "#e69f00"),
+    (0.00, 0.36, 0.27, "slow devices\nsmall update, counts, means,\nmean of f f^T", "#009e73"),
+    (0.00, 0.02, 0.27, "devices behind a thin link\ncounts, means as int8", "#e69f00"),
     (0.39, 0.70, 0.25, "merge of the updates:\nextractor, and the trained head", "#5b6673"),
     (0.39, 0.19, 0.25, "pool of the statistics:\nN, S of each class, covariance", "#5b6673"),
     (0.76, 0.70, 0.24, "running mean\nof the extractor", "#22313f"),

@@ -170,7 +170,8 @@ class Coded:
     """Kinds that have the setting `codec`: they send parameters, in which a little loss does no harm.
 
     Others must arrive exactly as they are, and refuse it as a setting that they do not have: the scalars of
-    `zeroth-order`, which every device replays, and the sums and counts of `class-means`.
+    `zeroth-order`, which every device replays, and the sums and counts of `class-means`; class statistics are
+    short already.
     """
 
     codec: Annotated[
