@@ -53,7 +53,7 @@ class ClassStatistics:
     ] = 40
     moments: Annotated[
         bool,
-        Setting("Whether second moments of features are sent too, by devices that can in time.", False),
+        Setting("Whether second moments of features are sent too, by devices that can in time.", True),
     ] = True
     features: Annotated[
         int,

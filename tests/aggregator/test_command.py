@@ -69,7 +69,7 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_and_each_counts_once
     rounds = 10 + ceil(busy_s / CONTRIBUTES_S)  # more than can be done before the last life
     folder = tmp_path / "run"
     options = (
-        "--bundle digits-wrn-10-1 --deadline 60 --min-devices 4 --min-contributions 4 "
+        "--bundle digits-wrn-10-1 --deadline 60 --min-devices 4 --min-contributions 4 --head trained "
         f"--rounds {rounds} --kinds {','.join(KINDS)} --broker {broker.url} --run-dir {folder}"
     ).split()
     if database:
@@ -158,6 +158,8 @@ def test_a_task_is_served_evaluated_and_ended_over_a_real_broker(
         "30",
         "--min-devices",
         "4",
+        "--head",
+        "trained",
         "--kinds",
     ]
     where = ["--broker", broker.url, "--run-dir", tmp_path / "run", "--eval-data", tmp_path / "test.npz"]

@@ -13,7 +13,7 @@ from models import tensors
 
 
 def test_the_order_in_which_contributions_arrive_changes_no_bit(bench, make_task, update_of):
-    task = make_task("full", "few-shot", "zeroth-order", "class-means", rounds=2)
+    task = make_task("full", "few-shot", "zeroth-order", "class-means", rounds=2, head="trained")
     kinds = ["full", "full", "few-shot", "zeroth-order", "class-means"]
     sent = [(f"pi-{i}", kind, update_of(kind, i)) for i, kind in enumerate(kinds)]
     results = set()

@@ -87,14 +87,14 @@ def eight(tmp_path_factory):
 def test_the_fast_simulator_and_the_wire_agree_on_kinds_participants_and_weights(eight):
     _, noted, served, finished = eight
     kinds = check_equal(noted, served, finished)
-    assert kinds == {"full", "entropy-subset", "few-shot", "zeroth-order", "class-means"}
+    assert kinds == {"full", "entropy-subset", "few-shot", "class-means"}
     assert [line.participants for line in noted.lines] == [8, 8, 8]
 
 
 @pytest.mark.parametrize("rule", ["median", "multi-krum"])
 def test_they_agree_under_a_rule_that_screens_updates(tmp_path, rule):
     noted, served, finished = both(scenario(tmp_path, robust=rule, rounds=2))
-    assert len(check_equal(noted, served, finished)) == 5
+    assert len(check_equal(noted, served, finished)) == 4
 
 
 def test_they_agree_when_the_model_moves_by_zeroth_order_steps_alone(tmp_path):
@@ -103,8 +103,8 @@ def test_they_agree_when_the_model_moves_by_zeroth_order_steps_alone(tmp_path):
 
 
 def test_an_update_arrives_on_the_wire_when_the_fast_simulator_says(eight):
-    """From round 2 on: on the wire nobody fetches anything in the first. Training a head, which is no graph,
-    is predicted but takes no time on the wire: 1.1% of a few-shot update here.
+    """From round 2 on: on the wire nobody fetches anything in the first. Training a head and second
+    moments, which are no graphs, are predicted but take no time on the wire: 1.6% of a few-shot update here.
     """
     made, noted, _, finished = eight
     bandwidth = {member.name: member.profile.bandwidth.up for member in members(prepare(made, SEED))}
@@ -113,13 +113,13 @@ def test_an_update_arrives_on_the_wire_when_the_fast_simulator_says(eight):
     compared = [ask for ask in noted.asks if ask.round > 1 and bandwidth[ask.device] > BROAD]
     assert len(compared) == 14
     for ask in compared:
-        assert arrived[ask.round, ask.device] == pytest.approx(ask.ended_s - ask.asked_s, rel=0.015)
+        assert arrived[ask.round, ask.device] == pytest.approx(ask.ended_s - ask.asked_s, rel=0.02)
 
 
 @pytest.mark.slow
 def test_they_agree_for_forty_devices_none_of_which_is_like_another(tmp_path):
     made = scenario(tmp_path, 40, 0.5, rounds=4)
-    assert len(check_equal(*both(made))) == 5
+    assert len(check_equal(*both(made))) == 4
 
 
 @pytest.mark.slow
