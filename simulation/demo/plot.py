@@ -15,7 +15,7 @@ from .fleet import FLEET, holders
 from .runs import Run
 
 POLICIES = (
-    ("mixed", "#34495e", "every device, five kinds of update"),
+    ("mixed", "#34495e", "every device, by the richest kind that it can afford"),
     ("dropped", "#b03a2e", "stragglers dropped"),
 )
 """Their colours are of no kind, so that nobody takes a policy for one."""
