@@ -47,9 +47,7 @@ class Offered:
 
 @dataclass(frozen=True)
 class Origin:
-    """What an update was made from: its kind, the form of it, that form's model, and the base of its round,
-    which is read where the kind bounds the norm.
-    """
+    """What an update was made from. The base is read if the kind bounds the norm."""
 
     kind: KindSettings
     form: AnyStrategy

@@ -32,7 +32,7 @@ FULL = Part("full")
 _AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1}
 """Class means of FedNCM: of every class that a device has, also one of a single sample."""
 _FEW_SHOT = {"join_base": False, "least_samples": 0}
-"""Few-shot classifiers of FedFSC: served beside the base, and of devices with any number of samples."""
+"""FedFSC serves its few-shot classifiers; devices need no least number of samples."""
 ONE_EPOCH = {"reduced_epochs": 1}
 FIFTH = _share(0.2)
 FULL_ONCE = Part("full", until=_first)

@@ -5,7 +5,7 @@ Where scalars are asked for and full updates are not, it merges scalars into sca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,7 @@ class SiteKinds:
     @property
     def means(self) -> ClassMeans | None:
         """What a site forwards whose devices have sent class statistics alone."""
-        means = (kind for kind in self.offered if isinstance(kind, ClassMeans))
-        return next((kind for kind in means if kind.statistics is not None), None)
+        return next(_statistics_alone(self.offered), None)
 
 
 class NothingToForward(Exception):
@@ -84,10 +83,15 @@ def _of_scalars(
             f"round {offer.round} asks for {names}, and a site forwards full updates or scalars"
         )
     others = [kind for kind in kinds if kind is not scalars]
-    means = tuple(kind for kind in others if isinstance(kind, ClassMeans) and kind.statistics is not None)
+    means = tuple(_statistics_alone(others))
     why = "without full updates a site forwards scalars only"
     offered, left_out = here(scalars), tuple(f"{kind.name}: {why}" for kind in others if kind not in means)
     return SiteKinds(scalars, (offered, *means), left_out, offered.eps / scalars.eps)
+
+
+def _statistics_alone(kinds: Iterable[AnyStrategy]) -> Iterator[ClassMeans]:
+    """Those that send class statistics and nothing else."""
+    return (kind for kind in kinds if isinstance(kind, ClassMeans) and kind.statistics is not None)
 
 
 def usual_kinds(manifest: Manifest) -> tuple[AnyStrategy, ...]:

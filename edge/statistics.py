@@ -54,16 +54,18 @@ def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Te
 
 
 def _fewer(pooled: Statistics, num_examples: int) -> Statistics:
-    """The same second moments, of no more samples than the updates count: an entropy subset counts as the
-    samples that it selects, and measures all.
+    """Second moments scaled down to `num_examples` samples where they are of more.
+
+    An entropy subset measures all samples of its device, and its update counts those that it selects.
     """
     known = pooled.moment_sums
     total = float(known.counts.sum())
     if total <= num_examples:
         return pooled
     counts = np.floor(known.counts * (num_examples / total))
-    sums = ClassSums(known.sums * (counts / np.maximum(1.0, known.counts))[:, None], counts)
-    return replace(pooled, moment_sums=sums, moments=pooled.moments * (counts.sum() / total))
+    return replace(
+        pooled, moment_sums=known.recounted(counts), moments=pooled.moments * (counts.sum() / total)
+    )
 
 
 def _whole(pooled: Statistics, num_examples: int) -> ClassSums:
@@ -77,7 +79,7 @@ def _whole(pooled: Statistics, num_examples: int) -> ClassSums:
     counts = measured + np.floor(more * min(1.0, room / max(1.0, more.sum())))
     if np.array_equal(counts, sums.counts):
         return sums
-    return ClassSums(sums.sums * (counts / np.maximum(1.0, sums.counts))[:, None], counts)
+    return sums.recounted(counts)
 
 
 def _possible(pooled: Statistics) -> NDArray[np.float64]:

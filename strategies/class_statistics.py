@@ -42,8 +42,8 @@ MOMENT_ROWS = PREFIX + "moment-rows"
 MOST_LABELS = 1 << 16
 """That a row can number."""
 LEAST_FREE = 2
-"""Second moments are sent of at least so many more samples than classes: where all classes but one have a
-single sample, and that one two, moments and means give the features of both."""
+"""Least samples minus classes of which second moments are sent. With one fewer, moments and means together
+would give the features of two samples."""
 MOST_MOMENT = class_sums.MOST_NORM**2
 TENSOR_BYTES = 72
 """Of a tensor on the wire beside its values, usually."""
@@ -247,7 +247,7 @@ def measured(strategy: AnyStrategy, samples: int, run: Run) -> NDArray[np.int64]
 
 
 def beside(strategy: AnyStrategy, made: Contribution, known: Measured) -> Contribution:
-    """An update with the class statistics of samples `measured`; the same where none are asked for."""
+    """Adds the class statistics of the samples `measured` to an update, if any are asked for."""
     statistics = wished(strategy)
     if statistics is None:
         return made
@@ -326,8 +326,9 @@ def accepted(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...
 
 
 def expected_of(sent: Tensors, accepted: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
-    """What an update is held against: a device need not send class statistics, nor second moments in them;
-    those that do send them of all samples that they count, but for a site.
+    """The accepted tensors that this update must have.
+
+    Class statistics may be absent, and so may second moments in them. A site's may have rows of their own.
     """
     without = set() if ROWS in sent else {ROWS, MOMENTS, SPREAD, MOMENT_ROWS}
     without |= set() if MOMENTS in sent else {MOMENTS, SPREAD, MOMENT_ROWS}
@@ -344,7 +345,7 @@ def parted(sent: Tensors) -> tuple[Tensors, Tensors]:
 
 
 def doubt_of(strategy: AnyStrategy, sent: Tensors, num_examples: int, manifest: Manifest) -> str:
-    """Why what came beside an update of this form, of so many samples, is not believed; see `doubt`."""
+    """Why the class statistics of an update of this form are not believed; see `doubt`."""
     statistics = wished(strategy)
     if statistics is None:
         return ""

@@ -1,4 +1,4 @@
-"""Sums of features by class, and the rows in which a device sends the means that they stand for."""
+"""Sums of features by class, and the rows in which class means are sent."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ MOST_NORM = 1e4
 
 @dataclass(frozen=True)
 class ClassSums:
-    """Sums of penultimate features float64 (classes, width), and sample counts int64 (classes,), or float64
-    where they decay.
-    """
+    """Sums of features float64 (classes, width), and counts (classes,): int64, or float64 if they decay."""
 
     sums: NDArray[np.float64]
     counts: NDArray[Any]
@@ -38,6 +36,10 @@ class ClassSums:
     def weighted(self, by: float) -> ClassSums:
         """The same means, counted so many times."""
         return ClassSums(by * self.sums, by * self.counts)
+
+    def recounted(self, counts: NDArray[Any]) -> ClassSums:
+        """The same means with these counts, 0 where there were none."""
+        return ClassSums(self.sums * (counts / np.maximum(1.0, self.counts))[:, None], counts)
 
     def at_least(self, count: int) -> ClassSums:
         """Without the classes that have fewer samples."""

@@ -40,8 +40,9 @@ class Folding:
         self._statistics = closed_form.Round(model.manifest, model.weights, asked) if asked else None
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
-        """A contribution's update, for `add`, and its class statistics, for `pool`, counted as all samples
-        that they stand for.
+        """Splits a contribution into its update, for `add`, and its class statistics, for `pool`.
+
+        The statistics are scaled to all samples that they stand for.
         """
         if self._statistics is None:
             return contribution, None

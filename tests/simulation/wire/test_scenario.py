@@ -113,7 +113,8 @@ def test_an_update_arrives_on_the_wire_when_the_fast_simulator_says(eight):
     compared = [ask for ask in noted.asks if ask.round > 1 and bandwidth[ask.device] > BROAD]
     assert len(compared) == 14
     for ask in compared:
-        assert arrived[ask.round, ask.device] == pytest.approx(ask.ended_s - ask.asked_s, rel=0.02)
+        off = 0.02 if ask.kind == "few-shot" else 0.015
+        assert arrived[ask.round, ask.device] == pytest.approx(ask.ended_s - ask.asked_s, rel=off)
 
 
 @pytest.mark.slow
