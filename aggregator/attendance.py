@@ -8,13 +8,14 @@ or a round begins, as much as there are devices that it waits for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Set
 from math import inf
 
 from rpds import HashTrieMap, HashTrieSet
 
 from .moves import Invited, Planned, Present, Unkept, Update
-from .pace import WINDOW, class_of
+from .pace import WINDOW, Durations, class_of
 from .state import SILENT, Presence, Saved, State
 
 
@@ -38,8 +39,6 @@ def present(state: State, event: Present) -> State:
 
 def forgotten(state: State, device: str) -> State:
     """As if it had never been here. What of its updates counts, counts."""
-    if device in state.ready:
-        state = _needed_by(state, device, -1)
     return state.but(
         needs=state.needs.discard(device),
         delivered=state.delivered.discard(device),
@@ -169,19 +168,19 @@ def delivered(state: State, update: Update, now: float) -> State:
     if opened_s is None or update.round <= number:
         return state
     seconds = now - max(opened_s, sent_s, state.asked_s.get(device, -inf))
-    awaited = device in state.ready
-    state = _needed_by(state, device, -1) if awaited else state
-    state = state.but(
-        needs=state.needs.insert(device, class_of(seconds)),
+    return state.but(
+        needs=state.needs.insert(device, (state.rules.rank(update.kind), class_of(seconds))),
         delivered=state.delivered.insert(device, (update.round, now)),
     )
-    return _needed_by(state, device, 1) if awaited else state
 
 
-def _needed_by(state: State, device: str, devices: int) -> State:
-    """So many more devices of this one's class, where that is known."""
-    number = state.needs.get(device)
-    return state if number is None else _noted(state, number, devices)
+def _needs_of_the_fast(state: State) -> Durations:
+    """How many of the devices that are ready need how long, by class: those of the richest kind that any
+    of them sent last.
+    """
+    ready = [needs for device, needs in state.needs.items() if device in state.ready]
+    richest = min((rank for rank, _ in ready), default=0)
+    return Counter(number for rank, number in ready if rank == richest)
 
 
 def _asked_now(state: State, devices: Iterable[str], now: float) -> State:
@@ -206,10 +205,10 @@ def collected(state: State) -> State:
     out says so at once.
     """
     if state.rules.waits_for_fast:
-        return state.but(paces=(*state.paces, state.durations)[-WINDOW:]) if state.durations else state
-    if state.rules.pace is None or not state.measured:
+        state = state.but(durations=HashTrieMap(_needs_of_the_fast(state)))
+    elif state.rules.pace is None or not state.measured:
         return state
-    if short := len(state.waiting) + len(state.sat_out):
+    elif short := len(state.waiting) + len(state.sat_out):
         state = _noted(state, class_of(state.deadline_s(state.round)), short)
     if not state.durations:
         return state
@@ -304,13 +303,11 @@ def _come(state: State, device: str) -> State:
     """It is awaited from now on."""
     owes = state.is_asked(device) and _owes(state, device)
     waiting = state.waiting.insert(device) if owes else state.waiting
-    state = _needed_by(state, device, 1)
     return state.but(ready=state.ready.insert(device), waiting=waiting, due=True)
 
 
 def _gone(state: State, device: str, now: Presence) -> State:
     """It is not awaited any longer: offline, not ready, or silent."""
-    state = _needed_by(state, device, -1)
     return state.but(
         devices=state.devices.insert(device, now),
         ready=state.ready.discard(device),

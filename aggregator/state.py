@@ -35,8 +35,8 @@ SILENT = 2
 
 @dataclass(frozen=True)
 class Rules:
-    """When a round opens and closes; as in Task. `bound`: kinds that never count in a later round. No round
-    takes more than `max_contributions`.
+    """When a round opens and closes; as in Task. `kinds`: their names, the richest first; `bound`: those that
+    never count in a later round. No round takes more than `max_contributions`.
 
     `given`: each round is given from outside (moves.Give), and has the seconds that it was given with.
     """
@@ -48,6 +48,7 @@ class Rules:
     min_devices: int = 1
     late: Late = "discard"
     waits_for_fast: bool = False
+    kinds: tuple[str, ...] = ()
     bound: frozenset[str] = frozenset()
     devices_per_round: int | None = None
     buffer_size: int = 0
@@ -70,6 +71,7 @@ class Rules:
             min_devices=task.min_devices,
             late=task.late,
             waits_for_fast=task.waits_for_fast,
+            kinds=tuple(kind.name for kind in task.kinds),
             bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
             devices_per_round=task.devices_per_round,
             buffer_size=task.buffer_size,
@@ -89,6 +91,10 @@ class Rules:
     def earliest(self, number: int) -> int:
         """The first round that still matters in round `number`: what comes for an earlier one is too late."""
         return number - (self.max_staleness if self.counts_late else 0)
+
+    def rank(self, kind: str) -> int:
+        """The place of a kind in the order of preference, from 0."""
+        return self.kinds.index(kind) if kind in self.kinds else len(self.kinds)
 
     @property
     def counts_late(self) -> bool:
@@ -159,15 +165,17 @@ class State:
     Where rounds wait for the fast: when each device was asked last, where that was not at an opening.
     """
     durations: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
-    """Where deadlines are learnt: how many devices needed how long in this round, by class (`pace`).
-    Where rounds wait for the fast: how long each device that is ready needed last, in whatever round.
+    """How many devices needed how long, by class (`pace`). Where deadlines are learnt: of this round so far.
+    Where rounds wait for the fast: of those with the richest kind, when the last round closed.
     """
     fast_s: float = inf
     """Where rounds wait for the fast: when this round closes if enough have contributed; inf: not known."""
     opened: HashTrieMap[int, float] = field(default_factory=HashTrieMap)
     """Where rounds wait for the fast: when those opened, but for the first, that updates may come from."""
-    needs: HashTrieMap[str, int] = field(default_factory=HashTrieMap)
-    """Where rounds wait for the fast: the class of how long each device needed last."""
+    needs: HashTrieMap[str, tuple[int, int]] = field(default_factory=HashTrieMap)
+    """Where rounds wait for the fast: the rank of the kind that each device sent last, and the class of how
+    long it needed, in whatever round.
+    """
     delivered: HashTrieMap[str, tuple[int, float]] = field(default_factory=HashTrieMap)
     """Where rounds wait for the fast: the latest round that each device sent an update of, and when."""
     noted: HashTrieMap[tuple[str, str], int] = field(default_factory=HashTrieMap)

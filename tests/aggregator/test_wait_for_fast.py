@@ -49,8 +49,8 @@ def online(*devices, now=0.0, boot=1):
     return [Present(now, device, boot, True) for device in devices]
 
 
-def came(device, now, number=1):
-    return Believed(now, Update(device, number, "full", 1, 1))
+def came(device, now, number=1, kind="full"):
+    return Believed(now, Update(device, number, kind, 1, 1))
 
 
 def worked(now):
@@ -59,6 +59,18 @@ def worked(now):
 
 def classes(*seconds):
     return dict(Counter(map(class_of, seconds)))
+
+
+def needs(state, device):
+    """The class of how long it needed last."""
+    return state.needs[device][1]
+
+
+def teaches(state, now):
+    """The durations that the open round leaves, if it closes now."""
+    state, _ = play(state, Tick(now))
+    assert state.phase == "merge"
+    return dict(state.paces[-1])
 
 
 def learnt(*seconds, rules=RULES, number=2):
@@ -152,10 +164,10 @@ def test_a_device_needed_the_time_since_it_sent_its_last_update():
     """d goes from round 2's update, at 85 s, to round 3's, which opened at 40 s."""
     state, _ = play(learnt(30, 30, 30, 90), came("a", 25.0, 2), Tick(40.0), *worked(40.0))
     state, _ = play(state, came("d", 60.0, 2))
-    assert state.needs["d"] == class_of(60)
+    assert needs(state, "d") == class_of(60)
     state, _ = play(state, came("d", 69.0, 3))
-    assert state.needs["d"] == class_of(9)
-    assert dict(state.durations) == classes(25, 9)
+    assert needs(state, "d") == class_of(9)
+    assert teaches(state, 80.0) == classes(25, 9)
 
 
 def test_an_update_that_is_too_late_to_count_says_how_long_it_took_all_the_same():
@@ -167,30 +179,45 @@ def test_an_update_that_is_too_late_to_count_says_how_long_it_took_all_the_same(
     _, commands = play(replace(state, rules=replace(state.rules, max_staleness=4)), came("b", 210.0, 2))
     assert commands[0].status == "late"
     state, _ = play(state, came("b", 210.0, 2))
-    assert state.needs["b"] == class_of(210)
+    assert needs(state, "b") == class_of(210)
 
 
 def test_each_device_that_is_there_counts_once_however_many_updates_it_sends():
-    state, _ = play(learnt(30, 30), came("a", 5.0, 2), came("b", 6.0, 2), *worked(10.0))
-    state, _ = play(state, came("a", 18.0, 3))
-    assert dict(state.durations) == classes(8, 6)
-    state, _ = play(state, Present(19.0, "b", 1, False))
-    assert dict(state.durations) == classes(8)
-    state, _ = play(state, *online("b", now=20.0))
-    assert dict(state.durations) == classes(8, 6)
+    state, _ = play(learnt(30, 30, 30), came("a", 5.0, 2), came("b", 6.0, 2), Tick(40.0), *worked(40.0))
+    state, _ = play(state, came("a", 48.0, 3))
+    assert teaches(state, 80.0) == classes(8, 6)
+    state, _ = play(state, Present(49.0, "b", 1, False))
+    assert teaches(state, 80.0) == classes(8)
+    state, _ = play(state, *online("b", now=50.0))
+    assert teaches(state, 80.0) == classes(8, 6)
+
+
+def test_the_fast_are_those_with_the_richest_kind():
+    """Class means in 4 s are more updates a second than full ones in 30 s, and of another worth: what is too
+    late of them counts in the next round.
+    """
+    rules = replace(RULES, kinds=("full", "class-means"))
+    updates = [came("a", 4.0, 2, "class-means"), came("b", 4.5, 2, "class-means"), came("c", 30.0, 2)]
+    opened, _ = play(State(rules, round=1, phase="publish"), *online("a", "b", "c"), Worked(0.0, "publish"))
+    state, commands = play(opened, *updates)
+    assert commands[-1].durations == tuple(classes(30).items())
+    state, _ = play(state, *worked(30.0))
+    assert 30.0 <= state.fast_s - 30.0 <= 31.5
+    state, commands = play(opened, *updates[:2], Present(5.0, "c", 1, False))
+    assert commands[-1].durations == tuple(sorted(classes(4, 4.5).items())), "the richest that is there"
 
 
 def test_what_the_disk_refused_took_as_long_as_when_it_came_first():
     state, _ = play(learnt(30, 30), came("a", 5.0, 2))
     state, _ = play(state, Unkept(5.0, (came("a", 5.0, 2).update,)), came("a", 25.0, 2))
-    assert dict(state.durations) == classes(5)
+    assert teaches(state, 50.0) == classes(5)
 
 
 def test_a_device_that_is_new_or_restarted_is_asked_when_it_comes():
     state, _ = play(learnt(30, 30), *online("z", now=10.0), came("z", 12.0, 2))
-    assert state.needs["z"] == class_of(2)
+    assert needs(state, "z") == class_of(2)
     state, _ = play(state, *online("b", now=20.0, boot=2), came("b", 23.0, 2))
-    assert state.needs["b"] == class_of(3)
+    assert needs(state, "b") == class_of(3)
 
 
 def test_of_a_cohort_who_is_at_work_on_an_earlier_round_is_waited_for_until_the_fast_are_done():
