@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import signal
@@ -54,6 +55,15 @@ class FakeClock:
 
     def sleep(self, seconds: float) -> None:
         self.now += max(0.0, seconds)
+
+
+@pytest.fixture(autouse=True)
+def log_handlers_as_before() -> Iterator[None]:
+    """A service that a test runs in this process limits what the handlers log, and pytest keeps its own."""
+    before = {handler: list(handler.filters) for handler in logging.root.handlers}
+    yield
+    for handler, filters in before.items():
+        handler.filters = filters
 
 
 @pytest.fixture
