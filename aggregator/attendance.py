@@ -168,19 +168,24 @@ def delivered(state: State, update: Update, now: float) -> State:
     if opened_s is None or update.round <= number:
         return state
     seconds = now - max(opened_s, sent_s, state.asked_s.get(device, -inf))
+    needs = state.rules.rank(update.kind), class_of(seconds), update.samples
     return state.but(
-        needs=state.needs.insert(device, (state.rules.rank(update.kind), class_of(seconds))),
+        needs=state.needs.insert(device, needs),
         delivered=state.delivered.insert(device, (update.round, now)),
     )
 
 
 def _needs_of_the_fast(state: State) -> Durations:
-    """How many of the devices that are ready need how long, by class: those of the richest kind that any
-    of them sent last.
+    """How long the devices that are ready need, by class, and how many samples they have: those of the
+    richest kind that any of them sent last.
     """
     ready = [needs for device, needs in state.needs.items() if device in state.ready]
-    richest = min((rank for rank, _ in ready), default=0)
-    return Counter(number for rank, number in ready if rank == richest)
+    richest = min((rank for rank, _, _ in ready), default=0)
+    durations: Counter[int] = Counter()
+    for rank, number, samples in ready:
+        if rank == richest:
+            durations[number] += samples
+    return durations
 
 
 def _asked_now(state: State, devices: Iterable[str], now: float) -> State:

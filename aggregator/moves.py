@@ -15,13 +15,16 @@ WorkPhase = Literal["merge", "evaluate", "publish"]
 
 @dataclass(frozen=True)
 class Update:
-    """A contribution by its key (round, device), its kind, and the sending (boot, seq) of its receipt."""
+    """A contribution by its key (round, device), its kind, the sending (boot, seq) of its receipt, and how
+    many samples it was made from.
+    """
 
     device: str
     round: int
     kind: str
     boot: int
     seq: int
+    samples: int = 1
 
 
 @dataclass(frozen=True)

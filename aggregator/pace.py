@@ -18,7 +18,7 @@ WINDOW = 5
 """Rounds that are looked back on."""
 
 Durations = Mapping[int, int]
-"""How many devices needed how long: a number for each class."""
+"""How many devices, or samples of theirs, needed how long: a number for each class."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def deadline_s(pace: Pace, rounds: Iterable[Durations], most_s: float) -> float:
 def closing_s(rounds: Iterable[Durations], least_s: float = 0.0) -> float:
     """When a round closes that waits for the fast devices, after these rounds; inf where nothing is known.
 
-    With n(t) devices done after t seconds, a round that closes at t brings n(t) / t updates a second. This is
-    the latest t, at least `least_s`, with 1 / STEP of the best rate: a class of durations is the slack, so
-    that a tie waits for more devices.
+    With n(t) samples done after t seconds, a round that closes at t brings n(t) / t samples a second; devices,
+    counted instead, would close it when those with few samples are done. This is the latest t, at least
+    `least_s`, with 1 / STEP of the best rate: a class of durations is the slack, so that a tie waits for more.
     """
     done, rates = 0, []
     counts = _counted(rounds)

@@ -352,7 +352,8 @@ class Service:
         self._on_contribution(device, small.long_of(said, like), None)
 
     def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
-        update = moves.Update(device, message.round, message.kind, message.boot, message.seq)
+        key = device, message.round, message.kind, message.boot, message.seq
+        update = moves.Update(*key, samples=message.num_examples)
         try:
             self._run.reception.check_address(message)
         except UpdateRefused as error:

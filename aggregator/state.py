@@ -165,16 +165,16 @@ class State:
     Where rounds wait for the fast: when each device was asked last, where that was not at an opening.
     """
     durations: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
-    """How many devices needed how long, by class (`pace`). Where deadlines are learnt: of this round so far.
-    Where rounds wait for the fast: of those with the richest kind, when the last round closed.
+    """Where deadlines are learnt: how many devices needed how long in this round, by class (`pace`). Where
+    rounds wait for the fast: the samples of devices with the richest kind, when the last round closed.
     """
     fast_s: float = inf
     """Where rounds wait for the fast: when this round closes if enough have contributed; inf: not known."""
     opened: HashTrieMap[int, float] = field(default_factory=HashTrieMap)
     """Where rounds wait for the fast: when those opened, but for the first, that updates may come from."""
-    needs: HashTrieMap[str, tuple[int, int]] = field(default_factory=HashTrieMap)
-    """Where rounds wait for the fast: the rank of the kind that each device sent last, and the class of how
-    long it needed, in whatever round.
+    needs: HashTrieMap[str, tuple[int, int, int]] = field(default_factory=HashTrieMap)
+    """Where rounds wait for the fast: of the last update of each device, in whatever round, the rank of its
+    kind, the class of how long it took, and its samples.
     """
     delivered: HashTrieMap[str, tuple[int, float]] = field(default_factory=HashTrieMap)
     """Where rounds wait for the fast: the latest round that each device sent an update of, and when."""

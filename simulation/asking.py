@@ -22,7 +22,7 @@ TRIES = 4
 
 @dataclass(frozen=True)
 class Flight:
-    """One device at work: asked in round `round` for an update from that round's base.
+    """One device at work: asked in round `round` for an update from that round's base. It has `samples`.
 
     `strategy` is the form of a kind that it chose; None, and `kind` empty, when it sits out.
     """
@@ -35,6 +35,7 @@ class Flight:
     kind: str
     strategy: AnyStrategy | None
     line: Timeline
+    samples: int = 1
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,8 @@ class Asking:
         chosen = line.outcome.plan.chosen
         kind, strategy = ("", None) if chosen is None else (chosen.kind, chosen.strategy)
         name, group = fleet.name(device), fleet.group(device)
-        return Flight(device, name, group, number, opening.now, kind, strategy, line)
+        samples = self._devices.samples(device)
+        return Flight(device, name, group, number, opening.now, kind, strategy, line, samples)
 
     def _offered(self, number: int) -> tuple[AnyStrategy, ...]:
         if self._kinds[0] != number:

@@ -65,6 +65,10 @@ class Devices:
     def names(self) -> list[str]:
         return [self.fleet.name(device) for device in range(len(self.fleet))]
 
+    def samples(self, device: int) -> int:
+        """How many a device has."""
+        return int(self._counts[device].sum())
+
     def is_new(self, device: int) -> bool:
         """Whether it was never asked before."""
         return device not in self._known

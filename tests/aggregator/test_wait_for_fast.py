@@ -49,8 +49,8 @@ def online(*devices, now=0.0, boot=1):
     return [Present(now, device, boot, True) for device in devices]
 
 
-def came(device, now, number=1, kind="full"):
-    return Believed(now, Update(device, number, kind, 1, 1))
+def came(device, now, number=1, kind="full", samples=1):
+    return Believed(now, Update(device, number, kind, 1, 1, samples))
 
 
 def worked(now):
@@ -205,6 +205,16 @@ def test_the_fast_are_those_with_the_richest_kind():
     assert 30.0 <= state.fast_s - 30.0 <= 31.5
     state, commands = play(opened, *updates[:2], Present(5.0, "c", 1, False))
     assert commands[-1].durations == tuple(sorted(classes(4, 4.5).items())), "the richest that is there"
+
+
+def test_a_round_does_not_close_when_those_with_few_samples_are_done():
+    """Three devices in 10 s are more a second than four in 30 s; 3 samples are fewer than 53."""
+    updates = [came(device, 10.0, 2) for device in "abc"] + [came("d", 30.0, 2, samples=50)]
+    state, _ = play(State(RULES, round=1, phase="publish"), *online(*"abcd"), Worked(0.0, "publish"))
+    state, commands = play(state, *updates)
+    assert commands[-1].durations == ((class_of(10), 3), (class_of(30), 50))
+    state, _ = play(state, *worked(30.0))
+    assert 30.0 <= state.fast_s - 30.0 <= 31.5
 
 
 def test_what_the_disk_refused_took_as_long_as_when_it_came_first():
