@@ -34,6 +34,12 @@ class Pace:
     least_s: float = 1.0
 
 
+FAST = 2.0
+"""A device is fast that needs at most this many times as long as the median: half of all samples are done by
+then.
+"""
+
+
 def class_of(seconds: float) -> int:
     """The class of a duration."""
     return ceil(log(max(seconds, LEAST_S)) / log(STEP) - 1e-9)
@@ -46,36 +52,31 @@ def longest_s(number: int) -> float:
 
 def deadline_s(pace: Pace, rounds: Iterable[Durations], most_s: float) -> float:
     """What the next round has, after these; `most_s` where nothing is known, and at most."""
-    counts = _counted(rounds)
-    wanted = pace.quantile * counts.total() if counts else 0.0
-    seen = 0
-    for number in sorted(counts):
-        seen += counts[number]
-        if seen >= wanted - 1e-9:
-            return min(most_s, max(pace.least_s, pace.margin * longest_s(number)))
-    return most_s
+    return min(most_s, max(pace.least_s, pace.margin * _quantile_s(_counted(rounds), pace.quantile)))
 
 
 def closing_s(rounds: Iterable[Durations], least_s: float = 0.0) -> float:
-    """When a round closes that waits for the fast devices, after these rounds; inf where nothing is known.
-
-    With n(t) samples done after t seconds, a round that closes at t brings n(t) / t samples a second; devices,
-    counted instead, would close it when those with few samples are done. This is the latest t, at least
-    `least_s`, with 1 / STEP of the best rate: a class of durations is the slack, so that a tie waits for more.
+    """When a round closes that waits for the fast devices, after these rounds: when the slowest of them is
+    done, but not before `least_s`; inf where nothing is known.
     """
-    done, rates = 0, []
     counts = _counted(rounds)
-    for number in sorted(counts):
-        done += counts[number]
-        seconds = max(least_s, longest_s(number))
-        rates.append((done / seconds, seconds))
-    best = max(rates, default=(0.0, inf))[0]
-    return max((seconds for rate, seconds in rates if rate >= best / STEP), default=inf)
+    fast_s = FAST * _quantile_s(counts, 0.5)
+    return max(least_s, max((s for s in map(longest_s, counts) if s <= fast_s), default=inf))
 
 
 def _counted(rounds: Iterable[Durations]) -> Counter[int]:
-    """The devices of all these rounds, by class."""
+    """What was done in all these rounds, by class."""
     counts: Counter[int] = Counter()
     for durations in rounds:
         counts.update(durations)
     return counts
+
+
+def _quantile_s(counts: Counter[int], share: float) -> float:
+    """In how many seconds this share was done; inf where nothing was."""
+    wanted, done = share * counts.total(), 0
+    for number in sorted(counts):
+        done += counts[number]
+        if done >= wanted - 1e-9:
+            return longest_s(number)
+    return inf

@@ -120,8 +120,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     (1 + tau) ** -staleness_weight of what it moved its own round's. `eval_data` is an .npz with `x` (raw
     inputs) and `y` (labels), and so is `generic`, samples that are nobody's own, which some kinds need here;
     `bundle` a path or the name of a shipped bundle, `family` those of smaller models that some kinds train.
-    With wait_for="fast" a round closes when the fast devices are done: of those that sent the richest kind
-    in the last rounds, at the time at which samples came fastest (`pace.closing_s`). Devices plan against
+    With wait_for="fast" a round closes when the fast devices are done: those that send the richest kind, in
+    at most twice the median of their times in the last rounds (`pace.closing_s`). Devices plan against
     `round_deadline_s` all the same, and what comes later counts as with late="count", but as many times as
     the rounds in which its device was at work (`stands_for`) in place of (1 + tau) ** -staleness_weight. So
     that it can, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait for all.

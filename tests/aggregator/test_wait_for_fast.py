@@ -81,8 +81,8 @@ def learnt(*seconds, rules=RULES, number=2):
     return state
 
 
-def test_a_round_closes_when_waiting_longer_would_bring_fewer_updates_a_second():
-    """Three at 30 s are 0.1 a second, four at 80 s are 0.05."""
+def test_a_round_closes_when_the_slowest_of_the_fast_is_done():
+    """Half are done in 29 s: 30 s are at most twice that, 80 s are not."""
     assert closing_s([classes(28, 29, 30, 80)]) == pytest.approx(30, rel=STEP - 1)
 
 
@@ -90,8 +90,7 @@ def test_where_nothing_is_known_it_waits_for_all():
     assert closing_s([]) == closing_s([{}]) == inf
 
 
-def test_of_times_that_are_nearly_as_good_the_latest_counts():
-    """One at 10 s, two at 20 s: it waits for both."""
+def test_who_needs_twice_as_long_as_the_median_is_fast():
     assert closing_s([classes(10, 20)]) == pytest.approx(20, rel=STEP - 1)
 
 
@@ -193,9 +192,7 @@ def test_each_device_that_is_there_counts_once_however_many_updates_it_sends():
 
 
 def test_the_fast_are_those_with_the_richest_kind():
-    """Class means in 4 s are more updates a second than full ones in 30 s, and of another worth: what is too
-    late of them counts in the next round.
-    """
+    """Most send class means, in 4 s: a round waits for full updates all the same, which take 30 s."""
     rules = replace(RULES, kinds=("full", "class-means"))
     updates = [came("a", 4.0, 2, "class-means"), came("b", 4.5, 2, "class-means"), came("c", 30.0, 2)]
     opened, _ = play(State(rules, round=1, phase="publish"), *online("a", "b", "c"), Worked(0.0, "publish"))
@@ -208,7 +205,7 @@ def test_the_fast_are_those_with_the_richest_kind():
 
 
 def test_a_round_does_not_close_when_those_with_few_samples_are_done():
-    """Three devices in 10 s are more a second than four in 30 s; 3 samples are fewer than 53."""
+    """Three of four devices are done in 10 s, with 3 of 53 samples."""
     updates = [came(device, 10.0, 2) for device in "abc"] + [came("d", 30.0, 2, samples=50)]
     state, _ = play(State(RULES, round=1, phase="publish"), *online(*"abcd"), Worked(0.0, "publish"))
     state, commands = play(state, *updates)
@@ -389,13 +386,13 @@ def test_over_a_hundred_rounds_durations_of_any_spread_are_stable():
     speed = {f"d-{i}": 10.0 ** (1 + i / 39) for i in range(40)}
     fleet = Fleet(replace(RULES, rounds=100), list(speed), jittered(speed.get)).run()
     assert min(fleet.closings[2:]) > 20
-    assert max(fleet.closings[2:]) < 45
+    assert max(fleet.closings[2:]) < 70
     assert np.mean(fleet.closings[-40:]) == pytest.approx(np.mean(fleet.closings[10:50]), rel=0.1)
     assert fleet.late["late"] < 0.01 * fleet.late["accepted"]
 
 
 def test_a_fleet_of_whom_most_are_slow_is_not_rushed():
-    """One of ten is three times as fast: 4 in 30 s are fewer a second than 40 in 90 s."""
+    """One of ten is three times as fast."""
     names = [f"d-{i}" for i in range(40)]
     needs = jittered(lambda name: 30.0 if name.endswith("7") else 85.0, 0.02)
     fleet = Fleet(replace(RULES, rounds=30), names, needs).run()
