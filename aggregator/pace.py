@@ -34,7 +34,7 @@ class Pace:
     least_s: float = 1.0
 
 
-FAST = 2.0
+FAST = 4.0
 """A device is fast that needs at most this many times as long as the median: half of all samples are done by
 then.
 """

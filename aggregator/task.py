@@ -31,7 +31,7 @@ else:
     import tomli as tomllib
 
 Late = Literal["discard", "count"]
-WaitFor = Literal["all", "fast"]
+WaitFor = Literal["auto", "all", "fast"]
 Start = Literal["bundle", "random"]
 Head = Literal["auto", "trained", "closed-form"]
 
@@ -121,10 +121,12 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     inputs) and `y` (labels), and so is `generic`, samples that are nobody's own, which some kinds need here;
     `bundle` a path or the name of a shipped bundle, `family` those of smaller models that some kinds train.
     With wait_for="fast" a round closes when the fast devices are done: those that send the richest kind, in
-    at most twice the median of their times in the last rounds (`pace.closing_s`). Devices plan against
+    at most four times the median of their times in the last rounds (`pace.closing_s`). Devices plan against
     `round_deadline_s` all the same, and what comes later counts as with late="count", but as many times as
     the rounds in which its device was at work (`stands_for`) in place of (1 + tau) ** -staleness_weight. So
     that it can, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait for all.
+    wait_for="auto" does so where several kinds are offered, all of which count late too, and no other setting
+    says when rounds end or how late updates count.
     `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
     parameters, drawn by `seed`, in place of the bundle's.
 
@@ -169,8 +171,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     )
     wait_for: Annotated[
         WaitFor,
-        Setting("Devices that a round waits for; with fast, late updates count.", "fast"),
-    ] = "all"
+        Setting(
+            "Devices that a round waits for; with fast, late updates count. auto: fast for several kinds.",
+            "all",
+        ),
+    ] = "auto"
     devices_per_round: Annotated[
         int | None,
         Setting("Devices drawn for each round; none: all that are online.", 10, "devices", at_least=1),
@@ -281,7 +286,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.devices_per_round is not None and not self.buffer_size:
             self._check_enough_are_asked(self.devices_per_round)
         self._check_pace()
-        if self.waits_for_fast and (why := self._ends_otherwise()):
+        if self.wait_for == "fast" and (why := self._ends_otherwise()):
             raise TaskError(f'wait_for is "fast" and {why}')
         try:
             _ = self.screening
@@ -321,7 +326,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     @property
     def waits_for_fast(self) -> bool:
         """Whether rounds close when the fast devices are done."""
-        return self.wait_for == "fast"
+        if self.wait_for != "auto":
+            return self.wait_for == "fast"
+        otherwise = self.late == "count" or any(kind.strategy.own_round for kind in self.kinds)
+        return self._mixed and not otherwise and not self._ends_otherwise()
 
     def _ends_otherwise(self) -> str:
         """What does not go with rounds that wait for the fast devices; empty for nothing."""
@@ -357,11 +365,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return tuple(registry.write(kind.strategy) for kind in self.offered(number))
 
     @property
+    def _mixed(self) -> bool:
+        return class_statistics.by_default([kind.strategy for kind in self.kinds])
+
+    @property
     def closed_form(self) -> bool:
         """Whether the served head is in closed form."""
-        if self.head == "auto":
-            return class_statistics.by_default([kind.strategy for kind in self.kinds])
-        return self.head == "closed-form"
+        return self._mixed if self.head == "auto" else self.head == "closed-form"
 
     @property
     def pace(self) -> Pace | None:

@@ -162,6 +162,7 @@ class Ground:
             rounds=OPEN_END,
             min_contributions=self.rules.min_contributions,
             late=self.rules.late,
+            wait_for="all",
             head="trained" if statistics is None else "closed-form",
             statistics=statistics or ClassStatistics(),
             kinds=tuple(KindSettings(name=kind.name, settings=msgspec.to_builtins(kind)) for kind in kinds),

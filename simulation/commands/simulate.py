@@ -63,8 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--wait-for",
-        choices=("all", "fast"),
-        help="Close a round when all devices are done or when the fast are (default: all).",
+        choices=("auto", "all", "fast"),
+        help="Close a round when all devices are done or when the fast are (default: auto, when the fast are "
+        "where several kinds are offered).",
     )
     add(
         "--head",
