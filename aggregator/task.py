@@ -136,8 +136,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     the served models the latest `keep_versions` are kept (0: all), and the best.
     With head="closed-form" devices send class statistics beside their updates, as `statistics` says, and the
     served model has a head in closed form, from those of all rounds so far (`strategies.closed_form`); where
-    the evaluation data say that the trained head is better, that is served. head="auto" does so where several
-    kinds are offered.
+    the evaluation data say that the trained head is better, that is served. Where `statistics` has devices
+    hold samples out, these say so instead (`strategies.held_out`). head="auto" does so where several kinds
+    are offered.
     `robust` is the rule by which updates are merged where some devices may lie, with the numbers of
     `strategies.robust.Robust` (robust_trim is its `trim`, and so on).
     """
@@ -362,6 +363,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if self.head == "auto":
             return class_statistics.by_default([kind.strategy for kind in self.kinds])
         return self.head == "closed-form"
+
+    @property
+    def evaluation_judges(self) -> bool:
+        """Whether evaluation data, where there are any, say which of the two heads is served: not where devices
+        hold samples out, which say so themselves.
+        """
+        return self.closed_form and not self.statistics.hold_out
 
     @property
     def pace(self) -> Pace | None:

@@ -185,7 +185,7 @@ class Learning:
         self._figures = self._tools.evaluate(number, self.served, base)
         if self._closed_form:
             self._figures = self._figures.as_closed_form()
-        if self._task.closed_form and (why := trained_is_better(self._figures)):
+        if self._task.evaluation_judges and (why := trained_is_better(self._figures)):
             log.info("round %d: %s", number, why)
             self.served = base
             self._figures = self._figures.serving(self._tools.evaluate(number, base, base))

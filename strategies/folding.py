@@ -10,7 +10,7 @@ import numpy as np
 from models.errors import TensorError
 from models.tensors import Tensors, finite
 
-from . import closed_form
+from . import closed_form, held_out
 from .aggregator_half import Carried, RoundModel
 from .class_statistics import Statistics, per_measured
 from .device_half import NOTHING, Contribution, Late
@@ -37,6 +37,7 @@ class Folding:
         }
         self._states = {name: strategy.start(self._models[name]) for name, strategy in kinds.items()}
         asked = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
+        self._hold_out = asked.hold_out if asked else 0.0
         self._statistics = closed_form.Round(model.manifest, model.weights, asked) if asked else None
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
@@ -102,7 +103,10 @@ class Folding:
         return self._derived(merged), odd
 
     def _pooled(self, merged: Merged) -> tuple[Merged, str]:
-        """With the closed-form head as what is served, where the round's kinds send class statistics."""
+        """With the closed-form head as what is served, where the round's kinds send class statistics.
+
+        Where devices hold samples out, it goes beside the next base, which is served if they find it better.
+        """
         if self._statistics is None:
             return merged, ""
         memory = merged.carried.memory
@@ -110,6 +114,11 @@ class Folding:
         carried = replace(merged.carried, memory={**memory, closed_form.MEMORY: pool.kept()})
         if not served:
             return replace(merged, carried=carried), why
+        if self._hold_out:
+            beside = held_out.beside(served, merged.base, self._model.manifest)
+            carried = replace(carried, aside={**carried.aside, **beside})
+            if why := held_out.trained_is_better(pool.statistics.right):
+                return replace(merged, served=merged.base, carried=carried), why
         return replace(merged, served=served, carried=carried, closed_form=True), why
 
     def _derived(self, merged: Merged) -> Merged:
