@@ -366,9 +366,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def evaluation_judges(self) -> bool:
-        """Whether evaluation data, where there are any, say which of the two heads is served: not where devices
-        hold samples out, which say so themselves.
-        """
+        """Whether evaluation data, if any, say which of the two heads is served; else devices do."""
         return self.closed_form and not self.statistics.hold_out
 
     @property

@@ -257,7 +257,7 @@ def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) 
         return strategy.train(model, data, run)
     right = held_out.none()
     if statistics.hold_out:
-        held, data = held_out.parted(data, statistics.hold_out)
+        held, data = held_out.parted(data, statistics.hold_out, run.device)
         right = held_out.counted(model, held, run.aside)
     rows = measured(strategy, len(data), run)
     x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])

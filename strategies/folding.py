@@ -112,14 +112,13 @@ class Folding:
         memory = merged.carried.memory
         pool, served, why = self._statistics.closed(memory.get(closed_form.MEMORY, NOTHING))
         carried = replace(merged.carried, memory={**memory, closed_form.MEMORY: pool.kept()})
-        if not served:
-            return replace(merged, carried=carried), why
-        if self._hold_out:
-            beside = held_out.beside(served, merged.base, self._model.manifest)
-            carried = replace(carried, aside={**carried.aside, **beside})
-            if why := held_out.trained_is_better(pool.statistics.right):
-                return replace(merged, served=merged.base, carried=carried), why
-        return replace(merged, served=served, carried=carried, closed_form=True), why
+        merged = replace(merged, carried=carried, closed_form=served)
+        if not served or not self._hold_out:
+            return replace(merged, served=served or merged.served), why
+        beside = held_out.beside(served, merged.base, self._model.manifest)
+        merged = replace(merged, carried=replace(carried, aside={**carried.aside, **beside}))
+        why = held_out.trained_is_better(pool.statistics.right)
+        return replace(merged, served=merged.base if why else served), why
 
     def _derived(self, merged: Merged) -> Merged:
         """With the bases of members that are parts of the main model."""

@@ -29,26 +29,34 @@ CLOSED_FORM = "closed-form/"
 COUNTS = 3
 """Held-out samples, how many of them the closed-form head classifies right, and how many the trained one."""
 
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, modulo 1, are spread evenly."""
+
 
 def none() -> NDArray[np.float64]:
     """Counts of no samples."""
     return np.zeros(COUNTS)
 
 
-def mask(samples: int, share: float) -> NDArray[np.bool_]:
-    """Which of a device's samples are held out, (samples,): evenly, and the same in every round."""
-    held: NDArray[np.bool_] = np.diff(np.floor(np.arange(samples + 1) * share)) > 0
-    return held
+def mask(samples: int, share: float, device: str) -> NDArray[np.bool_]:
+    """Which of a device's samples are held out, (samples,): evenly, the same in every round, and never all.
+
+    Which comes first goes by the device's name: where samples lie class by class, no class is held out more
+    often than others over many devices.
+    """
+    first = sum(device.encode()) * GOLDEN % 1
+    held: NDArray[np.bool_] = np.diff(np.floor(np.arange(samples + 1) * share + first)) > 0
+    return held & (samples > 1)
 
 
-def parted(data: LocalData, share: float) -> tuple[LocalData, LocalData]:
-    """What is held out, and the rest."""
-    held = mask(len(data), share)
+def parted(data: LocalData, share: float, device: str) -> tuple[LocalData, LocalData]:
+    """What the device holds out, and the rest."""
+    held = mask(len(data), share, device)
     return LocalData(data.x[held], data.y[held]), LocalData(data.x[~held], data.y[~held])
 
 
 def rest(workload: Workload, share: float) -> Workload:
-    """What is not held out, where samples lie class by class."""
+    """What is not held out, to one sample, where samples lie class by class."""
     ends = np.cumsum((0, *workload.class_counts))
     counts = np.diff(ends - np.floor(ends * share))
     return replace(workload, class_counts=tuple(int(count) for count in counts))
@@ -84,8 +92,9 @@ def most(share: float, others: float) -> int:
 
 def doubt(counts: NDArray[np.int32], share: float, others: float) -> str:
     """Why counts int32 (n, 3) are not believed, with values; empty when they are, and where n is 0."""
+    limit = most(share, others)
     for held, closed, trained in counts.tolist():
-        if not 1 <= held <= (limit := most(share, others)):
+        if not 1 <= held <= limit:
             return f"{held} samples are held out, expected 1 to {limit} beside {others:g} others"
         if not 0 <= min(closed, trained) <= max(closed, trained) <= held:
             return f"{closed} and {trained} of {held} held-out samples are right"

@@ -40,8 +40,8 @@ class Batched:
     networks by one call of torch for a step of all, where that is the engine. Class statistics are of the
     features that are kept.
 
-    Results are those of the plain executor to rounding. Jobs that gain nothing, those of smaller models or with
-    samples held out, and devices without samples go to `fallback`, which is closed with this one.
+    Results are those of the plain executor to rounding. Jobs that gain nothing, those of smaller models or
+    with samples held out, and devices without samples go to `fallback`, which is closed with this one.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ function measured(strategy, samples) {
 export async function train(strategy, model, all, run) {
   const statistics = wished(strategy);
   if (!statistics) return strategy.train(model, all, run);
-  const [held, data] = statistics.hold_out ? heldOut.parted(all, statistics.hold_out) : [null, all];
+  const [held, data] = statistics.hold_out ? heldOut.parted(all, statistics.hold_out, run.device) : [null, all];
   const right = held && (await heldOut.counted(model, held, run.aside));
   const { manifest, weights } = model;
   const here = await drawn(data, measured(strategy, data.y.length), run);

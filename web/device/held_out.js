@@ -9,19 +9,25 @@ import { everyOne, gathered } from "./kinds/kind.js";
 /** Before the names of the closed-form head's tensors, among what is sent beside the base. */
 const CLOSED_FORM = "closed-form/";
 
-/** Whether sample i of a device is held out: evenly, and the same in every round. @param {number} i @param {number} share */
-const isHeld = (i, share) => Math.floor((i + 1) * share) > Math.floor(i * share);
+const GOLDEN = (Math.sqrt(5) - 1) / 2;
 
 /**
- * What is held out, and the rest.
- * @param {LocalData} data @param {number} share @returns {[LocalData, LocalData]}
+ * What the device holds out, and the rest: evenly, the same in every round, and never all. Which comes first goes by
+ * the device's name.
+ * @param {LocalData} data @param {number} share @param {string} device @returns {[LocalData, LocalData]}
  */
-export function parted(data, share) {
+export function parted(data, share, device) {
+  const first = (new TextEncoder().encode(device).reduce((sum, byte) => sum + byte, 0) * GOLDEN) % 1;
+  const count = (/** @type {number} */ i) => Math.floor(i * share + first);
+  const isHeld = (/** @type {number} */ i) => data.y.length > 1 && count(i + 1) > count(i);
   const every = everyOne(data.y.length);
-  return [gathered(data, every.filter((i) => isHeld(i, share))), gathered(data, every.filter((i) => !isHeld(i, share)))];
+  return [gathered(data, every.filter(isHeld)), gathered(data, every.filter((i) => !isHeld(i)))];
 }
 
-/** What is not held out, where samples lie class by class. @param {import("./cost.js").Workload} workload @param {number} share */
+/**
+ * What is not held out, to one sample, where samples lie class by class.
+ * @param {import("./cost.js").Workload} workload @param {number} share
+ */
 export function rest(workload, share) {
   let end = 0;
   const classCounts = workload.classCounts.map((count) => {

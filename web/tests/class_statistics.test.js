@@ -30,10 +30,10 @@ for (const [at, one] of known.encoded.entries()) {
 }
 
 test("held-out samples are Python's", () => {
-  for (const { samples, share, rows } of known.held_out) {
+  for (const { samples, share, device, rows } of known.held_out) {
     const y = Int32Array.from({ length: samples }, (_, i) => i);
-    const [held, rest] = parted({ x: new Float32Array(2 * samples), y }, share);
-    assert.deepEqual([...held.y], rows, `${samples} samples, ${share}`);
+    const [held, rest] = parted({ x: new Float32Array(2 * samples), y }, share, device);
+    assert.deepEqual([...held.y], rows, `${samples} samples of ${device}, ${share}`);
     assert.deepEqual([...held.y, ...rest.y].sort((a, b) => a - b), [...y]);
   }
 });

@@ -46,10 +46,12 @@ def vectors() -> dict[str, Any]:
             {
                 "samples": samples,
                 "share": share,
-                "rows": np.flatnonzero(held_out.mask(samples, share)).tolist(),
+                "device": device,
+                "rows": np.flatnonzero(held_out.mask(samples, share, device)).tolist(),
             }
             for samples in (0, 1, 2, 10, 41, 300)
             for share in (0.1, 1 / 3, 0.29, 0.5)
+            for device in ("pi-07", "phone.Ä")
         ],
     }
 
