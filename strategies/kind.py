@@ -74,7 +74,6 @@ class ClassStatistics:
             "Share of its samples that a device does not train on, to compare the closed-form head with the "
             "trained one; 0: none.",
             0.1,
-            "share",
             at_least=0,
             at_most=0.5,
         ),
