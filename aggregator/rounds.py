@@ -59,11 +59,6 @@ class Rounds:
         family = open_family(task.family, self.manifest)
         self.manifests = {"": self.manifest, **{name: bundle.manifest for name, bundle in family.items()}}
         check_kinds(task, self.manifest, {name: bundle.manifest for name, bundle in family.items()})
-        if self.task.evaluation_judges and not task.eval_data and not given:
-            log.info(
-                "nothing compares the closed-form head with the trained one: give eval_data, or "
-                "statistics.hold_out, by which devices do"
-            )
         self._evaluator = Evaluator(self.bundle, task.eval_data)
         generic = samples(task.generic, self.bundle, "generic set") if task.generic else None
         self._tools = Tools({"": self.bundle, **family}, generic)

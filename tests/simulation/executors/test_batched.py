@@ -390,5 +390,10 @@ def test_jobs_that_hold_samples_out_are_done_as_a_device_does_them(world, bundle
     asked = [replace(job, aside="0//aside") for job in jobs(strategy, devices)]
     found = results(Batched(world, watched), bases, asked)
     assert watched.asked == [devices]
-    assert [made.num_examples for made in found] == [23 - 5, 1, 40 - 10]
-    assert [made.tensors[class_statistics.RIGHT][:, 0].tolist() for made in found] == [[5], [], [10]]
+    held = [int(held_out.mask(SIZES[device], 0.25, f"pi-{device}").sum()) for device in devices]
+    assert [made.num_examples for made in found] == [
+        SIZES[device] - n for device, n in zip(devices, held, strict=True)
+    ]
+    assert held[1] == 0
+    rights = [made.tensors[class_statistics.RIGHT][:, 0].tolist() for made in found]
+    assert rights == [[held[0]], [], [held[2]]]
