@@ -14,6 +14,7 @@ from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
 from strategies import class_statistics, closed_form, held_out, registry
 from strategies.class_statistics import RIGHT, ROWS, Statistics
 from strategies.closed_form import Pool
+from strategies.codecs import chain
 from strategies.device_half import LocalData
 from strategies.folding import Folding
 from strategies.kind import ClassStatistics
@@ -130,6 +131,17 @@ def test_without_a_head_in_closed_form_nothing_is_counted_and_as_much_is_held_ou
     assert not class_statistics.decode(older, (10, 64)).right.any()
     accepted = class_statistics.accepted(asked, model.manifest)
     assert RIGHT not in {spec.name for spec in class_statistics.expected_of(older, accepted)}
+
+
+@pytest.mark.parametrize("word", ["", "delta+half", "delta+int8+deflate"])
+def test_counts_come_exactly_by_every_codec(word, model, digits, run):
+    asked = kind("full", hold_out=0.2)
+    made = class_statistics.train(asked, model, digits, replace(run(), aside=head_of(model.weights)))
+    base, codec = dict(model.weights), chain.named(word)
+    body = codec.encode(made.tensors, base, {}).body
+    expected = class_statistics.accepted(asked, model.manifest)
+    assert len(body) <= codec.most_bytes(expected)
+    np.testing.assert_array_equal(codec.decode(body, base, expected)[RIGHT], made.tensors[RIGHT])
 
 
 def test_an_update_without_class_statistics_is_trained_on_all_samples(model, digits, run):
