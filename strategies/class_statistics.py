@@ -7,8 +7,8 @@ samples, however these are divided (FedNCM: Legate et al. 2023; with second mome
 A site sends the sums of its devices in the same way; where not all of them sent second moments, it says
 beside these whose counts and means go with them.
 
-They are of the samples that the device trains on: where it holds some out, what these say goes beside them
-(`held_out`).
+Samples that a device holds out are no part of them; how many of these each head classifies right goes beside
+them (`held_out`).
 """
 
 from __future__ import annotations

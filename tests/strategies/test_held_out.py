@@ -15,7 +15,7 @@ from strategies import class_statistics, closed_form, held_out, registry
 from strategies.class_statistics import RIGHT, ROWS, Statistics
 from strategies.closed_form import Pool
 from strategies.codecs import chain
-from strategies.device_half import LocalData
+from strategies.device_half import Late, LocalData
 from strategies.folding import Folding
 from strategies.kind import ClassStatistics
 from strategies.merge import NOTHING_CARRIED
@@ -235,6 +235,14 @@ def test_the_next_base_brings_the_head_in_closed_form_and_devices_say_which_is_s
     assert (odd, third.served is third.closed_form) == ("", True)
     right = third.carried.memory[closed_form.MEMORY]["right"]
     assert 48 < right[0] < 96 and right[1] > right[2]
+
+
+def test_counts_that_come_late_are_added_as_they_are(round_model):
+    one = closed_form.Round(round_model.manifest, round_model.weights, ClassStatistics(hold_out=0.2))
+    known = class_statistics.of(np.ones((4, 64), np.float32), np.zeros(4, np.int64), 10, 1)
+    one.add(replace(known, right=np.array([5.0, 3, 2])), None)
+    one.add(replace(known, right=np.array([4.0, 0, 4])), Late(2, 7, 0.5, times=3.0))
+    assert one.closed({})[0].statistics.right.tolist() == [9, 3, 6]
 
 
 def test_without_held_out_samples_nothing_is_sent_beside_the_base(model, digits, run, round_model):
