@@ -285,7 +285,7 @@ class Rounds:
             self.weights(number + 1),
         )
         figures = self._evaluator.figures(served, base)
-        if self.task.closed_form and (why := trained_is_better(figures)):
+        if self.task.evaluation_judges and (why := trained_is_better(figures)):
             log.info("round %d: %s", number, why)
             instead = self.store.models.put(tensors.encode(base))
             self.store.evaluated(number, self._evaluator.figures(base, base), instead)

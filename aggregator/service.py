@@ -142,6 +142,11 @@ class Service:
     def start(self) -> None:
         """Begin, or go on where the folder says."""
         rounds = self._rounds
+        if rounds.task.evaluation_judges and not rounds.task.eval_data and rounds.outside is None:
+            log.info(
+                "nothing compares the closed-form head with the trained one: give eval_data, or "
+                "statistics.hold_out, by which devices do"
+            )
         closed = rounds.store.closed()
         self._tell(Started(rounds.task, rounds.run, rounds.resumed, closed, rounds.manifest))
         self._run.start()

@@ -138,8 +138,9 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     the served models the latest `keep_versions` are kept (0: all), and the best.
     With head="closed-form" devices send class statistics beside their updates, as `statistics` says, and the
     served model has a head in closed form, from those of all rounds so far (`strategies.closed_form`); where
-    the evaluation data say that the trained head is better, that is served. head="auto" does so where several
-    kinds are offered.
+    the evaluation data say that the trained head is better, that is served. Where `statistics` has devices
+    hold samples out, these say so instead (`strategies.held_out`). head="auto" does so where several kinds
+    are offered.
     `robust` is the rule by which updates are merged where some devices may lie, with the numbers of
     `strategies.robust.Robust` (robust_trim is its `trim`, and so on).
     """
@@ -372,6 +373,11 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def closed_form(self) -> bool:
         """Whether the served head is in closed form."""
         return self._mixed if self.head == "auto" else self.head == "closed-form"
+
+    @property
+    def evaluation_judges(self) -> bool:
+        """Whether evaluation data, if any, say which of the two heads is served; else devices do."""
+        return self.closed_form and not self.statistics.hold_out
 
     @property
     def pace(self) -> Pace | None:

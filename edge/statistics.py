@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from models.errors import TensorError
 from models.manifest import Manifest
 from models.tensors import Tensors
-from strategies import class_statistics
+from strategies import class_statistics, held_out
 from strategies.class_statistics import Statistics
 from strategies.class_sums import ClassSums
 from strategies.closed_form import Pool
@@ -42,8 +42,10 @@ def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Te
     sums = _whole(pooled, num_examples).at_least(wished.smallest_count)
     if not sums.counts.any():
         return NOTHING
+    right = _believed(pooled.right, held_out.most(wished.hold_out, num_examples))
     try:
-        sent = class_statistics.encode(replace(pooled, sums=sums, moments=_possible(pooled)), wished)
+        possible = replace(pooled, sums=sums, moments=_possible(pooled), right=right)
+        sent = class_statistics.encode(possible, wished)
     except TensorError as error:
         log.warning("class statistics of the site are not sent: %s", error)
         return NOTHING
@@ -66,6 +68,12 @@ def _fewer(pooled: Statistics, num_examples: int) -> Statistics:
     return replace(
         pooled, moment_sums=known.recounted(counts), moments=pooled.moments * (counts.sum() / total)
     )
+
+
+def _believed(right: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """Counts of held-out samples scaled down to at most so many; see `_fewer`."""
+    counts: NDArray[np.float64] = np.floor(right * min(1.0, most / max(1.0, right[0])))
+    return counts
 
 
 def _whole(pooled: Statistics, num_examples: int) -> ClassSums:

@@ -66,7 +66,7 @@ class Learning:
         self._kept: list[Flight] = []
         self._counted: dict[str, int] = {}
         self._figures = Figures()
-        self._closed_form = False
+        self._closed_form: Tensors = NOTHING
         self._scores: tuple[float, ...] = ()
         self._progress = Progress()
         self._best: Tensors = resume.best if resume else NOTHING
@@ -182,12 +182,14 @@ class Learning:
         if self._resume is not None and number <= self._resume.round:
             return
         base = self._bases.of(number + 1).weights
-        self._figures = self._tools.evaluate(number, self.served, base)
+        compared = self._closed_form or self.served
+        self._figures = self._tools.evaluate(number, compared, base)
         if self._closed_form:
             self._figures = self._figures.as_closed_form()
-        if self._task.closed_form and (why := trained_is_better(self._figures)):
+        if self._task.evaluation_judges and (why := trained_is_better(self._figures)):
             log.info("round %d: %s", number, why)
             self.served = base
+        if self.served is not compared:
             self._figures = self._figures.serving(self._tools.evaluate(number, base, base))
 
     def publish(self, number: int, in_use: Iterable[int]) -> Figures:

@@ -6,12 +6,15 @@ there is time to send it the mean of f f^T. The sums that these stand for add up
 samples, however these are divided (FedNCM: Legate et al. 2023; with second moments Fed3R: Fani et al. 2024).
 A site sends the sums of its devices in the same way; where not all of them sent second moments, it says
 beside these whose counts and means go with them.
+
+Samples that a device holds out are no part of them; how many of these each head classifies right goes beside
+them (`held_out`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import floor
 from typing import Any, cast
 
@@ -24,7 +27,7 @@ from models.tensors import Tensors, TensorSpec
 from profiles import Cost, DeviceProfile, Workload, predict
 from profiles.cost import Pass
 
-from . import class_sums
+from . import class_sums, held_out
 from .class_means import ClassMeans
 from .class_sums import ClassSums
 from .device_half import Contribution, LocalData, Run
@@ -32,13 +35,15 @@ from .entropy_subset import EntropySubset
 from .few_shot import FewShot
 from .kind import AnyStrategy, ClassStatistics
 from .privacy import settings_of
-from .workload import forward_work
+from .workload import forward_work, passes
 
 PREFIX = "class-statistics/"
 ROWS, MOMENTS, SPREAD = PREFIX + "rows", PREFIX + "moments", PREFIX + "spread"
 """Counts and means (`class_sums.write_rows`), the mean of f f^T, and its largest number."""
 MOMENT_ROWS = PREFIX + "moment-rows"
 """As ROWS, of the samples whose second moments are sent, where these are not all."""
+RIGHT = PREFIX + "right"
+"""`held_out.COUNTS`, int32 (1, 3); no row where nothing was compared."""
 MOST_LABELS = 1 << 16
 """That a row can number."""
 LEAST_FREE = 2
@@ -57,12 +62,13 @@ class Statistics:
     """Sums of features by class, of all who send any and of those who send second moments too.
 
     `sums`: of all; `moment_sums`: of those whose `moments`, the sum of f f^T float64 (width, width), are
-    there. Counts are float64 where they decay.
+    there. Counts are float64 where they decay. `right`: `held_out.COUNTS`, float64.
     """
 
     sums: ClassSums
     moment_sums: ClassSums
     moments: NDArray[np.float64]
+    right: NDArray[np.float64] = field(default_factory=held_out.none)
 
     @classmethod
     def none(cls, labels: int, width: int) -> Statistics:
@@ -71,30 +77,37 @@ class Statistics:
 
     def add(self, other: Statistics) -> Statistics:
         return Statistics(
-            self.sums + other.sums, self.moment_sums + other.moment_sums, self.moments + other.moments
+            self.sums + other.sums,
+            self.moment_sums + other.moment_sums,
+            self.moments + other.moments,
+            self.right + other.right,
         )
 
     def times(self, scale: NDArray[Any]) -> Statistics:
         """Of features that are so many times as large, float64 (width,)."""
         moments = self.moments * np.outer(scale, scale)
-        return Statistics(self.sums.times(scale), self.moment_sums.times(scale), moments)
+        return Statistics(self.sums.times(scale), self.moment_sums.times(scale), moments, self.right)
 
     def standing_for(self, times: float) -> Statistics:
-        """The same means, of so many times the samples; second moments are left as they are."""
+        """The same means, of so many times the samples; second moments and `right` are left as they are."""
         return replace(self, sums=self.sums.weighted(times))
 
     def decayed(self, gamma: float) -> Statistics:
         sums, moment_sums = (one.weighted(gamma) for one in (self.sums, self.moment_sums))
-        return Statistics(sums, moment_sums, gamma * self.moments)
+        return Statistics(sums, moment_sums, gamma * self.moments, gamma * self.right)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Features float32 (n, width) of samples on the base, and their labels int64 (n,), of so many classes."""
+    """Features float32 (n, width) of samples on the base, and their labels int64 (n,), of so many classes.
+
+    `right`: `held_out.COUNTS`.
+    """
 
     features: NDArray[np.float32]
     y: NDArray[np.int64]
     labels: int
+    right: NDArray[np.float64] = field(default_factory=held_out.none)
 
 
 def unfit(manifest: Manifest, statistics: ClassStatistics) -> str:
@@ -159,22 +172,29 @@ def asking(strategy: AnyStrategy, statistics: ClassStatistics | None) -> AnyStra
 
 def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> Cost:
     """Of an update with its class statistics: one more forward pass, before anything else, whose features are
-    kept; few-shot training has these anyhow. Raises MissingGraph.
+    kept; few-shot training has these anyhow. Held-out samples are passed forward once. Raises MissingGraph.
     """
-    own, statistics = strategy.cost(workload, profile), wished(strategy)
+    statistics = wished(strategy)
     if statistics is None or not workload.samples:
-        return own
+        return strategy.cost(workload, profile)
+    whole, workload = workload, held_out.rest(workload, statistics.hold_out)
+    own, held = strategy.cost(workload, profile), whole.samples - workload.samples
     samples, wide = _measured(strategy, workload.samples), workload.feature_width
     width = statistics.projection(wide).size
     present = sum(count >= statistics.smallest_count for count in workload.class_counts)
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
     size = present * class_sums.row_bytes(width, statistics.numbers) + TENSOR_BYTES
-    passes, peak = () if isinstance(strategy, FewShot) else work.passes, work.peak_bytes
+    forward = held + (0 if isinstance(strategy, FewShot) else samples)
+    run, peak = passes(workload, forward=forward) if forward else (), work.peak_bytes
     if statistics.moments:
         size += width * (width + 1) + 4 + 2 * TENSOR_BYTES
-        passes, peak = (*passes, Pass("moments", samples, 2.0 * width**2)), peak + 16 * width**2
-    work = replace(work, passes=passes, peak_bytes=peak, bytes_up=size, bytes_down=0)
-    more, kept = predict(profile, work, strategy.name), 4 * samples * wide
+        run, peak = (*run, Pass("moments", samples, 2.0 * width**2)), peak + 16 * width**2
+    kept = 4 * samples * wide
+    if statistics.hold_out:
+        size += 12 + TENSOR_BYTES
+        kept += whole.samples * whole.sample_bytes
+    work = replace(work, passes=run, peak_bytes=peak, bytes_up=size, bytes_down=0)
+    more = predict(profile, work, strategy.name)
     return Cost(
         seconds=own.seconds + more.seconds,
         compute_s=own.compute_s + more.compute_s,
@@ -227,15 +247,21 @@ class _Featured:
 
 
 def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) -> Contribution:
-    """On the device: the update, and beside it the class statistics of as many samples, drawn evenly.
+    """On the device: the update, and beside it the class statistics of as many samples, drawn evenly; both of
+    what is not held out.
 
     `model` holds the base. Raises as Strategy.train does.
     """
-    if wished(strategy) is None:
+    statistics = wished(strategy)
+    if statistics is None:
         return strategy.train(model, data, run)
+    right = held_out.none()
+    if statistics.hold_out:
+        held, data = held_out.parted(data, statistics.hold_out, run.device)
+        right = held_out.counted(model, held, run.aside)
     rows = measured(strategy, len(data), run)
     x, y = (data.x, data.y) if rows is None else (data.x[rows], data.y[rows])
-    known = Measured(model.features(x), y, len(model.manifest.labels))
+    known = Measured(model.features(x), y, len(model.manifest.labels), right)
     if isinstance(strategy, FewShot):
         model = cast(DeviceModel, _Featured(model, x, known.features))
     return beside(strategy, strategy.train(model, data, run), known)
@@ -253,7 +279,7 @@ def beside(strategy: AnyStrategy, made: Contribution, known: Measured) -> Contri
         return made
     features = statistics.projection(known.features.shape[1]).project(known.features)
     found = of(features, known.y, known.labels, statistics.smallest_count)
-    sent = encode(found, statistics)
+    sent = encode(replace(found, right=known.right), statistics)
     return replace(made, tensors={**made.tensors, **sent})
 
 
@@ -267,10 +293,13 @@ def of(features: NDArray[np.float32], y: NDArray[np.int64], labels: int, smalles
 def encode(statistics: Statistics, asked: ClassStatistics) -> dict[str, NDArray[Any]]:
     """Tensors for the wire: a row for each class that has a count; where moments are asked for, the mean of
     f f^T, the upper triangle of it relative to its largest number, float16 (1, width (width + 1) / 2), and
-    that number; no row of these where there are none, or too few samples (`LEAST_FREE`).
+    that number; no row of these where there are none, or too few samples (`LEAST_FREE`). RIGHT where samples
+    are held out.
     """
     known, numbers = statistics.moment_sums, asked.numbers
     sent: dict[str, NDArray[Any]] = {ROWS: class_sums.write_rows(statistics.sums, numbers)}
+    if asked.hold_out:
+        sent[RIGHT] = statistics.right[None, :].astype(np.int32)[: int(statistics.right[0] >= 1)]
     if asked.moments:
         upper = statistics.moments[np.triu_indices(len(statistics.moments))][None]
         count = int(known.counts.sum())
@@ -289,14 +318,15 @@ def shape_of(statistics: ClassStatistics, manifest: Manifest) -> Shape:
 def decode(sent: Tensors, shape: Shape) -> Statistics:
     """What tensors of the wire stand for; they were checked."""
     known, nothing = class_sums.read_rows(sent[ROWS], *shape), Statistics.none(*shape)
+    right = sent[RIGHT].sum(axis=0, dtype=np.float64) if RIGHT in sent else nothing.right
     if MOMENTS not in sent or not len(sent[MOMENTS]):
-        return Statistics(known, nothing.moment_sums, nothing.moments)
+        return Statistics(known, nothing.moment_sums, nothing.moments, right)
     of_moments = class_sums.read_rows(sent[MOMENT_ROWS], *shape) if MOMENT_ROWS in sent else known
     moments = nothing.moments
     moments[np.triu_indices(shape[1])] = (
         class_sums.long(sent[MOMENTS], sent[SPREAD])[0] * of_moments.counts.sum()
     )
-    return Statistics(known, of_moments, np.triu(moments) + np.triu(moments, 1).T)
+    return Statistics(known, of_moments, np.triu(moments) + np.triu(moments, 1).T, right)
 
 
 def expected(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
@@ -310,11 +340,13 @@ def specs(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
     if statistics is None:
         return ()
     labels, width = shape_of(statistics, manifest)
-    rows = class_sums.spec_of_rows(ROWS, labels, width, statistics.numbers)
-    if not statistics.moments:
-        return (rows,)
-    moments = TensorSpec(MOMENTS, (1, width * (width + 1) // 2), "float16", variable=True)
-    return rows, moments, TensorSpec(SPREAD, (1,), variable=True)
+    parts = [class_sums.spec_of_rows(ROWS, labels, width, statistics.numbers)]
+    if statistics.hold_out:
+        parts.append(TensorSpec(RIGHT, (1, held_out.COUNTS), "int32", variable=True))
+    if statistics.moments:
+        parts.append(TensorSpec(MOMENTS, (1, width * (width + 1) // 2), "float16", variable=True))
+        parts.append(TensorSpec(SPREAD, (1,), variable=True))
+    return tuple(parts)
 
 
 def accepted(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...]:
@@ -328,9 +360,11 @@ def accepted(strategy: AnyStrategy, manifest: Manifest) -> tuple[TensorSpec, ...
 def expected_of(sent: Tensors, accepted: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
     """The accepted tensors that this update must have.
 
-    Class statistics may be absent, and so may second moments in them. A site's may have rows of their own.
+    Class statistics may be absent, and so may second moments and RIGHT in them. A site's may have rows of
+    their own.
     """
-    without = set() if ROWS in sent else {ROWS, MOMENTS, SPREAD, MOMENT_ROWS}
+    without = set() if ROWS in sent else {ROWS, MOMENTS, SPREAD, MOMENT_ROWS, RIGHT}
+    without |= set() if RIGHT in sent else {RIGHT}
     without |= set() if MOMENTS in sent else {MOMENTS, SPREAD, MOMENT_ROWS}
     without |= set() if MOMENT_ROWS in sent else {MOMENT_ROWS}
     return [spec for spec in accepted if spec.name not in without]
@@ -352,7 +386,8 @@ def doubt_of(strategy: AnyStrategy, sent: Tensors, num_examples: int, manifest: 
     if not sent and isinstance(strategy, ClassMeans):
         return "class means without any"
     shape, samples = shape_of(statistics, manifest), most_samples(strategy, num_examples)
-    return doubt(sent, samples, statistics.smallest_count, shape)
+    right = held_out.doubt(sent[RIGHT], statistics.hold_out, samples) if RIGHT in sent else ""
+    return right or doubt(sent, samples, statistics.smallest_count, shape)
 
 
 def doubt(sent: Tensors, samples: float, smallest: int, shape: Shape) -> str:

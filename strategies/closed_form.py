@@ -77,9 +77,10 @@ class Pool:
         statistics = Statistics(
             sums, ClassSums(memory["moment_sums"], memory["moment_counts"]), memory["moments"]
         )
+        right = memory.get("right", statistics.right)
         weight, samples, rounds = memory["scalars"].tolist()
         extractor = {n.removeprefix(_EXTRACTOR): v for n, v in memory.items() if n.startswith(_EXTRACTOR)}
-        return cls(statistics, projection, extractor, weight, samples, int(rounds))
+        return cls(replace(statistics, right=right), projection, extractor, weight, samples, int(rounds))
 
     def kept(self) -> dict[str, NDArray[Any]]:
         """As tensors, exactly."""
@@ -90,6 +91,7 @@ class Pool:
             "moment_sums": known.moment_sums.sums,
             "moment_counts": known.moment_sums.counts,
             "moments": known.moments,
+            "right": known.right,
             "scalars": np.array([self.weight, self.samples, self.rounds], np.float64),
             "projection": np.array(_numbers(self.projection), np.int64),
             **{_EXTRACTOR + name: value for name, value in self.extractor.items()},

@@ -10,7 +10,7 @@ import numpy as np
 from models.errors import TensorError
 from models.tensors import Tensors, finite
 
-from . import closed_form
+from . import closed_form, held_out
 from .aggregator_half import Carried, RoundModel
 from .class_statistics import Statistics, per_measured
 from .device_half import NOTHING, Contribution, Late
@@ -37,6 +37,7 @@ class Folding:
         }
         self._states = {name: strategy.start(self._models[name]) for name, strategy in kinds.items()}
         asked = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
+        self._hold_out = asked.hold_out if asked else 0.0
         self._statistics = closed_form.Round(model.manifest, model.weights, asked) if asked else None
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
@@ -102,15 +103,22 @@ class Folding:
         return self._derived(merged), odd
 
     def _pooled(self, merged: Merged) -> tuple[Merged, str]:
-        """With the closed-form head as what is served, where the round's kinds send class statistics."""
+        """With the closed-form head as what is served, where the round's kinds send class statistics.
+
+        Where devices hold samples out, it goes beside the next base, which is served if they find it better.
+        """
         if self._statistics is None:
             return merged, ""
         memory = merged.carried.memory
         pool, served, why = self._statistics.closed(memory.get(closed_form.MEMORY, NOTHING))
         carried = replace(merged.carried, memory={**memory, closed_form.MEMORY: pool.kept()})
-        if not served:
-            return replace(merged, carried=carried), why
-        return replace(merged, served=served, carried=carried, closed_form=True), why
+        merged = replace(merged, carried=carried, closed_form=served)
+        if not served or not self._hold_out:
+            return replace(merged, served=served or merged.served), why
+        beside = held_out.beside(served, merged.base, self._model.manifest)
+        merged = replace(merged, carried=replace(carried, aside={**carried.aside, **beside}))
+        why = held_out.trained_is_better(pool.statistics.right)
+        return replace(merged, served=merged.base if why else served), why
 
     def _derived(self, merged: Merged) -> Merged:
         """With the bases of members that are parts of the main model."""

@@ -68,6 +68,16 @@ class ClassStatistics:
     projection_seed: Annotated[
         int, Setting("Seed of that random projection.", 1, at_least=0, at_most=MOST)
     ] = 0
+    hold_out: Annotated[
+        float,
+        Setting(
+            "Share of its samples that a device does not train on, to compare the closed-form head with the "
+            "trained one; 0: none.",
+            0.1,
+            at_least=0,
+            at_most=0.5,
+        ),
+    ] = 0.0
 
     def __post_init__(self) -> None:
         ranges.check(self)

@@ -13,7 +13,7 @@ from broker.messages import Step
 from models.tensors import Tensors, finite
 
 from .aggregator_half import Carried, Effect, RoundModel
-from .device_half import Contribution, Late
+from .device_half import NOTHING, Contribution, Late
 from .replaying import replay
 from .server_optimizer import STATISTICS, ServerOptimizer
 from .tensor_mean import TensorMean
@@ -29,7 +29,7 @@ class Merged:
     """What a round made. `base` is distributed next, `served` is evaluated and deployed.
 
     When nothing but `steps` changed the base, devices may replay them instead of fetching it. `carried` goes
-    to the next round. `closed_form` says whether `served` has the closed-form head.
+    to the next round. `closed_form` is the model with the closed-form head, served or not; empty for none.
     """
 
     base: Tensors
@@ -37,7 +37,7 @@ class Merged:
     steps: tuple[Step, ...]
     replayable: bool
     carried: Carried = field(default_factory=Carried)
-    closed_form: bool = False
+    closed_form: Tensors = field(default_factory=lambda: NOTHING)
 
 
 def merge(

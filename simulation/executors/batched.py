@@ -40,8 +40,8 @@ class Batched:
     networks by one call of torch for a step of all, where that is the engine. Class statistics are of the
     features that are kept.
 
-    Results are those of the plain executor to rounding. Jobs that gain nothing, those of smaller models, and
-    devices without samples go to `fallback`, which is closed with this one.
+    Results are those of the plain executor to rounding. Jobs that gain nothing, those of smaller models or
+    with samples held out, and devices without samples go to `fallback`, which is closed with this one.
     """
 
     def __init__(
@@ -89,6 +89,8 @@ class Batched:
 
     def _way(self, job: Job) -> Way | None:
         if job.strategy.member or not len(self._world.clients.indices(job.device)):
+            return None
+        if (asked := wished(job.strategy)) is not None and asked.hold_out:
             return None
         if job.strategy not in self._chosen:
             takers = (way for way in self._ways if way.takes(job.strategy))

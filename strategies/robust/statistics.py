@@ -10,7 +10,8 @@ Second moments are taken apart into what class means make of them, of which that
 and the scatter within classes. Negative eigenvalues of that, which no samples have, are taken for 0, and a
 device whose trace is more than three times the median is left out of the covariance. With fewer than three
 devices there is nothing to compare: their statistics do not count, or where fewer have sent second moments,
-these.
+these. Held-out samples of a device weigh as if it had as many samples as the median device, at most, and not
+where none of its class means counts.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class StatisticsOfDevices:
             by_class.MEANS: means,
             "counts": sent.sums.counts.astype(np.float64),
             SCATTER: _scatter(sent),
+            "right": sent.right,
         }
         if self._spool is None:
             start = start_in(NOTHING, "", frozenset({by_class.MEANS}))
@@ -186,11 +188,12 @@ def _statistics(spool: Spool, row: Row, limits: Limits) -> Statistics:
     counts = rest["counts"] * limits.classes * min(1.0, limits.samples / rest["counts"].sum())
     means = _means(spool, row, labels) * limits.classes[:, None]
     sums, width = ClassSums(means * counts[:, None], counts), means.shape[1]
+    right = rest["right"] * min(1.0, limits.samples / row.told.num_examples) * counts.any()
     scatter = _whole(rest[SCATTER], width) if rest[SCATTER].size else None
     if scatter is None or scatter.trace() > limits.scatter:
         nothing = Statistics.none(labels, width)
-        return Statistics(sums, nothing.moment_sums, nothing.moments)
-    return Statistics(sums, sums, scatter * counts.sum() + means.T @ sums.sums)
+        return Statistics(sums, nothing.moment_sums, nothing.moments, right)
+    return Statistics(sums, sums, scatter * counts.sum() + means.T @ sums.sums, right)
 
 
 def _whole(scatter: NDArray[np.float32], width: int) -> NDArray[np.float64]:

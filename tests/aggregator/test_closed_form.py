@@ -14,7 +14,7 @@ from models.engines import open_model
 from models.tensors import decode as read
 from models.tensors import encode
 from strategies import class_statistics, closed_form
-from strategies.class_statistics import ROWS
+from strategies.class_statistics import RIGHT, ROWS
 from strategies.device_half import LocalData, Run
 from strategies.kind import ClassStatistics
 
@@ -171,3 +171,43 @@ def test_a_published_system_keeps_its_trained_head_unless_the_task_says_otherwis
     task = Task(bundle="b")
     assert not systems.under("fedfsc+", task).closed_form
     assert systems.under("fedfsc+", msgspec.structs.replace(task, head="closed-form")).closed_form
+
+
+def test_devices_that_hold_samples_out_say_which_head_is_served(bench, make_task, sends, digits_in, tmp_path):
+    """And the evaluation data do not: the base is served for the devices' word alone."""
+    data = str(digits_in(tmp_path / "test.npz", slice(240, 400)))
+    held = ClassStatistics(hold_out=0.2)
+    b = bench(make_task(FULL, FEW_SHOT, head="closed-form", rounds=4, statistics=held, eval_data=data))
+    for number, counts in ((1, None), (2, [24, 3, 9]), (3, [24, 20, 4])):
+        b.join("a")
+        assert (b.offer.aside is None) is (number == 1)
+        content, examples = sends(b, "a", number=number)
+        assert examples == 96
+        if counts is not None:
+            wrong = {**content, RIGHT: np.array([[24, 25, 0]], np.int32)}
+            receipt = b.contribute("a", b.contribution("full", (wrong, examples), number, seq=9))[0]
+            assert "25 and 0 of 24 held-out samples are right" in receipt.reason
+            content = {**content, RIGHT: np.array([counts], np.int32)}
+        message = b.contribution("full", (content, examples), number=number)
+        assert b.contribute("a", message)[0].status == "accepted"
+        b.wait(20.0)
+        b = b.restart() if number == 2 else b
+    closed = b.store.closed()
+    why = "of 24 held-out samples 3 right with the closed-form head, 9 with the trained one, which is served"
+    assert [one.note for one in closed] == ["", why, ""]
+    records = [one.record for one in closed]
+    assert records[1].eval_acc == records[1].base_eval_acc
+    assert records[0].eval_acc != records[0].base_eval_acc
+    aside = read(b.store.models.get(b.offer.aside))
+    served = read(b.store.models.get(b.store.served(3)))
+    np.testing.assert_array_equal(aside["closed-form/head.weight"], served["head.weight"])
+    memory = read(b.store.models.get(b.store.carried(4).memory[closed_form.MEMORY]))
+    assert 24 < memory["right"][0] < 48 and memory["right"][1] > memory["right"][2]
+
+
+@pytest.mark.parametrize("settings", [{}, {"statistics": ClassStatistics(hold_out=0.1)}, {"head": "trained"}])
+def test_where_nothing_compares_the_two_heads_the_log_says_so(bench, make_task, caplog, settings):
+    caplog.set_level(logging.INFO)
+    bench(make_task(FULL, FEW_SHOT, **{"head": "closed-form", **settings}))
+    said = "give eval_data, or statistics.hold_out, by which devices do" in caplog.text
+    assert said is (settings == {})

@@ -12,8 +12,8 @@ from broker.messages import Hello, State, encode
 from edge import statistics
 from models import tensors
 from models.onnx_engine import OnnxModel
-from strategies import class_statistics, closed_form
-from strategies.class_statistics import MOMENTS, ROWS, SPREAD, Statistics
+from strategies import class_statistics, closed_form, held_out
+from strategies.class_statistics import MOMENTS, RIGHT, ROWS, SPREAD, Statistics
 from strategies.class_sums import ClassSums, read_rows
 from strategies.device_half import LocalData, Run
 from strategies.kind import ClassStatistics
@@ -289,3 +289,46 @@ def test_moments_that_overflow_are_not_sent_and_said(caplog):
     full = class_statistics.asking(make("full"), ClassStatistics())
     assert statistics.encoded(Statistics(known, known, np.full((2, 2), 1e45)), full, 100) == {}
     assert "class statistics of the site are not sent" in caplog.text
+
+
+def test_a_site_forwards_the_sum_of_what_its_devices_have_counted(levels, bundle, sends, forwarded):
+    """In the second round, to which the head in closed form came; the class means of one count too."""
+    h = levels(FULL, MEANS, head="closed-form", rounds=3, statistics=ClassStatistics(hold_out=0.2))
+    h.go().join("a", "c")
+    through_a_site(h, sends, {"a": "full", "c": "full"})
+    assert forwarded[-1][RIGHT].shape == (0, 3)
+    assert h.edge.ground.site is not None and h.offer.aside is not None
+    one, other = ({RIGHT: np.array([counts], np.int32)} for counts in ([18, 2, 9], [10, 1, 5]))
+    for device, kind, right in (("a", "full", one), ("c", "class-means", other)):
+        _, update, examples = sends(h, device, kind)
+        receipt = h.contribute(device, kind, {**update, **right}, examples)
+        assert receipt.status == "accepted", receipt.reason
+    h.wait(1.0)
+    assert forwarded[-1][RIGHT].tolist() == [[28, 3, 14]]
+    assert pool(h, bundle).statistics.right.tolist() == [28, 3, 14]
+    assert "28 held-out samples 3 right" in h.service.rounds.store.closed(2)[0].note
+
+
+def test_a_site_of_class_means_alone_forwards_them_whichever_head_its_devices_find_better(
+    levels, bundle, sends, forwarded
+):
+    h = levels(FULL, MEANS, head="closed-form", rounds=3, statistics=ClassStatistics(hold_out=0.2))
+    h.go().join("a", "b")
+    for number in (1, 2):
+        _, update, examples = sends(h, "a", "class-means")
+        right = {RIGHT: np.array([[18, 2, 9]], np.int32)}
+        assert h.contribute("a", "class-means", {**update, **right}, examples).status == "accepted"
+        h.contribute("b", *sends(h, "b", "class-means"))
+        h.wait(1.0)
+        assert h.counted[-1] == (number, "site", "class-means", 72 + 48)
+    assert forwarded[-1][RIGHT].tolist() == [[18, 2, 9]]
+
+
+def test_more_held_out_samples_than_the_one_above_believes_are_sent_as_no_more():
+    """As of entropy subsets, which hold out of all samples and count as those selected."""
+    known = sums([60, 40], [[1.0, 0.7], [1.0, 0.3]])
+    full = class_statistics.asking(make("full"), ClassStatistics(hold_out=0.2))
+    moments = np.array([[100.0, 54.0], [54.0, 40.0]])
+    sent = statistics.encoded(Statistics(known, known, moments, np.array([25.0, 10, 20])), full, 39)
+    assert sent[RIGHT].tolist() == [[11, 4, 8]]
+    assert held_out.doubt(sent[RIGHT], 0.2, 39) == ""

@@ -52,6 +52,14 @@ def test_a_run_of_late_crashed_and_returning_devices_goes_on_with_the_same_bytes
     assert not all("'staleness': 0.0," in line for line in whole.lines)
 
 
+def test_a_run_in_which_devices_hold_samples_out_goes_on_with_the_same_bytes(tmp_path):
+    """The head in closed form lies beside the base, and the counts with the pool."""
+    kinds = [{"name": "full", "settings": {"epochs": 1, "batch": 16}}, {"name": "few-shot"}]
+    task = {"rounds": 4, "kinds": kinds, "statistics": {"hold_out": 0.2}}
+    over = {"devices": 6, "data": {"samples_per_client": 30}, "task": task}
+    goes_on_with_the_same_bytes(prepare(scenario.load("uniform", over), 3), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("system", "task"),
     [

@@ -7,7 +7,8 @@ import pytest
 
 from simulation import scenario
 from simulation.clients import Clients
-from simulation.run import prepare, simulate
+from simulation.run import Keeping, prepare, simulate
+from strategies import closed_form
 
 
 def fleet_of(speed):
@@ -96,3 +97,27 @@ def test_devices_too_slow_to_measure_all_samples_take_part_with_some_and_their_c
     assert takes_part.kinds["slow"] == {"class-means"}
     assert sits_out.lines[-1].eval_acc_by_class[ONLY["slow"]] == 0
     assert takes_part.lines[-1].eval_acc_by_class[ONLY["slow"]] > 0.5
+
+
+def test_devices_that_hold_samples_out_choose_the_head_in_place_of_the_evaluation_data():
+    """Each holds 6 of 60 samples out, and counts them in three rounds, of which older ones weigh less."""
+    kinds = [{"name": "full", "settings": {"epochs": 1, "lr": 0.05, "batch": 16}}, {"name": "few-shot"}]
+    task = {"rounds": 4, "kinds": kinds, "head": "closed-form"}
+
+    def played(**statistics):
+        data = {"source": "digits", "samples_per_client": 60}
+        over = {"devices": 8, "data": data, "task": {**task, "statistics": statistics}}
+        notes, kept = Notes(), []
+        simulate(prepare(scenario.load("uniform", over), 1), watch=notes, keeping=Keeping(keep=kept.append))
+        return notes.lines[-1], kept[-1]
+
+    last, kept = played(hold_out=0.1)
+    held, closed, trained = kept.kept.aggregator[closed_form.MEMORY]["right"]
+    assert 2 * 8 * 6 < held < 3 * 8 * 6
+    assert 0 < trained <= held and 0 < closed <= held
+    assert "closed-form/head.weight" in kept.bases[-1].aside
+    assert 0 < last.closed_form_eval_acc != last.base_eval_acc > 0
+    assert last.eval_acc == (last.base_eval_acc if trained > closed else last.closed_form_eval_acc)
+    without, plain = played()
+    assert plain.bases[-1].aside == {}
+    assert last.bytes_down - without.bytes_down > 8 * 4 * 650

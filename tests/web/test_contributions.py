@@ -7,6 +7,7 @@ import pytest
 
 from models.bundle import Bundle, shipped
 from strategies.device_half import Contribution, LocalData
+from strategies.held_out import CLOSED_FORM
 from strategies.tensor_update import FEW_SHOT
 
 from . import by_node
@@ -38,6 +39,9 @@ KINDS: Mapping[str, Work] = {
     "zeroth-order, some samples": Work("zeroth-order", {"sampled": 0.3, "tunable": "mid"}, SCALARS),
     "class-means": Work("class-means", {}, SUMS),
     "class-means as statistics": Work("class-means", {"statistics": {"samples": 40}}),
+    "full with held-out samples": Work(
+        "full", {"epochs": 1, "batch": 16, "lr": 0.01, "statistics": {"hold_out": 0.2}}
+    ),
     "full with class statistics": Work("full", {"epochs": 1, "batch": 16, "lr": 0.01, "statistics": {}}),
     "random subset with class statistics": Work(
         "entropy-subset", {"epochs": 1, "select": "random", "lr": 0.01, "statistics": {"numbers": "int8"}}
@@ -56,6 +60,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     data = LocalData(bundle.manifest.input.prepare(raw), rng.integers(0, 9, SAMPLES))
     shapes = {"head.weight": (10, 64), "head.bias": (10,)}
     aside = {FEW_SHOT + name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+    aside |= {CLOSED_FORM + n: rng.normal(0, 0.1, shape).astype(np.float32) for n, shape in shapes.items()}
     return Site(bundle, data, tmp_path_factory.mktemp("node"), aside)
 
 

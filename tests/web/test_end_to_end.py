@@ -146,6 +146,24 @@ def test_class_statistics_of_a_javascript_device_make_the_head_that_is_served(se
     assert (known.rounds, known.samples) == (2, sum(sent) / 2)
 
 
+def test_a_javascript_device_counts_what_it_held_out_by_the_head_that_came_beside_the_base(
+    serve, join, lines, tmp_path
+):
+    text = f"bundle = '{BUNDLE}'\nrounds = 2\nround_deadline_s = 600\nhead = 'closed-form'\n"
+    text += "kinds = [{ name = 'full', settings = { epochs = 1 } }]\nstatistics = { hold_out = 0.5 }\n"
+    (tmp_path / "task.toml").write_text(text)
+    with serve(tmp_path / "task.toml") as service, join("js", 0, web=False):
+        assert service.wait(600) == 0
+    run = tmp_path / "run"
+    trained = [one["num_examples"] for one in lines(run / "contributions.jsonl")]
+    with closing(Store(run, reading=True)) as store:
+        kept = tensors.decode(store.models.get(store.carried(3).memory[closed_form.MEMORY]))
+        note = store.closed(2)[0].note
+    held, closed, own = kept["right"]
+    assert abs(held - trained[1]) <= 1
+    assert 0 <= closed <= held and bool(note) is bool(own > closed)
+
+
 def test_a_javascript_device_killed_while_it_uploads_counts_once_when_it_is_there_again(
     serve, join, overheard, lines, tmp_path
 ):

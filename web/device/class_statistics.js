@@ -5,11 +5,12 @@
 
 import { byClass, rowBytes, short, specOfRows, writeRows } from "./class_sums.js";
 import { predict } from "./cost.js";
+import * as heldOut from "./held_out.js";
 import { ClassMeans } from "./kinds/class_means.js";
 import { FewShot } from "./kinds/few_shot.js";
 import { drawn } from "./kinds/kind.js";
 import { projected, projectedWidth } from "./projection.js";
-import { forwardWork } from "./workload.js";
+import { forwardWork, passes } from "./workload.js";
 
 /** @typedef {import("./cost.js").Workload} Workload */
 /** @typedef {import("./flat.js").Tensors} Tensors */
@@ -26,6 +27,8 @@ export const ROWS = `${PREFIX}rows`;
 /** The mean of f f^T, and its largest number. */
 export const MOMENTS = `${PREFIX}moments`;
 export const SPREAD = `${PREFIX}spread`;
+/** Held-out samples, and how many of them each head classifies right (held_out.js); no row where none was compared. */
+export const RIGHT = `${PREFIX}right`;
 /** Second moments are sent of at least so many more samples than classes. */
 const LEAST_FREE = 2;
 /** Of a tensor on the wire beside its values, usually. */
@@ -57,28 +60,34 @@ export const asking = (strategy, statistics) => strategy.with({ statistics });
 
 /**
  * Of an update with its class statistics: one more forward pass, before anything else, whose features are
- * kept; few-shot training has these anyhow. Raises MissingGraph.
- * @param {any} strategy @param {Workload} workload @param {import("./cost.js").Profile} profile
+ * kept; few-shot training has these anyhow. Held-out samples are passed forward once. Raises MissingGraph.
+ * @param {any} strategy @param {Workload} whole @param {import("./cost.js").Profile} profile
  * @returns {import("./cost.js").Cost}
  */
-export function cost(strategy, workload, profile) {
-  const own = strategy.cost(workload, profile);
+export function cost(strategy, whole, profile) {
   const statistics = wished(strategy);
-  if (!statistics || !workload.samples) return own;
+  if (!statistics || !whole.samples) return strategy.cost(whole, profile);
+  const workload = heldOut.rest(whole, statistics.hold_out);
+  const own = strategy.cost(workload, profile);
   const [samples, wide] = [measured(strategy, workload.samples), workload.featureWidth];
   const width = projectedWidth(wide, statistics);
   const present = workload.classCounts.filter((count) => count >= statistics.smallest_count).length;
   const work = forwardWork(workload.with({ classCounts: [samples] }), samples, 0);
-  const passes = strategy instanceof FewShot ? [] : [...work.passes];
+  const forward = whole.samples - workload.samples + (strategy instanceof FewShot ? 0 : samples);
+  const run = forward ? passes(workload, { forward }) : [];
   let bytesUp = present * rowBytes(width, statistics.numbers) + TENSOR_BYTES;
   let { peakBytes } = work;
   if (statistics.moments) {
     bytesUp += width * (width + 1) + 4 + 2 * TENSOR_BYTES;
-    passes.push({ graph: "moments", samples, flops: 2 * width ** 2 });
+    run.push({ graph: "moments", samples, flops: 2 * width ** 2 });
     peakBytes += 16 * width ** 2;
   }
-  const more = predict(profile, { passes, peakBytes, bytesUp, bytesDown: 0 }, strategy.name);
-  const kept = 4 * samples * wide;
+  let kept = 4 * samples * wide;
+  if (statistics.hold_out) {
+    bytesUp += 12 + TENSOR_BYTES;
+    kept += whole.samples * whole.sampleBytes;
+  }
+  const more = predict(profile, { passes: run, peakBytes, bytesUp, bytesDown: 0 }, strategy.name);
   return {
     seconds: own.seconds + more.seconds,
     computeS: own.computeS + more.computeS,
@@ -98,14 +107,16 @@ function measured(strategy, samples) {
 }
 
 /**
- * The update, and beside it the class statistics of as many samples, drawn evenly. `model` holds the base.
- * Raises as the kind's `train` does.
- * @param {any} strategy @param {import("./engine.js").DeviceModel} model @param {LocalData} data
+ * The update, and beside it the class statistics of as many samples, drawn evenly; both of what is not held out.
+ * `model` holds the base. Raises as the kind's `train` does.
+ * @param {any} strategy @param {import("./engine.js").DeviceModel} model @param {LocalData} all
  * @param {import("./kinds/kind.js").Run} run @returns {Promise<import("./kinds/kind.js").Contribution>}
  */
-export async function train(strategy, model, data, run) {
+export async function train(strategy, model, all, run) {
   const statistics = wished(strategy);
-  if (!statistics) return strategy.train(model, data, run);
+  if (!statistics) return strategy.train(model, all, run);
+  const [held, data] = statistics.hold_out ? heldOut.parted(all, statistics.hold_out, run.device) : [null, all];
+  const right = held && (await heldOut.counted(model, held, run.aside));
   const { manifest, weights } = model;
   const here = await drawn(data, measured(strategy, data.y.length), run);
   const features = await model.features(here.x);
@@ -114,7 +125,7 @@ export async function train(strategy, model, data, run) {
   const counted = { x: projected(features, manifest.head.features, statistics), y: here.y };
   const width = projectedWidth(manifest.head.features, statistics);
   const found = of(counted, width, manifest.labels.length, statistics.smallest_count);
-  const sent = encode(found, statistics);
+  const sent = encode({ ...found, right }, statistics);
   return { ...made, tensors: new Map([...made.tensors, ...sent]) };
 }
 
@@ -136,12 +147,13 @@ export function of({ x, y }, width, labels, smallest) {
 }
 
 /**
- * Tensors for the wire, as Python's `encode`. @param {Statistics} statistics
- * @param {{numbers: string, moments: boolean}} asked @returns {Tensors}
+ * Tensors for the wire, as Python's `encode`. @param {Statistics & {right?: Int32Array | null}} statistics
+ * @param {{numbers: string, moments: boolean, hold_out: number}} asked @returns {Tensors}
  */
-export function encode({ moments: total, ...found }, asked) {
+export function encode({ moments: total, right, ...found }, asked) {
   /** @type {Tensors} */
   const sent = new Map([[ROWS, writeRows(found, asked.numbers)]]);
+  if (asked.hold_out) sent.set(RIGHT, { dtype: "int32", shape: [right ? 1 : 0, 3], data: right ?? new Int32Array(0) });
   if (!asked.moments) return sent;
   const samples = found.counts.reduce((sum, count) => sum + count, 0);
   const rows = Number(samples - found.sums.size >= LEAST_FREE);
@@ -164,10 +176,11 @@ function specs(strategy, manifest) {
   const statistics = wished(strategy);
   if (!statistics) return [];
   const [labels, width] = [manifest.labels.length, projectedWidth(manifest.head.features, statistics)];
-  const rows = specOfRows(ROWS, [labels, width], statistics.numbers);
-  if (!statistics.moments) return [rows];
+  const parts = [specOfRows(ROWS, [labels, width], statistics.numbers)];
+  if (statistics.hold_out) parts.push({ name: RIGHT, shape: [1, 3], dtype: "int32", variable: true });
+  if (!statistics.moments) return parts;
   return [
-    rows,
+    ...parts,
     { name: MOMENTS, shape: [1, (width * (width + 1)) / 2], dtype: "float16", variable: true },
     { name: SPREAD, shape: [1], dtype: "float32", variable: true },
   ];

@@ -2,15 +2,16 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { fromHex, hex } from "../device/bytes.js";
-import { MOMENTS, ROWS, SPREAD, asking, encode, expected, of, plain, poorer, wished } from "../device/class_statistics.js";
+import { MOMENTS, RIGHT, ROWS, SPREAD, asking, encode, expected, of, plain, poorer, wished } from "../device/class_statistics.js";
 import { toHalf } from "../device/half.js";
+import { parted } from "../device/held_out.js";
 import { projected } from "../device/projection.js";
 import { make } from "../device/kinds/registry.js";
 import { write } from "../device/safetensors.js";
 import { vectors } from "./vectors.js";
 
 const known = vectors("class_statistics");
-const STATISTICS = { numbers: "float16", smallest_count: 2, samples: 40, moments: true, features: 512, projection_seed: 0 };
+const STATISTICS = { numbers: "float16", smallest_count: 2, samples: 40, moments: true, features: 512, projection_seed: 0, hold_out: 0 };
 
 test("numbers of 64 bits become those of 16 bits that numpy makes of them", () => {
   const numbers = new Float64Array(fromHex(known.halves.numbers).buffer);
@@ -27,6 +28,15 @@ for (const [at, one] of known.encoded.entries()) {
     assert.equal(hex(write(sent)), one.sent);
   });
 }
+
+test("held-out samples are Python's", () => {
+  for (const { samples, share, device, rows } of known.held_out) {
+    const y = Int32Array.from({ length: samples }, (_, i) => i);
+    const [held, rest] = parted({ x: new Float32Array(2 * samples), y }, share, device);
+    assert.deepEqual([...held.y], rows, `${samples} samples of ${device}, ${share}`);
+    assert.deepEqual([...held.y, ...rest.y].sort((a, b) => a - b), [...y]);
+  }
+});
 
 test("features of a wide head are projected as Python's", () => {
   const identity = Float32Array.from({ length: 64 }, (_, at) => Number(at % 9 === 0));
@@ -61,6 +71,8 @@ test("class means are the statistics themselves, and keep them", () => {
   assert.deepEqual(names(expected(kind, manifest)), [ROWS, MOMENTS, SPREAD]);
   assert.deepEqual(names(expected(poorer(kind), manifest)), [ROWS]);
   assert.equal(poorer(poorer(kind)), null);
+  const holding = make("class-means", { statistics: { hold_out: 0.1 } });
+  assert.deepEqual(names(expected(poorer(holding), manifest)), [ROWS, RIGHT]);
   const scalars = expected(make("zeroth-order", { statistics: STATISTICS }), manifest);
   assert.deepEqual(names(scalars).slice(0, 2), ["g", ROWS]);
 });

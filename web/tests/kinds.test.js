@@ -25,7 +25,13 @@ const bundle = await Bundle.open(packed(files(known.bundle.name)));
 const runtime = await wasmRuntime({ threads: 1 });
 const x = Float32Array.from(prepare(bundle.manifest.input, fromHex(known.data.raw)));
 const data = { x, y: Int32Array.from(known.data.y) };
-const RUN = { seed: BigInt(known.data.seed), device: known.data.device, clock: () => 0, deadline: 1 };
+const aside = new Map(
+  Object.entries(known.aside).map(([name, { shape, values }]) => [
+    name,
+    { dtype: "float32", shape, data: new Float32Array(fromHex(values).buffer) },
+  ]),
+);
+const RUN = { seed: BigInt(known.data.seed), device: known.data.device, clock: () => 0, deadline: 1, aside };
 
 /** Evenly from the first to the last, as the writer of the vectors. */
 function few({ data: values }, count) {

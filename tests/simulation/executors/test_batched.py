@@ -13,7 +13,7 @@ from simulation.clients import Clients
 from simulation.executors.batched import Batched
 from simulation.executors.job import Failed, Job, Result, World
 from simulation.executors.plain import Plain
-from strategies import class_statistics, registry
+from strategies import class_statistics, held_out, registry
 from strategies.class_means import ClassMeans
 from strategies.device_half import Contribution, LocalData
 from strategies.entropy_subset import EntropySubset
@@ -381,3 +381,19 @@ def test_features_of_a_base_that_has_diverged_are_told(on_torch, bundle):
         [found] = results(Batched(on_torch, Plain(on_torch)), {"0": spoilt}, asked)
         assert isinstance(found, Failed)
         assert "non-finite" in found.why
+
+
+def test_jobs_that_hold_samples_out_are_done_as_a_device_does_them(world, bundle):
+    strategy = with_statistics(FewShot(epochs=1), hold_out=0.25)
+    head = {held_out.CLOSED_FORM + n: bundle.weights()[n] for n in ("head.weight", "head.bias")}
+    bases, watched, devices = {"0": bundle.weights(), "0//aside": head}, Watched(world), [0, 1, 2]
+    asked = [replace(job, aside="0//aside") for job in jobs(strategy, devices)]
+    found = results(Batched(world, watched), bases, asked)
+    assert watched.asked == [devices]
+    held = [int(held_out.mask(SIZES[device], 0.25, f"pi-{device}").sum()) for device in devices]
+    assert [made.num_examples for made in found] == [
+        SIZES[device] - n for device, n in zip(devices, held, strict=True)
+    ]
+    assert held[1] == 0
+    rights = [made.tensors[class_statistics.RIGHT][:, 0].tolist() for made in found]
+    assert rights == [[held[0]], [], [held[2]]]

@@ -1,5 +1,7 @@
 """Class statistics under a rule: what of those of liars counts in the head in closed form."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -192,3 +194,17 @@ def test_the_served_head_withstands_liars_under_every_rule(model, digits, run, r
     assert "means of pi-6, pi-7, pi-8 (class statistics) left out" in note
     assert accuracies["none"] < 0.5
     assert accuracies[rule] > 0.8
+
+
+def test_held_out_samples_weigh_as_those_of_the_median_device_and_not_of_liars(tmp_path):
+    """Devices have 40 samples; one says that it has 400 and held out 100, and one sends false means."""
+    screen = StatisticsOfDevices(tmp_path, lambda _: None)
+    sent = [(device, one, 40, [10, 6, 5]) for device, one in honest()]
+    sent += [("large", sums_of(*samples(20, 400)), 400, [100, 0, 100])]
+    sent += [("liar", sums_of(*longer(*samples(21))), 40, [10, 0, 10])]
+    for device, one, count, right in sent:
+        known = replace(one, right=np.array(right, np.float64))
+        screen.add(known, Contribution("full", {}, count, 0.5, device=device))
+    found = [one.right.tolist() for one, _ in screen.held(40.0)]
+    screen.close()
+    assert found == [[10, 6, 5]] * 7 + [[10, 0, 10], [0, 0, 0]]

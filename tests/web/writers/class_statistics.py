@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models import tensors
-from strategies import class_statistics
+from strategies import class_statistics, held_out
 from strategies.kind import ClassStatistics
 
 LABELS = 5
@@ -41,6 +41,17 @@ def vectors() -> dict[str, Any]:
             for f, labels, smallest in cases
             for numbers in ("float16", "int8")
             for moments in (True, False)
+        ],
+        "held_out": [
+            {
+                "samples": samples,
+                "share": share,
+                "device": device,
+                "rows": np.flatnonzero(held_out.mask(samples, share, device)).tolist(),
+            }
+            for samples in (0, 1, 2, 10, 41, 300)
+            for share in (0.1, 1 / 3, 0.29, 0.5)
+            for device in ("pi-07", "phone.Ä")
         ],
     }
 

@@ -40,6 +40,9 @@ WORK: tuple[tuple[str, dict[str, Any]], ...] = (
     ("entropy-subset", {"epochs": 1, "shares": (0.3,), "statistics": {"smallest_count": 1}}),
     ("few-shot", {"shots": 2, "epochs": 3, "statistics": {"samples": 5}}),
     ("zeroth-order", {"statistics": {"samples": 20, "smallest_count": 1}}),
+    ("full", {"epochs": 1, "batch": 16, "statistics": {"hold_out": 0.25}}),
+    ("few-shot", {"shots": 2, "epochs": 3, "statistics": {"hold_out": 0.5}}),
+    ("zeroth-order", {"statistics": {"samples": 20, "hold_out": 0.3}}),
 )
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("fuller", {}),
@@ -73,6 +76,8 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("class-means", {"smallest_count": 0}),
     ("class-means", {"statistics": {"samples": -1}}),
     ("class-means", {"statistics": {"numbers": "int4"}}),
+    ("class-means", {"statistics": {"hold_out": 0.6}}),
+    ("full", {"statistics": {"hold_out": "0.1"}}),
 )
 
 
@@ -83,6 +88,9 @@ def vectors() -> dict[str, Any]:
     return {
         "bundle": {"name": BUNDLE, "sha256": hashlib.sha256(pack(shipped(BUNDLE))).digest()},
         "data": {"raw": raw.astype(np.uint8).tobytes(), "y": y.tolist(), "seed": str(SEED), "device": DEVICE},
+        "aside": {
+            name: {"shape": list(value.shape), "values": value.tobytes()} for name, value in _aside().items()
+        },
         "made": [_made(bundle, data, kind, settings) for kind, settings in WORK],
         "fields": {
             kind: registry.settings(registry.make(kind)) for kind in sorted({kind for kind, _ in WORK})
@@ -100,10 +108,17 @@ def noise(seed: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array(values)
 
 
+def _aside() -> dict[str, NDArray[np.float32]]:
+    """A closed-form head, as it comes beside the base."""
+    values = (noise(7, LABELS * (WIDTH + 1)) / 65536 - 0.5).astype("<f4")
+    weights, bias = values[LABELS:].reshape(LABELS, WIDTH), values[:LABELS]
+    return {"closed-form/head.weight": weights, "closed-form/head.bias": bias}
+
+
 def _made(bundle: Bundle, data: LocalData, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
     """By the richest form of the kind."""
     strategy = registry.make(kind, settings)
-    run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0)
+    run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=_aside())
     made = class_statistics.train(strategy.variants()[0], OnnxModel(bundle), data, run)
     update, found = class_statistics.parted(made.tensors)
     return {

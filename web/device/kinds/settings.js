@@ -5,7 +5,7 @@
  */
 
 import { TUNABLE_SETS } from "../manifest_schema.js";
-import { oneOf, record, truth, whole } from "../records.js";
+import { number, oneOf, record, truth, whole } from "../records.js";
 
 /** Epochs, samples of a batch, shots: more is a mistake, not a setting. */
 export const MOST = 1_000_000;
@@ -47,6 +47,13 @@ export function tunableSet(name) {
   throw new RangeError(`there is no tunable set '${name}'; there are ${TUNABLE_SETS.join(", ")}`);
 }
 
+/** At most half of something. @type {import("../records.js").Reader} */
+const uptoHalf = (value, where) => {
+  const given = number(value, where);
+  if (given >= 0 && given <= 0.5) return given;
+  throw new RangeError(`${where} is ${given}, expected 0 to 0.5`);
+};
+
 /** The class statistics that a task asks for beside updates. */
 export const statistics = record({
   numbers: [oneOf("float16", "int8"), "float16"],
@@ -55,6 +62,7 @@ export const statistics = record({
   moments: [truth, true],
   features: [whole(1, 4096), 512],
   projection_seed: [whole(0, MOST), 0],
+  hold_out: [uptoHalf, 0],
 });
 
 /**

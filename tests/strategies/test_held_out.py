@@ -1,0 +1,262 @@
+"""Samples that devices hold out, and what the counts on them decide."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+
+from models.errors import TensorError
+from models.manifest import Parameter
+from models.tensors import decode, encode
+from profiles import Bandwidth, DeviceProfile, Memory, Power, Speed
+from strategies import class_statistics, closed_form, held_out, registry
+from strategies.class_statistics import RIGHT, ROWS, Statistics
+from strategies.closed_form import Pool
+from strategies.codecs import chain
+from strategies.device_half import Late, LocalData
+from strategies.folding import Folding
+from strategies.kind import ClassStatistics
+from strategies.merge import NOTHING_CARRIED
+from strategies.projection import Projection
+from strategies.workload import workload
+
+PROFILE = DeviceProfile("d", 1, Memory(10**9, 10**9), Speed(1e9), Bandwidth(1e6, 1e6), Power(1, 2))
+SHORT = {
+    "full": {"epochs": 1, "lr": 0.05, "batch": 16},
+    "entropy-subset": {"epochs": 1, "shares": [0.5]},
+    "few-shot": {"epochs": 1},
+    "zeroth-order": {},
+    "class-means": {"head": "trained"},
+}
+
+
+def kind(name, **statistics):
+    return class_statistics.asking(registry.make(name, SHORT[name]), ClassStatistics(**statistics))
+
+
+def head_of(weights):
+    """The network's own classifier, as if it were the one in closed form."""
+    return {held_out.CLOSED_FORM + n: weights[n] for n in ("head.weight", "head.bias")}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 1 / 3, 0.5])
+@pytest.mark.parametrize("device", ["pi-1", "phone.Ä"])
+def test_samples_are_held_out_evenly_and_always_the_same(share, device):
+    held = held_out.mask(1000, share, device)
+    assert abs(held.sum() - 1000 * share) <= 1
+    gaps = np.diff(np.flatnonzero(held))
+    assert set(gaps) <= {int(1 / share), int(1 / share) + 1}
+    np.testing.assert_array_equal(held[:17], held_out.mask(17, share, device))
+
+
+def test_a_device_is_always_left_with_samples_to_train_on():
+    for n in range(1, 6):
+        for device in range(20):
+            assert 0 <= held_out.mask(n, 0.5, f"pi-{device}").sum() < n
+
+
+def test_over_many_devices_each_place_is_held_out_about_as_often():
+    """Of 26 samples each, in the order of their classes."""
+    total = sum(held_out.mask(26, 0.1, f"pi-{device}") for device in range(200))
+    assert total.min() > 10 and total.max() < 30
+
+
+def test_the_rest_of_a_workload_is_what_a_device_trains_on_to_one_sample(model):
+    load = workload(model.manifest, (7, 0, 3, *(5,) * 7))
+    rest = held_out.rest(load, 0.2)
+    assert rest.samples == 36
+    assert all(rest <= all_ for rest, all_ in zip(rest.class_counts, load.class_counts, strict=True))
+    assert held_out.rest(load, 0.0).class_counts == load.class_counts
+
+
+class Named:
+    """Two features are the input; the base tells class 1 by the first."""
+
+    def __init__(self):
+        head = SimpleNamespace(weight="w", bias="b", features=2)
+        self.manifest = SimpleNamespace(labels=("a", "b"), head=head)
+        self.weights = {"w": np.float32([[0, 0], [1, 0]]), "b": np.zeros(2, np.float32)}
+
+    def features(self, x):
+        return x
+
+
+def test_each_head_is_counted_on_the_features_of_the_base():
+    """By hand: the base is right of the first three, the other head of the second and the last."""
+    held = LocalData(np.float32([[1, -1], [1, 1], [-1, 1], [-1, 1]]), np.array([1, 1, 0, 1]))
+    other = {
+        held_out.CLOSED_FORM + "w": np.float32([[0, 0], [0, 1]]),
+        held_out.CLOSED_FORM + "b": np.zeros(2, np.float32),
+    }
+    assert held_out.counted(Named(), held, other).tolist() == [4, 2, 3]
+    assert held_out.counted(Named(), held, {"few-shot/w": np.ones(2)}).tolist() == [0, 0, 0]
+    nothing = LocalData(held.x[:0], held.y[:0])
+    assert held_out.counted(Named(), nothing, other).tolist() == [0, 0, 0]
+    with pytest.raises(TensorError):
+        held_out.counted(Named(), held, {held_out.CLOSED_FORM + "w": np.ones((3, 2), np.float32)})
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_what_is_held_out_is_neither_trained_on_nor_in_the_statistics(name, model, digits, run):
+    """The update is to the bit that of a device that has nothing but the rest."""
+    asked, plain = kind(name, hold_out=0.2), kind(name)
+    _, rest = held_out.parted(digits, 0.2, "pi-1")
+    own = class_statistics.train(plain, model, rest, run())
+    one = replace(run(), aside=head_of(model.weights))
+    made = class_statistics.train(asked, model, digits, one)
+    right = made.tensors[RIGHT]
+    assert encode({n: v for n, v in made.tensors.items() if n != RIGHT}) == encode(own.tensors)
+    assert (made.num_examples, len(rest)) == (own.num_examples, 240 - 48)
+    assert (right.dtype, right.shape, right[0, 0]) == (np.int32, (1, 3), 48)
+    assert 0 < right[0, 1] == right[0, 2] <= 48
+    accepted = class_statistics.accepted(asked.variants()[0], model.manifest)
+    assert {spec.name for spec in class_statistics.expected_of(made.tensors, accepted)} == set(made.tensors)
+    found = class_statistics.parted(made.tensors)[1]
+    form = asked.variants()[0]
+    assert class_statistics.doubt_of(form, found, made.num_examples, model.manifest) == ""
+    np.testing.assert_array_equal(class_statistics.decode(found, (10, 64)).right, right[0])
+
+
+def test_without_a_head_in_closed_form_nothing_is_counted_and_as_much_is_held_out(model, digits, run):
+    asked = kind("full", hold_out=0.2)
+    made = class_statistics.train(asked, model, digits, run())
+    assert made.tensors[RIGHT].shape == (0, 3)
+    assert made.num_examples == 240 - 48
+    found = class_statistics.parted(made.tensors)[1]
+    assert class_statistics.doubt_of(asked, found, made.num_examples, model.manifest) == ""
+    assert not class_statistics.decode(found, (10, 64)).right.any()
+    older = {name: value for name, value in found.items() if name != RIGHT}
+    assert not class_statistics.decode(older, (10, 64)).right.any()
+    accepted = class_statistics.accepted(asked, model.manifest)
+    assert RIGHT not in {spec.name for spec in class_statistics.expected_of(older, accepted)}
+
+
+@pytest.mark.parametrize("word", ["", "delta+half", "delta+int8+deflate"])
+def test_counts_come_exactly_by_every_codec(word, model, digits, run):
+    asked = kind("full", hold_out=0.2)
+    made = class_statistics.train(asked, model, digits, replace(run(), aside=head_of(model.weights)))
+    base, codec = dict(model.weights), chain.named(word)
+    body = codec.encode(made.tensors, base, {}).body
+    expected = class_statistics.accepted(asked, model.manifest)
+    assert len(body) <= codec.most_bytes(expected)
+    np.testing.assert_array_equal(codec.decode(body, base, expected)[RIGHT], made.tensors[RIGHT])
+
+
+def test_an_update_without_class_statistics_is_trained_on_all_samples(model, digits, run):
+    made = class_statistics.train(class_statistics.plain(kind("full", hold_out=0.2)), model, digits, run())
+    assert made.num_examples == 240
+    assert ROWS not in made.tensors
+
+
+@pytest.mark.parametrize("name", ["full", "few-shot", "class-means"])
+def test_the_prediction_is_of_training_on_the_rest_and_a_pass_of_what_is_held_out(name, model, digits):
+    load, share = workload(model.manifest, digits.class_counts(10)), 0.25
+    cost = class_statistics.cost(kind(name, hold_out=share), load, PROFILE)
+    rest = class_statistics.cost(kind(name), held_out.rest(load, share), PROFILE)
+    assert cost.flops - rest.flops == pytest.approx(60 * model.manifest.graphs["forward"].flops)
+    assert cost.bytes_up - rest.bytes_up == 12 + 72
+    assert cost.peak_memory_bytes > rest.peak_memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("counts", "why"),
+    [
+        ([[21, 0, 0]], ""),
+        ([], ""),
+        ([[22, 0, 0]], "22 samples are held out, expected 1 to 21 beside 80 others"),
+        ([[0, 0, 0]], "0 samples are held out, expected 1 to 21 beside 80 others"),
+        ([[20, 21, 3]], "21 and 3 of 20 held-out samples are right"),
+        ([[20, 3, 21]], "3 and 21 of 20 held-out samples are right"),
+        ([[20, -1, 3]], "-1 and 3 of 20 held-out samples are right"),
+    ],
+)
+def test_counts_that_no_device_has_are_doubted(counts, why, model):
+    counts = np.array(counts, np.int32).reshape(-1, 3)
+    assert held_out.doubt(counts, 0.2, 80) == why
+    known = Statistics.none(10, 64)
+    sent = {**class_statistics.encode(known, ClassStatistics()), RIGHT: counts}
+    assert class_statistics.doubt_of(kind("full", hold_out=0.2), sent, 80, model.manifest) == why
+
+
+def test_the_better_head_by_the_counts_is_named_and_a_tie_is_the_closed_form_s():
+    assert held_out.trained_is_better(np.array([10.0, 5, 5])) == ""
+    why = held_out.trained_is_better(np.array([811.7, 512.3, 529.8]))
+    assert why.startswith("of 812 held-out samples 512 right with the closed-form head, 530 with the trained")
+
+
+def test_the_pool_keeps_the_counts_and_they_decay_as_the_statistics_do():
+    """By hand as the pool's own test: gamma of the second round is 0.75."""
+
+    def sent(n, counts):
+        known = class_statistics.of(np.ones((n, 2), np.float32), np.zeros(n, np.int64), 2, 1)
+        return replace(known, right=np.array(counts, np.float64))
+
+    projection = Projection(2, 512, 0)
+    pool = Pool.of({}, 2, projection).after(sent(2, [8, 4, 8]), {"low": np.ones(3)})
+    pool = pool.after(sent(18, [10, 9, 1]), {"low": np.ones(3)})
+    assert pool.statistics.right.tolist() == [16, 12, 7]
+    kept = decode(encode(pool.kept()))
+    assert Pool.of(kept, 2, projection).statistics.right.tolist() == [16, 12, 7]
+    del kept["right"]
+    older = Pool.of(kept, 2, projection)
+    assert older.statistics.right.tolist() == [0, 0, 0]
+    assert older.samples == pool.samples
+
+
+def played(model, digits, run, round_model, counts, carried=NOTHING_CARRIED, hold_out=0.2):
+    """A round of one device that says that so many held-out samples are right."""
+    strategy = kind("full", hold_out=hold_out)
+    folding = Folding({"full": strategy}, round_model, carried)
+    one = replace(run(), aside=dict(carried.aside))
+    made = class_statistics.train(strategy, model, digits, one)
+    if counts is not None:
+        made = replace(made, tensors={**made.tensors, RIGHT: np.array([counts], np.int32)})
+    rest, found = folding.parted(made)
+    folding.pool(found, None)
+    folding.add(rest, 1.0)
+    return folding.merged()
+
+
+def test_the_next_base_brings_the_head_in_closed_form_and_devices_say_which_is_served(
+    model, digits, run, round_model
+):
+    first, odd = played(model, digits, run, round_model, None)
+    assert odd == ""
+    assert first.served is first.closed_form
+    for name in ("head.weight", "head.bias"):
+        np.testing.assert_array_equal(first.carried.aside[held_out.CLOSED_FORM + name], first.served[name])
+    second, odd = played(model, digits, run, round_model, (48, 20, 30), first.carried)
+    assert odd.startswith("of 48 held-out samples 20 right with the closed-form head, 30 with the trained")
+    assert second.served is second.base
+    assert second.closed_form["head.bias"].tolist() != second.base["head.bias"].tolist()
+    third, odd = played(model, digits, run, round_model, (48, 40, 20), second.carried)
+    assert (odd, third.served is third.closed_form) == ("", True)
+    right = third.carried.memory[closed_form.MEMORY]["right"]
+    assert 48 < right[0] < 96 and right[1] > right[2]
+
+
+def test_counts_that_come_late_are_added_as_they_are(round_model):
+    one = closed_form.Round(round_model.manifest, round_model.weights, ClassStatistics(hold_out=0.2))
+    known = class_statistics.of(np.ones((4, 64), np.float32), np.zeros(4, np.int64), 10, 1)
+    one.add(replace(known, right=np.array([5.0, 3, 2])), None)
+    one.add(replace(known, right=np.array([4.0, 0, 4])), Late(2, 7, 0.5, times=3.0))
+    assert one.closed({})[0].statistics.right.tolist() == [9, 3, 6]
+
+
+def test_without_held_out_samples_nothing_is_sent_beside_the_base(model, digits, run, round_model):
+    merged, _ = played(model, digits, run, round_model, None, hold_out=0.0)
+    assert merged.carried.aside == {}
+    assert merged.served is merged.closed_form
+
+
+def test_beside_the_base_the_head_is_for_features_of_that_base_with_its_scale(round_model):
+    """What is served has a scale of 4, the base one of 2: its features are half as large."""
+    more = Parameter("head.scale", (64,), "float32", "head", ())
+    manifest = round_model.manifest
+    manifest = msgspec.structs.replace(manifest, parameters=(*manifest.parameters, more))
+    served, base = ({**round_model.weights, "head.scale": np.full(64, v, np.float32)} for v in (4, 2))
+    beside = held_out.beside(served, base, manifest)
+    np.testing.assert_array_equal(beside["closed-form/head.weight"], 2 * served["head.weight"])
+    np.testing.assert_array_equal(beside["closed-form/head.bias"], served["head.bias"])

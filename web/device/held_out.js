@@ -1,0 +1,63 @@
+/** Samples that a device holds out, to compare the closed-form head with the trained one (strategies/held_out.py). */
+
+import { SoftmaxHead } from "./head.js";
+import { everyOne, gathered } from "./kinds/kind.js";
+
+/** @typedef {import("./flat.js").Tensors} Tensors */
+/** @typedef {import("./kinds/kind.js").LocalData} LocalData */
+
+/** Before the names of the closed-form head's tensors, among what is sent beside the base. */
+const CLOSED_FORM = "closed-form/";
+
+const GOLDEN = (Math.sqrt(5) - 1) / 2;
+
+/**
+ * What the device holds out, and the rest: evenly, the same in every round, and never all. Which comes first goes by
+ * the device's name.
+ * @param {LocalData} data @param {number} share @param {string} device @returns {[LocalData, LocalData]}
+ */
+export function parted(data, share, device) {
+  const first = (new TextEncoder().encode(device).reduce((sum, byte) => sum + byte, 0) * GOLDEN) % 1;
+  const count = (/** @type {number} */ i) => Math.floor(i * share + first);
+  const isHeld = (/** @type {number} */ i) => data.y.length > 1 && count(i + 1) > count(i);
+  const every = everyOne(data.y.length);
+  return [gathered(data, every.filter(isHeld)), gathered(data, every.filter((i) => !isHeld(i)))];
+}
+
+/**
+ * What is not held out, to one sample, where samples lie class by class.
+ * @param {import("./cost.js").Workload} workload @param {number} share
+ */
+export function rest(workload, share) {
+  let end = 0;
+  const classCounts = workload.classCounts.map((count) => {
+    const before = Math.floor(end * share);
+    end += count;
+    return count - (Math.floor(end * share) - before);
+  });
+  return workload.with({ classCounts });
+}
+
+/**
+ * Held-out samples, how many of them the closed-form head classifies right, and how many the base's own; null where
+ * none came beside the base that `model` holds. Raises TensorError for a head that does not fit.
+ * @param {import("./engine.js").DeviceModel} model @param {LocalData} held @param {Tensors | undefined} aside
+ */
+export async function counted(model, held, aside) {
+  const named = [...(aside ?? [])].filter(([name]) => name.startsWith(CLOSED_FORM));
+  if (!held.y.length || !named.length) return null;
+  const closed = new Map(named.map(([name, tensor]) => [name.slice(CLOSED_FORM.length), tensor]));
+  const heads = [closed, model.weights].map((weights) => new SoftmaxHead(model.manifest, weights));
+  const features = await model.features(held.x);
+  return Int32Array.of(held.y.length, ...heads.map((head) => right(head, features, held.y)));
+}
+
+/** @param {SoftmaxHead} head @param {Float32Array} features @param {Int32Array} y */
+function right(head, features, y) {
+  const logits = head.logits(features, everyOne(y.length));
+  const guess = (/** @type {number} */ row) => {
+    const own = logits.subarray(row * head.classes, (row + 1) * head.classes);
+    return own.indexOf(Math.max(...own));
+  };
+  return y.reduce((sum, label, row) => sum + Number(guess(row) === label), 0);
+}
