@@ -8,7 +8,7 @@ beside that base, and the base's own. The counts go beside the class statistics,
 from __future__ import annotations
 
 from dataclasses import replace
-from math import floor
+from math import floor, sqrt
 from typing import Any
 
 import numpy as np
@@ -102,9 +102,11 @@ def doubt(counts: NDArray[np.int32], share: float, others: float) -> str:
 
 
 def trained_is_better(counts: NDArray[np.float64]) -> str:
-    """Why the trained head is to be served, by the counts of devices; empty where it is not better."""
+    """Why the trained head is to be served, by the counts of devices; empty where it is not better by more
+    than chance: the difference of two counts of n samples has a standard deviation of sqrt(n) at most.
+    """
     held, closed, trained = counts.tolist()
-    if not trained > closed:
+    if not trained - closed > sqrt(held):
         return ""
     return (
         f"of {held:.0f} held-out samples {closed:.0f} right with the closed-form head, "
