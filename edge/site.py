@@ -87,6 +87,7 @@ class Site:
                 carried=CarriedBlobs(aside=aside),
                 source=encode(given.offer),
                 steps=steps or (),
+                rare=given.offer.rare,
             )
         )
 

@@ -47,6 +47,9 @@ def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Te
     except TensorError as error:
         log.warning("class statistics of the site are not sent: %s", error)
         return NOTHING
+    if class_statistics.MOMENTS in sent and not forwarded.trains_extractor:  # see per_measured
+        rows = sent[class_statistics.ROWS][: None if len(sent[class_statistics.MOMENTS]) else 0]
+        sent.setdefault(class_statistics.MOMENT_ROWS, rows)
     if why := class_statistics.doubt(sent, num_examples, wished.smallest_count, sums.sums.shape):
         log.warning("class statistics of the site are not sent: the one above would refuse them: %s", why)
         return NOTHING
