@@ -150,12 +150,14 @@ class Site:
         devices = len({one.device for one in closed.contributions})
         if devices < self.task.min_contributions:
             return f"{devices} of {self.task.min_contributions} contributions"
-        if closed.note and rounds.store.base(number + 1).sha == rounds.store.base(number).sha:
+        statistics = self._statistics(number)
+        known = statistics is not None and statistics.sums.counts.any()
+        if closed.note and not known and rounds.store.base(number + 1).sha == rounds.store.base(number).sha:
             return closed.note
         before, after = rounds.store.base(number), rounds.store.base(number + 1)
         taken = after.at - before.at if after.line == before.line else 0
         steps = rounds.store.taken.last(number + 1, taken)
-        return made_of(closed, rounds.weights(number + 1), steps, self._statistics(number))
+        return made_of(closed, rounds.weights(number + 1), steps, statistics)
 
     def _statistics(self, number: int) -> Statistics | None:
         """The class statistics of a merged round, of all devices together."""

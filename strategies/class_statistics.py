@@ -285,7 +285,8 @@ def chosen(present: Sequence[int], most: int, run: Run) -> Sequence[int]:
     others = [label for label in present if label not in first]
     room, turn = most - len(first), run.round
     if not room and turn % OTHERS == 0:
-        first, room, turn = [], most, turn // OTHERS
+        room, turn = min(most, len(others)), turn // OTHERS
+        first = first[: most - room]
     start = room * turn % len(others)
     return first + (2 * others)[start : start + room]
 

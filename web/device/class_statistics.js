@@ -144,7 +144,10 @@ export function chosen(present, most, { round = 0, rare = [] }) {
   let first = rare.filter((label) => present.includes(label)).slice(0, most);
   const others = present.filter((label) => !first.includes(label));
   let [room, turn] = [most - first.length, round];
-  if (!room && turn % OTHERS === 0) [first, room, turn] = [[], most, turn / OTHERS];
+  if (!room && turn % OTHERS === 0) {
+    [room, turn] = [Math.min(most, others.length), turn / OTHERS];
+    first = first.slice(0, most - room);
+  }
   const start = (room * turn) % others.length;
   return [...first, ...[...others, ...others].slice(start, start + room)];
 }
