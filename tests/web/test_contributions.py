@@ -38,6 +38,7 @@ KINDS: Mapping[str, Work] = {
     "zeroth-order, some samples": Work("zeroth-order", {"sampled": 0.3, "tunable": "mid"}, SCALARS),
     "class-means": Work("class-means", {}, SUMS),
     "class-means as statistics": Work("class-means", {"statistics": {"samples": 40}}),
+    "class means of some classes": Work("class-means", {"statistics": {"most_classes": 3, "samples": 0}}),
     "full with class statistics": Work("full", {"epochs": 1, "batch": 16, "lr": 0.01, "statistics": {}}),
     "random subset with class statistics": Work(
         "entropy-subset", {"epochs": 1, "select": "random", "lr": 0.01, "statistics": {"numbers": "int8"}}

@@ -97,7 +97,7 @@ def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
         for label in (0, 1)
     ]
     plainly = same(Plain(world).run(bases, jobs))
-    assert plainly[0] != plainly[1]
+    assert plainly[::2] != plainly[1::2]
     assert same(executor.run(bases, jobs)) == plainly
     assert all(class_statistics.ROWS in names for _, names, *_ in plainly)
 
