@@ -131,7 +131,7 @@ REFUSED: tuple[tuple[str, str, Any], ...] = (
     ("Offer", "Offer.bundle", [4, "t", "r", 1, 1, 1, 1, None, [], []]),
     ("Offer", "base.tail[0].form", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b"", b"", 1, 1, STRETCHES], []]),
     ("Offer", "Offer.rare[1]", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [], False, [], None, [1, 65_536]]),
-    ("Offer", "Offer.rare", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [], False, [], None, list(range(17))]),
+    ("Offer", "Offer.rare", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [], False, [], None, [*range(17)]]),
     ("Offer", "Offer.rare", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [], False, [], None, [2, 1, 2]]),
     ("Offer", "Offer.kinds[0].name", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [[1, {}]]]),
 )  # fmt: skip
