@@ -27,7 +27,7 @@ class GivenRound(msgspec.Struct, frozen=True, array_like=True):
 
     `source` is whose round it is, in the words of whoever gave it. `steps` lead to its base from that of the
     round given before, where both are on one line. `earlier` are the seeds of rounds before it; `Outside`
-    knows them.
+    knows them. `rare` as in Offer.
     """
 
     number: int
@@ -38,6 +38,7 @@ class GivenRound(msgspec.Struct, frozen=True, array_like=True):
     source: bytes
     steps: tuple[Step, ...] = ()
     earlier: dict[int, int] = {}
+    rare: tuple[int, ...] = ()
 
 
 class Outside:

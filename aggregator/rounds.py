@@ -16,6 +16,7 @@ from models import bundle as bundles
 from models import tensors
 from models.bundle import Bundle
 from models.tensors import Tensors
+from strategies import closed_form
 from strategies.zeroth_order import ZerothOrder
 
 from . import bases, merging, pace
@@ -77,6 +78,7 @@ class Rounds:
             self.registry = Registry(self.store, task.keep_versions)
             self.outside = Outside(folder) if given else None
             self._served = self._first_base
+            self._known_rare: tuple[int, tuple[int, ...]] = (0, ())
         except BaseException:
             self.store.close()
             raise
@@ -196,7 +198,24 @@ class Rounds:
             kinds=self.task.offer_kinds(number),
             family=self._members(self.store.carried(number)),
             aside=self.store.carried(number).aside,
+            rare=self._rare(number),
         )
+
+    def _rare(self, number: int) -> tuple[int, ...]:
+        """The labels of rare classes that round `number` names: by what is pooled at its beginning, or as the
+        aggregator above says.
+        """
+        if self._known_rare[0] != number:
+            self._known_rare = number, self._look_up_rare(number)
+        return self._known_rare[1]
+
+    def _look_up_rare(self, number: int) -> tuple[int, ...]:
+        if all(kind.strategy.statistics is None for kind in self.task.offered(number)):
+            return ()
+        if given := self.given(number):
+            return given.rare
+        kept = self.store.carried(number).memory.get(closed_form.MEMORY)
+        return closed_form.rare(tensors.decode(self.store.models.get(kept))) if kept else ()
 
     def _members(self, carried: CarriedBlobs) -> tuple[Member, ...]:
         return tuple(

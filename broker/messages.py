@@ -21,6 +21,9 @@ MESSAGE_LIMIT = 256 * 1024
 """Bytes. No control message is larger; a larger payload is refused before it is parsed."""
 CHECK_BYTES, LINE_BYTES = 4, 8
 """Of a sha256: what a base is checked by at least, and what a line of steps is named by."""
+MOST_RARE = 16
+"""Labels of rare classes that an offer names, at most."""
+Label = Annotated[int, Meta(ge=0, le=2**16 - 1)]
 Form = Literal["i1", "f2", "f4", "f8"]
 """How scalars are written: int8, binary16, binary32, binary64."""
 Boot = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -177,7 +180,9 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
     `run` names one life of the task on the aggregator. `remaining_s` is counted from the moment of sending:
     clocks of devices need not agree with anyone's. A retained copy is therefore only a sign that there is
     a task; the device says hello and is told what remains. `kinds` stand in the order of preference.
-    `aside` has tensors that some kinds take beside the base, a blob of safetensors.
+    `aside` has tensors that some kinds take beside the base, a blob of safetensors. `rare`: labels of the
+    classes of which the aggregator knows few samples, fewest first; a device that sends class statistics of
+    only some of its classes begins with these.
     """
 
     task: str
@@ -192,6 +197,11 @@ class Offer(Message, frozen=True, array_like=True, kw_only=True):
     done: bool = False
     family: tuple[Member, ...] = ()
     aside: Blob | None = None
+    rare: Annotated[tuple[Label, ...], Meta(max_length=MOST_RARE)] = ()
+
+    def __post_init__(self) -> None:
+        if len(set(self.rare)) < len(self.rare):
+            raise ValueError(f"rare classes are {list(self.rare)}: each is named once")
 
 
 class Succession(msgspec.Struct, frozen=True, array_like=True):

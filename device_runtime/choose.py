@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from profiles import Cost, DeviceProfile, Verdict, Workload, classify
@@ -26,15 +27,20 @@ USUAL = Full()
 Loads = Mapping[str, Workload]
 NOWHERE: Loads = MappingProxyType({})
 Barred = Callable[[AnyStrategy], str]
+Judge = Callable[[AnyStrategy], "Candidate"]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One kind of update (in one of its forms), what it would cost, and why it does not fit, if so."""
+    """One kind of update (in one of its forms), what it would cost, and why it does not fit, if so.
+
+    `classes`: of how many classes statistics are sent, and of how many they could be.
+    """
 
     strategy: AnyStrategy
     cost: Cost | None
     misfits: tuple[str, ...]
+    classes: tuple[int, int] = (0, 0)
 
     @property
     def kind(self) -> str:
@@ -44,6 +50,12 @@ class Candidate:
     def label(self) -> str:
         """The kind, with its form where it has several: "entropy-subset 25%"."""
         return f"{self.kind} {self.strategy.form}".rstrip()
+
+    @property
+    def part(self) -> str:
+        """Of how many classes statistics are sent, where these are not all; else empty."""
+        sent, present = self.classes
+        return f"sends class statistics of {sent} of {present} classes" if sent < present else ""
 
 
 @dataclass(frozen=True)
@@ -65,12 +77,16 @@ class Plan:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why nothing richer was chosen: one short sentence for each kind passed over."""
+        """Why nothing richer was chosen: one short sentence for each kind passed over, and one for classes
+        that are not sent.
+        """
         passed: list[str] = []
         for candidate in self.candidates:
             if not candidate.misfits:
                 break
             passed.append(f"{candidate.label} {'; '.join(candidate.misfits)}")
+        if self.chosen and self.chosen.part:
+            passed.append(f"{self.chosen.label} {self.chosen.part}")
         return tuple(passed)
 
 
@@ -85,14 +101,15 @@ def choose(
     """The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds.
 
     Of a kind with several forms, the richest that fits; without second moments where it does not fit with
-    them, and without class statistics where nothing fits with those. `loads` has what the task takes with
-    each model that can be had here, by member; the main one's is judged for the straggler, where it is among
-    them. `barred` says why a form must not be trained here at all; empty when it may be. `elsewhere`: of
-    models that were not fetched, to say why they were not.
+    them, then with class statistics of as many classes as fit, and without any where nothing fits with these.
+    `loads` has what the task takes with each model that can be had here, by member; the main one's is judged
+    for the straggler, where it is among them. `barred` says why a form must not be trained here at all; empty
+    when it may be. `elsewhere`: of models that were not fetched, to say why they were not.
     """
     usable_s = MARGIN * remaining_s
     forms = [form for kind in kinds for form in kind.variants()]
-    candidates = tuple(_candidate(profile, form, (loads, elsewhere), usable_s, barred) for form in forms)
+    judge = partial(_judged, profile, (loads, elsewhere), usable_s, barred)
+    candidates = tuple(_candidate(form, judge) for form in forms)
     chosen = next((candidate for candidate in candidates if not candidate.misfits), None)
     if chosen is None and any(kind.statistics is not None for kind in kinds):
         plain = tuple(class_statistics.plain(kind) for kind in kinds)
@@ -126,8 +143,31 @@ def _verdict(
         return Verdict(True, (str(error),))
 
 
-def _candidate(
-    profile: DeviceProfile, form: AnyStrategy, loads: tuple[Loads, Loads], usable_s: float, barred: Barred
+def _candidate(form: AnyStrategy, judge: Judge) -> Candidate:
+    """A form as it is, where it fits or nothing can be left out of its class statistics; else with less."""
+    found = judge(form)
+    if found.cost is None or not found.misfits:
+        return found
+    poorer = class_statistics.poorer(form)
+    less = _candidate(poorer, judge) if poorer else _of_fewer_classes(found, judge)
+    return less if less and not less.misfits else found
+
+
+def _of_fewer_classes(found: Candidate, judge: Judge) -> Candidate | None:
+    """With class statistics of as many classes as fit, by bisection; None where one is too many."""
+    best, fits, (over, _) = None, 0, found.classes
+    while fits + 1 < over:
+        most = (fits + over) // 2 if fits else 1
+        one = judge(class_statistics.of_classes(found.strategy, most))
+        if one.misfits:
+            over = most
+        else:
+            best, fits = one, most
+    return best
+
+
+def _judged(
+    profile: DeviceProfile, loads: tuple[Loads, Loads], usable_s: float, barred: Barred, form: AnyStrategy
 ) -> Candidate:
     here, elsewhere = loads
     workload = here.get(form.member) or elsewhere.get(form.member)
@@ -139,8 +179,7 @@ def _candidate(
         cost = priced(form, {**elsewhere, **here}, profile)
     except MissingGraph as error:
         return Candidate(form, None, (str(error),))
-    if lacks := misfits(cost, profile.memory, usable_s):
-        poorer = class_statistics.poorer(form)
-        less = poorer and _candidate(profile, poorer, loads, usable_s, barred)
-        return less if less and not less.misfits else Candidate(form, cost, lacks)
-    return Candidate(form, cost, () if form.member in here else ("its model was not fetched",))
+    lacks = misfits(cost, profile.memory, usable_s)
+    if not lacks and form.member not in here:
+        lacks = ("its model was not fetched",)
+    return Candidate(form, cost, lacks, class_statistics.classes(form, workload))

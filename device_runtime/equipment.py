@@ -24,7 +24,8 @@ from .watching import Watcher
 class Equipment:
     """See `work.Worker`. `models` by member, the main one by "".
 
-    `memory` gives what a kind kept here, `aside` is what came beside the base; `guard` spends the samples'
+    `memory` gives what a kind kept here, `aside` is what came beside the base, `round` and `rare` are the
+    offer's; `guard` spends the samples'
     privacy before they are trained on, `account` tells the energy.
     """
 
@@ -40,6 +41,8 @@ class Equipment:
     aside: Tensors = field(default_factory=lambda: NOTHING)
     account: Account = field(default_factory=Account)
     lost: Callable[[], float] = lambda: 0.0
+    round: int = 0
+    rare: tuple[int, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -61,7 +64,18 @@ class Equipment:
     def train(self, chosen: Candidate, seed: int, deadline: float) -> tuple[AnyStrategy, Contribution]:
         strategy = chosen.strategy
         model, memory = self.models[strategy.member], self.memory(strategy.name)
-        run = Run(seed, self.name, self.clock, deadline, self.progress, memory, self.aside, lost=self.lost)
+        run = Run(
+            seed,
+            self.name,
+            self.clock,
+            deadline,
+            self.progress,
+            memory,
+            self.aside,
+            lost=self.lost,
+            round=self.round,
+            rare=self.rare,
+        )
         self.guard.before(strategy, len(self.data))
         try:
             trained = class_statistics.train(strategy, model, self.data, run)

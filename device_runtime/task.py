@@ -201,6 +201,8 @@ class DeviceTask(OneTask):
             memory=lambda kind: self._memories.get(offer.run, kind, offer.round),
             aside=given.aside,
             lost=listener.lost,
+            round=offer.round,
+            rare=offer.rare,
         )
         assignment = Assignment(
             self._kinds(offer), offer.seed, deadline, listener.decided, elsewhere, listener.lost, given.deaths

@@ -87,6 +87,7 @@ class Site:
                 carried=CarriedBlobs(aside=aside),
                 source=encode(given.offer),
                 steps=steps or (),
+                rare=given.offer.rare,
             )
         )
 
@@ -150,8 +151,8 @@ class Site:
         if devices < self.task.min_contributions:
             return f"{devices} of {self.task.min_contributions} contributions"
         statistics = self._statistics(number)
-        sent = statistics is not None and statistics.sums.counts.any()
-        if closed.note and not sent and rounds.store.base(number + 1).sha == rounds.store.base(number).sha:
+        known = statistics is not None and statistics.sums.counts.any()
+        if closed.note and not known and rounds.store.base(number + 1).sha == rounds.store.base(number).sha:
             return closed.note
         before, after = rounds.store.base(number), rounds.store.base(number + 1)
         taken = after.at - before.at if after.line == before.line else 0

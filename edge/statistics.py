@@ -12,7 +12,7 @@ from models.errors import TensorError
 from models.manifest import Manifest
 from models.tensors import Tensors
 from strategies import class_statistics, held_out
-from strategies.class_statistics import Statistics
+from strategies.class_statistics import MOMENT_ROWS, MOMENTS, ROWS, Statistics
 from strategies.class_sums import ClassSums
 from strategies.closed_form import Pool
 from strategies.device_half import NOTHING
@@ -49,6 +49,8 @@ def encoded(pooled: Statistics, forwarded: AnyStrategy, num_examples: int) -> Te
     except TensorError as error:
         log.warning("class statistics of the site are not sent: %s", error)
         return NOTHING
+    if MOMENTS in sent and not forwarded.trains_extractor:  # else the one above would scale the counts again
+        sent.setdefault(MOMENT_ROWS, sent[ROWS] if len(sent[MOMENTS]) else sent[ROWS][:0])
     if why := class_statistics.doubt(sent, num_examples, wished.smallest_count, sums.sums.shape):
         log.warning("class statistics of the site are not sent: the one above would refuse them: %s", why)
         return NOTHING

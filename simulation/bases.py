@@ -15,6 +15,7 @@ from device_runtime.ways import MOST_REPLAYED
 from models import tensors
 from models.bundle import Bundle
 from models.tensors import Tensors
+from strategies import closed_form
 from strategies.aggregator_half import ALONE, Carried
 from strategies.device_half import NOTHING
 from strategies.merge import Merged
@@ -71,12 +72,16 @@ class Version:
 
 @dataclass(frozen=True)
 class Base:
-    """What round `number` distributes: the main model, smaller ones by name, and what is beside them."""
+    """What round `number` distributes: the main model, smaller ones by name, and what is beside them.
+
+    `rare` as in an offer.
+    """
 
     number: int
     weights: Tensors
     family: Mapping[str, Tensors] = field(default_factory=lambda: ALONE)
     aside: Tensors = field(default_factory=lambda: NOTHING)
+    rare: tuple[int, ...] = ()
 
     def of(self, member: str) -> Tensors:
         """The base of this member, or of the main model."""
@@ -128,7 +133,9 @@ class Bases:
     def advance(self, number: int, merged: Merged) -> Base:
         """What the round after `number` distributes."""
         old, version = self._kept[number], self._history[number - 1]
-        new = Base(number + 1, merged.base, merged.carried.family, merged.carried.aside)
+        carried = merged.carried
+        rare = closed_form.rare(carried.memory.get(closed_form.MEMORY, NOTHING))
+        new = Base(number + 1, merged.base, carried.family, carried.aside, rare)
         steps = merged.steps if merged.replayable else None
         self._kept[number + 1] = new
         self._history.append(self._next(version, old, new, steps))

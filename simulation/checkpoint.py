@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +60,7 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
     what: Literal["served", "base", "member", "aside", "aggregator", "device", "best"]
     number: int = 0
     name: str = ""
+    rare: tuple[int, ...] = ()
 
 
 class _Contents(msgspec.Struct, frozen=True, array_like=True):
@@ -104,7 +105,7 @@ def _owners(checkpoint: Checkpoint) -> Iterator[tuple[_Place, Tensors]]:
     if checkpoint.best:
         yield _Place("best"), checkpoint.best
     for base in checkpoint.bases:
-        yield _Place("base", base.number), base.weights
+        yield _Place("base", base.number, rare=base.rare), base.weights
         for member, weights in base.family.items():
             yield _Place("member", base.number, member), weights
         yield _Place("aside", base.number), base.aside
@@ -122,11 +123,15 @@ def _read(content: Tensors) -> Checkpoint:
         if name:
             parts[int(number)][name] = value
     of: dict[str, dict[tuple[int, str], Tensors]] = {}
+    rare = {place.number: place.rare for place in contents.places if place.what == "base"}
     for place, mine in zip(contents.places, parts, strict=True):
         of.setdefault(place.what, {})[place.number, place.name] = mine
     return Checkpoint(
         len(contents.history) - 1,
-        tuple(_base(number, weights, of) for (number, _), weights in sorted(of["base"].items())),
+        tuple(
+            replace(_base(number, weights, of), rare=rare[number])
+            for (number, _), weights in sorted(of["base"].items())
+        ),
         contents.history,
         of["served"][0, ""],
         Kept({kind: memory for (_, kind), memory in of.get("aggregator", {}).items()}, of.get("device", {})),

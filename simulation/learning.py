@@ -166,6 +166,7 @@ class Learning:
             base_key(number, strategy.member),
             self._memories.get((flight.index, flight.kind), NOTHING),
             aside_key(number) if self._bases.of(number).aside else "",
+            self._bases.of(number).rare,
         )
 
     def _as_of(self, made: Contribution, flight: Flight, number: int, times: float) -> Contribution:

@@ -9,6 +9,9 @@ beside these whose counts and means go with them.
 
 Samples that a device holds out are no part of them; how many of these each head classifies right goes beside
 them (`held_out`).
+
+A device may send statistics of some of its classes (`most_classes`): then nothing in them, second moments
+included, is of samples of the others.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ would give the features of two samples."""
 MOST_MOMENT = class_sums.MOST_NORM**2
 TENSOR_BYTES = 72
 """Of a tensor on the wire beside its values, usually."""
+OTHERS = 4
+"""Where a device has more rare classes than it sends, its others are sent in one of so many rounds."""
 
 Shape = tuple[int, int]
 """(classes, width) of class sums."""
@@ -160,6 +165,22 @@ def poorer(strategy: AnyStrategy) -> AnyStrategy | None:
     return asking(strategy, replace(statistics, moments=False))
 
 
+def of_classes(strategy: AnyStrategy, most: int) -> AnyStrategy:
+    """The same kind, with class statistics of so many classes at most. Raises ValueError without any."""
+    if strategy.statistics is None:
+        raise ValueError(f"{strategy.name} comes without class statistics")
+    return asking(strategy, replace(strategy.statistics, most_classes=most))
+
+
+def classes(strategy: AnyStrategy, workload: Workload) -> tuple[int, int]:
+    """Of how many classes an update sends statistics, and of how many it could."""
+    statistics = wished(strategy)
+    if statistics is None:
+        return 0, 0
+    present = sum(count >= statistics.smallest_count for count in workload.class_counts)
+    return min(present, statistics.most_classes or present), present
+
+
 def plain(strategy: AnyStrategy) -> AnyStrategy:
     """The same kind without class statistics; class means are nothing else, and keep them."""
     return strategy if isinstance(strategy, ClassMeans) else asking(strategy, None)
@@ -181,7 +202,7 @@ def cost(strategy: AnyStrategy, workload: Workload, profile: DeviceProfile) -> C
     own, held = strategy.cost(workload, profile), whole.samples - workload.samples
     samples, wide = _measured(strategy, workload.samples), workload.feature_width
     width = statistics.projection(wide).size
-    present = sum(count >= statistics.smallest_count for count in workload.class_counts)
+    present, _ = classes(strategy, workload)
     work = forward_work(replace(workload, class_counts=(samples,)), samples, 0)
     size = present * class_sums.row_bytes(width, statistics.numbers) + TENSOR_BYTES
     forward = held + (0 if isinstance(strategy, FewShot) else samples)
@@ -225,12 +246,18 @@ def per_measured(strategy: AnyStrategy, num_examples: int, counted: float) -> fl
     """How many samples one measured sample counts for, of a device with `num_examples`.
 
     A kind that trains no extractor measures only a part of the samples: without this factor the classes on
-    such devices would be taken for rare. `counted`: how many samples the statistics say they are of. A site
-    has applied the factor already.
+    such devices would be taken for rare. `counted`: how many samples the statistics say they are of; fewer
+    than were measured where not all classes are sent, which changes nothing for those that are. A site has
+    applied the factor already (`of_site`).
     """
     if wished(strategy) is None or strategy.trains_extractor:
         return 1.0
     return max(1.0, num_examples / max(1, _measured(strategy, num_examples), counted))
+
+
+def of_site(sent: Tensors) -> bool:
+    """Whether an update is a site's: it says whose second moments it has."""
+    return MOMENT_ROWS in sent
 
 
 class _Featured:
@@ -264,7 +291,7 @@ def train(strategy: AnyStrategy, model: DeviceModel, data: LocalData, run: Run) 
     known = Measured(model.features(x), y, len(model.manifest.labels), right)
     if isinstance(strategy, FewShot):
         model = cast(DeviceModel, _Featured(model, x, known.features))
-    return beside(strategy, strategy.train(model, data, run), known)
+    return beside(strategy, strategy.train(model, data, run), known, run)
 
 
 def measured(strategy: AnyStrategy, samples: int, run: Run) -> NDArray[np.int64] | None:
@@ -272,11 +299,41 @@ def measured(strategy: AnyStrategy, samples: int, run: Run) -> NDArray[np.int64]
     return run.drawn(_measured(strategy, samples), samples)
 
 
-def beside(strategy: AnyStrategy, made: Contribution, known: Measured) -> Contribution:
+def chosen(present: Sequence[int], most: int, run: Run) -> Sequence[int]:
+    """The classes, of those present, that an update sends statistics of; `most`: how many, 0 for all.
+
+    Rare ones come first, the rarest before the others. The device's other classes take turns by the number of
+    the round: so many follow in each.
+    """
+    if not most or len(present) <= most:
+        return present
+    first = [label for label in run.rare if label in present][:most]
+    others = [label for label in present if label not in first]
+    room, turn = most - len(first), run.round
+    if not room and turn % OTHERS == 0:
+        room, turn = min(most, len(others)), turn // OTHERS
+        first = first[: most - room]
+    start = room * turn % len(others)
+    return first + (2 * others)[start : start + room]
+
+
+def _of_chosen(known: Measured, statistics: ClassStatistics, run: Run) -> Measured:
+    """The measured samples of the classes that are sent."""
+    counts = np.bincount(known.y, minlength=known.labels)
+    present = np.flatnonzero(counts >= statistics.smallest_count).tolist()
+    sent = chosen(present, statistics.most_classes, run)
+    if len(sent) == len(present):
+        return known
+    rows = np.isin(known.y, sent)
+    return replace(known, features=known.features[rows], y=known.y[rows])
+
+
+def beside(strategy: AnyStrategy, made: Contribution, known: Measured, run: Run) -> Contribution:
     """Adds the class statistics of the samples `measured` to an update, if any are asked for."""
     statistics = wished(strategy)
     if statistics is None:
         return made
+    known = _of_chosen(known, statistics, run)
     features = statistics.projection(known.features.shape[1]).project(known.features)
     found = of(features, known.y, known.labels, statistics.smallest_count)
     sent = encode(replace(found, right=known.right), statistics)

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from broker.messages import MOST_RARE
 from models.manifest import Manifest
 from models.tensors import Tensors
 
@@ -50,6 +51,8 @@ MEMORY = "closed-form"
 UNSEEN = -30.0
 """The bias of a class that nobody sent."""
 SHRINKAGE = 0.1
+RARE = 0.5
+"""A class is rare of which fewer samples are pooled than this share of the mean over classes."""
 _EXTRACTOR = "extractor/"
 
 
@@ -180,6 +183,15 @@ def _covariance(known: Statistics) -> NDArray[np.float64]:
     if not np.trace(covariance) > 0:
         raise ValueError("the features of each class are all the same")
     return covariance / free
+
+
+def rare(memory: Tensors) -> tuple[int, ...]:
+    """The labels of the rarest classes in the pool, fewest samples first; `memory` as Pool.kept wrote it."""
+    if not memory:
+        return ()
+    counts = memory["counts"]
+    few = np.flatnonzero(counts < RARE * counts.mean())
+    return tuple(few[np.argsort(counts[few], kind="stable")][:MOST_RARE].tolist())
 
 
 class Round:

@@ -33,7 +33,8 @@ class OutOfTime(Exception):
 class Run:
     """One device's work in one round. `seed` is the round's, shared by all; times are in seconds.
 
-    `memory` is what this kind kept on this device when it last trained in this run; `aside` what the
+    `round` is the round's number, `rare` the labels that the offer says few samples are known of, fewest
+    first. `memory` is what this kind kept on this device when it last trained in this run; `aside` what the
     aggregator sent for it beside the base. `noise` gives the randomness of private training, which nobody
     may repeat: the operating system's, but in a simulation. `clock` stands still while the work does; `lost`
     is how long it has, of what there was until the deadline.
@@ -48,6 +49,8 @@ class Run:
     aside: Tensors = field(default_factory=lambda: NOTHING)
     noise: Callable[[], np.random.Generator] = np.random.default_rng
     lost: Callable[[], float] = field(default=lambda: 0.0)
+    round: int = 0
+    rare: tuple[int, ...] = ()
 
     def rng(self) -> np.random.Generator:
         """The device's own randomness: the same for the same round seed and device name."""

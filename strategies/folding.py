@@ -12,7 +12,7 @@ from models.tensors import Tensors, finite
 
 from . import closed_form, held_out
 from .aggregator_half import Carried, RoundModel
-from .class_statistics import Statistics, per_measured
+from .class_statistics import Statistics, of_site, per_measured
 from .device_half import NOTHING, Contribution, Late
 from .kind import AnyStrategy, Derives, formed
 from .merge import FEDAVG, NOTHING_CARRIED, Merged, merge
@@ -51,8 +51,9 @@ class Folding:
         strategy = formed(self._kinds[contribution.kind], contribution.form)
         if found is None:
             return rest, None
-        counted = found.sums.counts.sum()
-        times = per_measured(strategy, contribution.num_examples, counted)
+        times = 1.0
+        if not of_site(contribution.tensors):
+            times = per_measured(strategy, contribution.num_examples, found.sums.counts.sum())
         times *= contribution.late.times if contribution.late else 1.0
         return rest, found if times == 1 else found.standing_for(times)
 

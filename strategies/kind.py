@@ -51,6 +51,16 @@ class ClassStatistics:
             at_most=MOST,
         ),
     ] = 40
+    most_classes: Annotated[
+        int,
+        Setting(
+            "Most classes of which one update sends statistics; the others follow in later rounds; 0: all.",
+            4,
+            "classes",
+            at_least=0,
+            at_most=MOST,
+        ),
+    ] = 0
     moments: Annotated[
         bool,
         Setting("Whether second moments of features are sent too, by devices that can in time.", True),

@@ -154,10 +154,10 @@ def _workload(options: argparse.Namespace, bundle: Bundle) -> Workload:
 
 
 def _row(plan: Plan, candidate: Candidate) -> Row:
-    if candidate is plan.chosen:
-        return Row(candidate.label, candidate.cost, True, "chosen: the richest that fits")
-    why = "; ".join(candidate.misfits) or "fits, but poorer than the chosen one"
-    return Row(candidate.label, candidate.cost, False, why)
+    taken = candidate is plan.chosen
+    fits = "chosen: the richest that fits" if taken else "fits, but poorer than the chosen one"
+    why = "; ".join(candidate.misfits or filter(None, (fits, candidate.part)))
+    return Row(candidate.label, candidate.cost, taken, why)
 
 
 def _cells(row: Row, statistics: bool) -> tuple[str, ...]:

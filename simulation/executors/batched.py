@@ -112,7 +112,7 @@ def _with_statistics(made: Result, job: Job, known: Known, manifest: Manifest) -
     if rows is not None:
         features, y = features[rows], y[rows]
     try:
-        whole = beside(strategy, made, Measured(features, y, len(manifest.labels)))
+        whole = beside(strategy, made, Measured(features, y, len(manifest.labels)), run)
         check(parted(whole.tensors)[1], specs(strategy, manifest))
     except TensorError as error:
         return Failed(str(error))

@@ -66,7 +66,7 @@ class Job:
     """Device number `device`, called `name`, trains `strategy` from the base model that `base` names.
 
     `seed` is the round's, shared by its devices. `memory` is what the device kept of this kind; `aside` names
-    what was sent beside the base, and is empty where nothing was.
+    what was sent beside the base, and is empty where nothing was. `rare` as in Run.
     """
 
     device: int
@@ -76,6 +76,7 @@ class Job:
     base: str
     memory: Tensors = field(default_factory=lambda: NOTHING, repr=False, compare=False)
     aside: str = ""
+    rare: tuple[int, ...] = ()
 
     @property
     def round(self) -> int:
@@ -140,4 +141,6 @@ def run_of(job: Job, aside: Tensors = NOTHING) -> Run:
         memory=job.memory,
         aside=aside,
         noise=noise,
+        round=job.round,
+        rare=job.rare,
     )

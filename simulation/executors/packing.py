@@ -35,6 +35,7 @@ class PackedJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     base: str
     memory: int = -1
     aside: str = ""
+    rare: tuple[int, ...] = ()
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True):
@@ -67,14 +68,18 @@ def pack_jobs(jobs: Sequence[Job]) -> Packed:
             numbers[id(job.strategy)] = kinds.setdefault((kind.name, bytes(kind.settings)), len(kinds))
         memory = layouts.setdefault(specs_of(job.memory), len(layouts)) if job.memory else -1
         number = numbers[id(job.strategy)]
-        packed.append(PackedJob(job.device, job.name, number, job.seed, job.base, memory, job.aside))
+        packed.append(
+            PackedJob(job.device, job.name, number, job.seed, job.base, memory, job.aside, job.rare)
+        )
     written = (Kind(name, msgspec.Raw(settings)) for name, settings in kinds)
     return Packed(tuple(packed), tuple(written), tuple(layouts))
 
 
 def unpack_job(packed: PackedJob, strategy: AnyStrategy, memory: Tensors) -> Job:
     """With the strategy of the kind that it points to, and its memory."""
-    return Job(packed.device, packed.name, strategy, packed.seed, packed.base, memory, packed.aside)
+    return Job(
+        packed.device, packed.name, strategy, packed.seed, packed.base, memory, packed.aside, packed.rare
+    )
 
 
 def size_of(specs: Iterable[TensorSpec]) -> int:

@@ -40,7 +40,7 @@ def sends(bundle):
         model.load(b.service._rounds.weights(number))
         strategy = next(one.strategy for one in b.task.kinds if one.name == kind)
         data = LocalData(x[HALVES[device]], y[HALVES[device]])
-        run = Run(b.service._rounds.seed(number), device, clock=lambda: 0.0, deadline=1.0)
+        run = Run(b.service._rounds.seed(number), device, clock=lambda: 0.0, deadline=1.0, round=number)
         made = class_statistics.train(strategy, model, data, run)
         return made.tensors, made.num_examples
 
@@ -104,6 +104,33 @@ def test_a_restarted_aggregator_goes_on_to_the_bit(bench, task, sends):
         return models.get(b.store.served(2)), models.get(b.store.carried(3).memory[closed_form.MEMORY])
 
     assert played(restarts=True) == played(restarts=False)
+
+
+def test_an_offer_names_the_classes_that_nobody_has_sent_before_and_after_a_restart(bench, make_task, sends):
+    """Of ten classes seven come in a round: 7, 8, 9, 0, 1, 2 and 3 in the first."""
+    few = ClassStatistics(most_classes=7)
+    b = bench(make_task(FULL, FEW_SHOT, head="closed-form", rounds=2, statistics=few))
+    b.join(*HALVES)
+    assert b.offer.rare == ()
+    for device in HALVES:
+        message = b.contribution("full", sends(b, device))
+        assert b.contribute(device, message)[0].status == "accepted"
+    assert (b.offer.round, b.offer.rare) == (2, (4, 5, 6))
+    b = b.restart()
+    b.join(*HALVES)
+    b.wait(SETTLE_S + 0.1)
+    assert (b.offer.round, b.offer.rare) == (2, (4, 5, 6))
+
+
+def test_where_no_statistics_are_asked_for_no_class_is_named(bench, task, sends):
+    b = bench(task)
+    b.join(*HALVES)
+    for device in HALVES:
+        b.contribute(device, b.contribution("full", sends(b, device)))
+    assert b.store.carried(2).memory[closed_form.MEMORY]
+    trained = msgspec.structs.replace(task, head="trained")
+    b.service._rounds.task = trained
+    assert b.service._rounds.offer(2, 1.0).rare == ()
 
 
 def test_where_the_trained_head_is_better_it_is_served_and_the_log_says_so(

@@ -1,5 +1,6 @@
 """Messages: what is written is read; what is not a message is refused with one kind of error."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -97,6 +98,33 @@ def test_every_type_of_message_is_among_the_examples() -> None:
         value for value in vars(messages).values() if isinstance(value, type) and issubclass(value, Message)
     }
     assert types - {Message} == set(TYPES)
+
+
+def test_an_offer_names_rare_classes_and_one_without_is_read_as_before() -> None:
+    offer = next(one for one in EXAMPLES if isinstance(one, Offer))
+    named = msgspec.structs.replace(offer, rare=(7, 0, 65_535))
+    assert decode(encode(named), Offer) == named
+    assert len(encode(named)) == len(encode(offer)) + 1 + 1 + 3
+    earlier = msgspec.msgpack.encode(msgspec.msgpack.decode(encode(offer))[:-1])
+    assert len(earlier) == len(encode(offer)) - 1
+    assert decode(earlier, Offer) == offer
+
+
+@pytest.mark.parametrize(
+    ("rare", "why"),
+    [
+        ([3, 1, 3], "rare classes are [3, 1, 3]: each is named once"),
+        ([65_536], "Expected `int` <= 65535"),
+        ([-1], "Expected `int` >= 0"),
+        (list(range(17)), "Expected `array` of length <= 16"),
+        ([1.5], "Expected `int`, got `float`"),
+    ],
+)
+def test_rare_classes_that_none_can_be_are_refused(rare: list[int], why: str) -> None:
+    offer = next(one for one in EXAMPLES if isinstance(one, Offer))
+    fields = msgspec.msgpack.decode(encode(offer))
+    with pytest.raises(MessageError, match=re.escape(why)):
+        decode(msgspec.msgpack.encode([*fields[:-1], rare]), Offer)
 
 
 def test_a_receipt_costs_a_few_bytes() -> None:

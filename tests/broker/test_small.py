@@ -95,6 +95,7 @@ OTHER = Blob(bytes(32), 1)
         {"kinds": ()},
         {"deadline_s": 30.0},
         {"aside": OTHER},
+        {"rare": (3, 1)},
         {"run": "r2"},
         {"seed": 77},
         {"done": True},

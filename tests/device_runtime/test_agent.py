@@ -19,6 +19,7 @@ from device_runtime.watching import Pretence, Time
 from models import tensors
 from models.bundle import Bundle
 from profiles import Speed, shipped
+from strategies import class_statistics, registry
 
 
 def test_a_device_fetches_trains_and_sends_once(stage):
@@ -28,6 +29,15 @@ def test_a_device_fetches_trains_and_sends_once(stage):
     stage.link.announce(stage.offer())  # heard again: an aggregator that restarted
     stage.go()
     assert len(stage.contributions) == 1
+
+
+def test_a_device_sends_the_classes_that_the_offer_says_are_rare(stage):
+    kind = registry.make("class-means", {"statistics": {"most_classes": 2, "moments": False}})
+    for number, rare in ((1, (7, 3)), (2, (7,)), (3, ())):
+        stage.link.announce(stage.offer(number, kinds=(registry.write(kind),), rare=rare, run=f"r{number}"))
+        stage.go()
+    sent = [tensors.decode(one.body)[class_statistics.ROWS] for one in stage.contributions]
+    assert [rows[:, 0].tolist() for rows in sent] == [[3, 7], [2, 7], [6, 7]]
 
 
 def test_an_offer_of_another_bundle_is_worked_on_with_that_bundle(stage, another):

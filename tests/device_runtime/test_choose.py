@@ -170,12 +170,14 @@ def test_a_model_that_was_not_fetched_would_not_have_fitted_or_was_not_wanted(lo
 
 
 def test_class_statistics_are_left_out_where_nothing_fits_with_them(load):
-    """0.8 kB of class means take 2.7 s at 300 B/s beside 190 bytes of scalars, second moments 14 s more."""
+    """0.8 kB of class means take 2.7 s at 300 B/s beside 190 bytes of scalars, second moments 14 s more; of
+    one class 146 bytes.
+    """
     asked = ClassStatistics()
     kinds = [
         class_statistics.asking(kind, asked) for kind in every_kind() if not isinstance(kind, ClassMeans)
     ]
-    plan = choose(device(1e9, up=300.0), kinds, {MAIN: load}, remaining_s=3.0)
+    plan = choose(device(1e9, up=300.0), kinds, {MAIN: load}, remaining_s=2.0)
     assert (plan.chosen.kind, plan.chosen.strategy.statistics) == ("zeroth-order", None)
     plan = choose(device(1e9, up=300.0), kinds, {MAIN: load}, remaining_s=8.5)
     assert plan.chosen.kind == "zeroth-order"
@@ -195,3 +197,34 @@ def test_a_device_with_one_class_sends_class_means_of_some_samples_before_scalar
     scalars = plan.candidates[-1]
     assert scalars.kind == "zeroth-order" and not scalars.misfits
     assert scalars.cost.flops > 17 * plan.chosen.cost.flops
+
+
+def test_a_narrower_link_carries_class_statistics_of_fewer_classes_as_many_as_fit(bundle):
+    """120 bytes of envelope, 72 of a tensor, 74 for each class; second moments take 4.3 kB more."""
+    load = workload(bundle.manifest, (18, 1, 18, 18, 18, 18, 18, 18, 0, 18))
+    kinds = [class_statistics.asking(registry.make("class-means"), ClassStatistics())]
+    compute_s = priced(kinds[0], {MAIN: load}, device()).compute_s
+    for rows in range(9):
+        for spare in (1, 73):
+            up = (192 + 74 * rows + spare) / (10 - compute_s)
+            plan = choose(device(up=up), kinds, {MAIN: replace(load, download_bytes=0)}, 10 / MARGIN)
+            if rows == 0:
+                assert plan.chosen is None and len(plan.reasons) == 1
+                continue
+            statistics = plan.chosen.strategy.statistics
+            assert plan.chosen.classes == (rows, 8)
+            assert plan.chosen.cost.bytes_up == 192 + 74 * rows
+            assert (statistics.moments, statistics.most_classes) == (False, rows if rows < 8 else 0)
+            said = (f"class-means sends class statistics of {rows} of 8 classes",) if rows < 8 else ()
+            assert plan.reasons == said
+            assert cheaper([*kinds, Full()], plan.chosen) == (Full(),)
+
+
+def test_no_more_classes_are_sent_than_the_task_asks_for(load):
+    asked = ClassStatistics(most_classes=4)
+    kinds = [class_statistics.asking(registry.make("class-means"), asked)]
+    plan = choose(device(1e12), kinds, {MAIN: load}, remaining_s=3.0)
+    assert plan.chosen.strategy.statistics == asked
+    assert plan.chosen.classes == (4, 10)
+    narrow = choose(device(1e12, up=200.0), kinds, {MAIN: load}, remaining_s=2.0)
+    assert narrow.chosen.classes == (2, 10)

@@ -125,7 +125,7 @@ def test_what_was_saved_is_read_back(tmp_path):
     )
     bases = (
         Base(2, weights(2), {"small": weights(5)}),
-        Base(3, weights(3), {"small": weights(6)}, {"sums": np.ones(1)}),
+        Base(3, weights(3), {"small": weights(6)}, {"sums": np.ones(1)}, rare=(4, 1)),
     )
     kept = Kept({"fedat": weights(8)}, {(7, "full"): weights(9), (11, "full"): {}})
     checkpoint.save(Checkpoint(2, bases, history, weights(7), kept), tmp_path)
@@ -136,6 +136,7 @@ def test_what_was_saved_is_read_back(tmp_path):
     ]
     assert firsts == [(2, 2, 5), (3, 3, 6)]
     assert [list(base.aside) for base in found.bases] == [[], ["sums"]]
+    assert [base.rare for base in found.bases] == [(), (4, 1)]
     assert found.served["head.weight"][0, 0] == 7
     assert found.kept.aggregator["fedat"]["head.weight"][0, 0] == 8
     assert found.kept.devices[7, "full"]["head.weight"][0, 0] == 9

@@ -11,12 +11,12 @@ from simulation.run import Keeping, prepare, simulate
 from strategies import closed_form
 
 
-def fleet_of(speed):
-    """Its slow devices have this part of the others' speed."""
+def fleet_of(speed, up):
+    """Its slow devices have this part of the others' speed, those far away send so many bytes a second."""
     groups = {
         "fast": {"profile": "phone-high", "share": 0.4},
         "slow": {"profile": "phone-high", "share": 0.4, "speed": {"factor": speed}},
-        "far": {"profile": "phone-high", "share": 0.2, "link": {"up_bytes_per_s": 95}},
+        "far": {"profile": "phone-high", "share": 0.2, "link": {"up_bytes_per_s": up}},
     }
     return {"name": "two speeds", "groups": groups}
 
@@ -31,10 +31,11 @@ ONLY = {"slow": 8, "far": 9}
 
 class Notes:
     def __init__(self):
-        self.kinds, self.lines = {}, []
+        self.kinds, self.lines, self.whys = {}, [], {}
 
     def asked(self, ask):
         self.kinds.setdefault(ask.group, set()).add(ask.kind)
+        self.whys.setdefault(ask.group, set()).add(ask.why.split("; ")[-1])
 
     def trained(self, job, made):
         pass
@@ -47,10 +48,10 @@ class Notes:
 def play():
     """A run of four rounds with this task: what its devices sent, its lines, and the served model."""
 
-    def played(speed=0.1, head="trained", **settings):
+    def played(speed=0.1, head="trained", up=95, **settings):
         task = {"kinds": KINDS, "head": head, "wait_for": "all", **settings}
         table = {
-            "fleet": fleet_of(speed),
+            "fleet": fleet_of(speed, up),
             "devices": 20,
             "slow": 3000.0,
             "data": {"source": "digits", "partition": "iid"},
@@ -121,3 +122,14 @@ def test_devices_that_hold_samples_out_choose_the_head_in_place_of_the_evaluatio
     without, plain = played()
     assert plain.bases[-1].aside == {}
     assert last.bytes_down - without.bytes_down > 8 * 4 * 650
+
+
+def test_a_link_too_narrow_for_all_classes_carries_the_rarest_and_it_is_recognised(play):
+    """In the 27 s that a plan fills 243 bytes go up, or 324: of one class it takes 266, of all nine 858."""
+    sits_out, _ = play(head="closed-form", kinds=KINDS[:2], up=9)
+    takes_part, _ = play(head="closed-form", kinds=KINDS[:2], up=12)
+    assert (sits_out.kinds["far"], takes_part.kinds["far"]) == ({""}, {"class-means"})
+    assert takes_part.whys["far"] == {"class-means sends class statistics of 1 of 9 classes"}
+    assert sits_out.lines[-1].eval_acc_by_class[ONLY["far"]] == 0
+    assert takes_part.lines[-1].eval_acc_by_class[ONLY["far"]] > 0.5
+    assert min(takes_part.lines[-1].eval_acc_by_class) > 0.5

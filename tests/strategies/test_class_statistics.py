@@ -238,6 +238,70 @@ def test_second_moments_of_few_samples_are_not_sent(model, digits, run):
         assert class_statistics.decode(made.tensors, SHAPE).moment_sums.counts.sum() == samples * rows
 
 
+@pytest.mark.parametrize(
+    ("number", "sent"),
+    [(1, [7, 2, 1]), (2, [7, 2, 5]), (3, [7, 2, 8]), (4, [7, 2, 0]), (5, [7, 2, 1])],
+)
+def test_the_rarest_class_is_sent_first_and_those_that_are_not_rare_take_turns(number, sent, run):
+    """Of the offer's rare classes the device has 7 and 2; 0, 1, 5 and 8 are left for one place."""
+    here = replace(run(), round=number, rare=(7, 3, 2, 9))
+    assert class_statistics.chosen([0, 1, 2, 5, 7, 8], 3, here) == sent
+
+
+def test_where_all_places_are_taken_by_rare_classes_the_others_have_every_fourth_round(run):
+    sent = [
+        class_statistics.chosen([0, 3, 6, 7], 1, replace(run(), round=number, rare=(6, 7)))
+        for number in range(1, 13)
+    ]
+    assert sent == [[6], [6], [6], [3], [6], [6], [6], [7], [6], [6], [6], [0]]
+
+
+@pytest.mark.parametrize("rare", [(), (3,), (8, 0), tuple(range(10))])
+@pytest.mark.parametrize("most", range(1, 10))
+def test_over_some_rounds_statistics_of_every_class_are_sent(most, rare, run):
+    present = [0, 1, 3, 4, 5, 7, 8]
+    seen = set()
+    for number in range(5, 5 + 4 * len(present)):
+        sent = class_statistics.chosen(present, most, replace(run(), round=number, rare=rare))
+        assert len(set(sent)) == len(sent) == min(most, len(present))
+        seen.update(sent)
+    assert seen == set(present)
+    assert class_statistics.chosen(present, 0, run()) == present
+
+
+@pytest.mark.parametrize("moments", [True, False])
+def test_statistics_of_some_classes_are_those_of_their_samples(moments, model, digits, run):
+    """Classes of fewer samples than asked for are not chosen, however rare they are."""
+    few = np.concatenate([np.flatnonzero(digits.y == 1)[:2], np.flatnonzero(digits.y != 1)])
+    data = LocalData(digits.x[few], digits.y[few])
+    here = replace(run(), round=1, rare=(1, 9, 4))
+    asked = {"smallest_count": 3, "moments": moments}
+    made = class_statistics.train(kind("few-shot", most_classes=3, **asked), model, data, here)
+    of = np.isin(data.y, (9, 4, 2))
+    alone = class_statistics.beside(
+        kind("few-shot", **asked),
+        replace(made, tensors={}),
+        class_statistics.Measured(model.features(data.x)[of], data.y[of], 10),
+        here,
+    )
+    sent = class_statistics.parted(made.tensors)[1]
+    assert sent.keys() == alone.tensors.keys()
+    for name, value in alone.tensors.items():
+        np.testing.assert_array_equal(sent[name], value)
+    assert np.flatnonzero(counted(made)).tolist() == [2, 4, 9]
+    assert class_statistics.doubt_of(kind("few-shot"), sent, len(data), model.manifest) == ""
+
+
+def test_the_prediction_counts_the_classes_that_are_sent(model):
+    load = workload(model.manifest, (9, 1, 30, 4, 0, 0, 0, 0, 0, 5))
+    of = [class_statistics.cost(kind("class-means", most_classes=n), load, PROFILE) for n in range(6)]
+    assert [of[0].bytes_up - one.bytes_up for one in of] == [0, 222, 148, 74, 0, 0]
+    assert len({one.flops for one in of}) == 1
+    assert class_statistics.classes(kind("class-means", most_classes=3), load) == (3, 4)
+    assert class_statistics.classes(kind("full"), load) == (4, 4)
+    assert class_statistics.classes(registry.make("full"), load) == (0, 0)
+
+
 def test_the_smallest_count_of_class_means_holds_for_their_statistics():
     strategy = class_statistics.asking(registry.make("class-means", {"smallest_count": 5}), ClassStatistics())
     assert class_statistics.wished(strategy).smallest_count == 5

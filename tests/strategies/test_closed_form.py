@@ -171,6 +171,29 @@ def test_a_class_of_devices_that_measure_a_part_is_no_rarer(kind, model, digits,
     assert of_high == pytest.approx(len(high), rel=0.2)
 
 
+@pytest.mark.parametrize("name", ["few-shot", "class-means"])
+def test_a_class_counts_as_many_samples_when_it_is_sent_alone(name, model, digits, run, round_model):
+    """Of 24 samples for each class or so; class means are measured on 40 of 240."""
+    counts = []
+    for most in (0, 1):
+        strategy = registry.make(
+            name, {**QUICK[name], "statistics": {"most_classes": most, "moments": False}}
+        )
+        folding = Folding({name: strategy}, round_model)
+        made = class_statistics.train(strategy, model, digits, replace(run(), round=1, rare=(4,)))
+        counts.append(folding.parted(made)[1].sums.counts)
+    assert counts[0].sum() == pytest.approx(240, rel=0.05)
+    assert counts[1][4] == counts[0][4] > 0
+    assert counts[1].sum() == counts[1][4]
+
+
+def test_the_rarest_classes_are_those_of_less_than_half_of_the_mean_fewest_first():
+    counts = np.array([30.0, 0.0, 11.0, 200.0, 9.9, 0.0, 10.0, 90.0, 49.0, 0.1])  # half of the mean: 20
+    assert closed_form.rare({"counts": counts}) == (1, 5, 9, 4, 6, 2)
+    assert closed_form.rare({}) == closed_form.rare({"counts": np.zeros(3)}) == ()
+    assert closed_form.rare({"counts": np.arange(100.0)}) == tuple(range(16))
+
+
 def test_the_next_base_is_what_it_would_be_without(model, digits, run, round_model):
     parts, names = halves(digits)[:1], ["full"]
     kind = registry.make("full", QUICK["full"])

@@ -24,6 +24,7 @@ from strategies.device_half import Contribution, LocalData, Run
 HERE = Path(__file__).parent
 WEB = HERE.parents[1] / "web"
 SEED, DEVICE = 2**64 - 3, "phone-é"
+ROUND, RARE = 3, (7, 2)
 LONGEST_S = 1200
 ROUNDED = {"float16": 2.0**-11}
 """One step of a number of second moments, which are 1 at most."""
@@ -63,7 +64,7 @@ def made(site: Site, works: Sequence[Work]) -> list[Contribution]:
     folder, data = site.folder, site.data
     (folder / "bundle.zip").write_bytes(site.bundle.packed())
     listed = [{"kind": work.kind, "settings": work.settings} for work in works]
-    told = {"seed": str(SEED), "device": DEVICE, "works": listed}
+    told = {"seed": str(SEED), "device": DEVICE, "round": ROUND, "rare": RARE, "works": listed}
     (folder / "work.json").write_text(json.dumps(told), "utf-8")
     x = data.x if data.x.dtype == np.float32 else data.x.astype(np.int32)
     aside = {f"aside/{name}": value for name, value in site.aside.items()}
@@ -87,7 +88,7 @@ def made(site: Site, works: Sequence[Work]) -> list[Contribution]:
 def check(site: Site, work: Work, theirs: Contribution) -> None:
     """That Node's contribution is believed, is as Python's own, and has an effect on the model."""
     model, strategy = OnnxModel(site.bundle), registry.make(work.kind, work.settings).variants()[0]
-    run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=site.aside)
+    run = Run(SEED, DEVICE, clock=lambda: 0.0, deadline=1.0, aside=site.aside, round=ROUND, rare=RARE)
     ours = class_statistics.train(strategy, model, site.data, run)
 
     tensors.check(theirs.tensors, class_statistics.expected(strategy, model.manifest))

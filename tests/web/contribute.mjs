@@ -1,7 +1,7 @@
 /**
  * Contributions made by the browser's modules: `node contribute.mjs BUNDLE.zip WORK.json DATA.safetensors`.
  *
- * WORK.json has seed (text), device, and a list of works, each a kind with its settings; the data x float32 or
+ * WORK.json has seed (text), device, round, rare, and a list of works, each a kind with its settings; the data x float32 or
  * int32 (n, *input), y int32 (n,), and under "aside/" names what is sent beside the base. Writes the tensors
  * of work i to DATA.i, and prints what is said of each as JSON.
  */
@@ -18,14 +18,14 @@ const ASIDE = "aside/";
 
 const [bundlePath, workPath, dataPath] = process.argv.slice(2);
 const bundle = await Bundle.open(new Uint8Array(readFileSync(bundlePath)));
-const { seed, device, works } = JSON.parse(readFileSync(workPath, "utf8"));
+const { seed, device, works, round, rare } = JSON.parse(readFileSync(workPath, "utf8"));
 const given = read(new Uint8Array(readFileSync(dataPath)));
 const beside = [...given].filter(([name]) => name.startsWith(ASIDE));
 const aside = new Map(beside.map(([name, tensor]) => [name.slice(ASIDE.length), tensor]));
 
 const runtime = await wasmRuntime({ threads: 1 });
 const data = { x: given.get("x").data, y: given.get("y").data };
-const run = { seed: BigInt(seed), device, clock: () => 0, deadline: 1, aside };
+const run = { seed: BigInt(seed), device, clock: () => 0, deadline: 1, aside, round, rare };
 const said = [];
 for (const [i, { kind, settings }] of works.entries()) {
   const model = new DeviceModel(bundle, runtime);

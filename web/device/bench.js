@@ -77,7 +77,8 @@ export class Bench {
       this.#done = done;
       await this.#ask(done);
     };
-    return { seed, device: name, clock, deadline, progress, aside: given.aside, lost: listener.lost };
+    const { round, rare } = given.offer;
+    return { seed, device: name, clock, deadline, progress, aside: given.aside, lost: listener.lost, round, rare };
   }
 }
 

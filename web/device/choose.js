@@ -13,13 +13,17 @@ import { make } from "./kinds/registry.js";
 /** The share of the time left that a plan may fill: predictions are not exact. */
 export const MARGIN = 0.9;
 
-/** One kind of update (in one of its forms), what it would cost, and why it does not fit, if so. */
+/**
+ * One kind of update (in one of its forms), what it would cost, and why it does not fit, if so. `classes`: of how many
+ * classes statistics are sent, and of how many they could be.
+ */
 export class Candidate {
-  /** @param {any} strategy @param {Cost | null} cost @param {string[]} reasons */
-  constructor(strategy, cost, reasons) {
+  /** @param {any} strategy @param {Cost | null} cost @param {string[]} reasons @param {[number, number]} classes */
+  constructor(strategy, cost, reasons, classes = [0, 0]) {
     this.strategy = strategy;
     this.cost = cost;
     this.misfits = reasons;
+    this.classes = classes;
   }
 
   /** @returns {string} */
@@ -30,6 +34,12 @@ export class Candidate {
   /** The kind, with its form where it has several: "entropy-subset 25%". */
   get label() {
     return `${this.kind} ${this.strategy.form}`.trimEnd();
+  }
+
+  /** Of how many classes statistics are sent, where these are not all; else empty. */
+  get part() {
+    const [sent, present] = this.classes;
+    return sent < present ? `sends class statistics of ${sent} of ${present} classes` : "";
   }
 }
 
@@ -51,29 +61,30 @@ export class Plan {
 
   /** The same where the clock left only this form of what was chosen. @param {any} form @param {Cost} cost */
   endedAs(form, cost) {
-    const chosen = this.chosen && new Candidate(form, cost, this.chosen.misfits);
+    const chosen = this.chosen && new Candidate(form, cost, this.chosen.misfits, this.chosen.classes);
     return new Plan(chosen, this.candidates, this.straggler);
   }
 
-  /** Why nothing richer was chosen: one short sentence for each kind passed over. */
+  /** Why nothing richer was chosen, one short sentence for each kind passed over, and one for classes not sent. */
   get reasons() {
     const first = this.candidates.findIndex((candidate) => !candidate.misfits.length);
     const passed = first < 0 ? this.candidates : this.candidates.slice(0, first);
-    return passed.map((candidate) => `${candidate.label} ${candidate.misfits.join("; ")}`);
+    const reasons = passed.map((candidate) => `${candidate.label} ${candidate.misfits.join("; ")}`);
+    return this.chosen?.part ? [...reasons, `${this.chosen.label} ${this.chosen.part}`] : reasons;
   }
 }
 
 /**
  * The first kind, in the offer's order, that fits the memory and MARGIN of the remaining seconds; of a kind
- * with several forms, the richest that fits; without second moments where it does not fit with them, and without
- * class statistics where nothing fits with those.
+ * with several forms, the richest that fits; without second moments where it does not fit with them, then
+ * with class statistics of as many classes as fit, and without any where nothing fits with these.
  * @param {Profile} profile @param {any[]} kinds @param {Workload} workload @param {number} remainingS
  * @returns {Plan}
  */
 export function choose(profile, kinds, workload, remainingS) {
   const usableS = MARGIN * remainingS;
   const forms = kinds.flatMap((kind) => kind.variants());
-  const candidates = forms.map((form) => candidate({ profile, workload, usableS }, form));
+  const candidates = forms.map((form) => candidate(form, (one) => judged({ profile, workload, usableS }, one)));
   const chosen = candidates.find((one) => !one.misfits.length) ?? null;
   if (!chosen && kinds.some((kind) => kind.statistics)) {
     const plain = kinds.map(classStatistics.plain);
@@ -105,17 +116,43 @@ function verdict(profile, candidates, workload, usableS) {
 }
 
 /**
+ * A form as it is, where it fits or nothing can be left out of its class statistics; else with less.
+ * @param {any} form @param {(form: any) => Candidate} judge @returns {Candidate}
+ */
+function candidate(form, judge) {
+  const found = judge(form);
+  if (!found.cost || !found.misfits.length) return found;
+  const poorer = classStatistics.poorer(form);
+  const less = poorer ? candidate(poorer, judge) : ofFewerClasses(found, judge);
+  return less?.misfits.length === 0 ? less : found;
+}
+
+/**
+ * With class statistics of as many classes as fit, by bisection; null where one is too many.
+ * @param {Candidate} found @param {(form: any) => Candidate} judge
+ */
+function ofFewerClasses(found, judge) {
+  let best = null;
+  let [fits, over] = [0, found.classes[0]];
+  while (fits + 1 < over) {
+    const most = fits ? Math.floor((fits + over) / 2) : 1;
+    const one = judge(classStatistics.ofClasses(found.strategy, most));
+    if (one.misfits.length) over = most;
+    else [best, fits] = [one, most];
+  }
+  return best;
+}
+
+/**
  * @param {{profile: Profile, workload: Workload, usableS: number}} at @param {any} form @returns {Candidate}
  */
-function candidate({ profile, workload, usableS }, form) {
+function judged({ profile, workload, usableS }, form) {
   const unfit = form.unfit(workload);
   if (unfit) return new Candidate(form, null, [unfit]);
   try {
     const cost = priced(form, workload, profile);
     const lacks = misfits(cost, profile.memory, usableS);
-    const poorer = lacks.length ? classStatistics.poorer(form) : null;
-    const less = poorer && candidate({ profile, workload, usableS }, poorer);
-    return less?.misfits.length === 0 ? less : new Candidate(form, cost, lacks);
+    return new Candidate(form, cost, lacks, classStatistics.classes(form, workload));
   } catch (error) {
     if (error instanceof MissingGraph) return new Candidate(form, null, [error.message]);
     throw error;

@@ -33,6 +33,8 @@ export const RIGHT = `${PREFIX}right`;
 const LEAST_FREE = 2;
 /** Of a tensor on the wire beside its values, usually. */
 const TENSOR_BYTES = 72;
+/** Where a device has more rare classes than it sends, its others are sent in one of so many rounds. */
+const OTHERS = 4;
 
 /**
  * What class statistics are in an update of this form, if any. Class means are nothing else. In these, and beside
@@ -49,6 +51,20 @@ export function wished(strategy) {
 export function poorer(strategy) {
   const { statistics } = strategy;
   return statistics?.moments ? asking(strategy, { ...statistics, moments: false }) : null;
+}
+
+/** The same kind, with class statistics of so many classes at most. @param {any} strategy @param {number} most */
+export const ofClasses = (strategy, most) => asking(strategy, { ...strategy.statistics, most_classes: most });
+
+/**
+ * Of how many classes an update sends statistics, and of how many it could.
+ * @param {any} strategy @param {Workload} workload @returns {[number, number]}
+ */
+export function classes(strategy, workload) {
+  const statistics = wished(strategy);
+  if (!statistics) return [0, 0];
+  const present = workload.classCounts.filter((count) => count >= statistics.smallest_count).length;
+  return [Math.min(present, statistics.most_classes || present), present];
 }
 
 /** The same kind without class statistics; class means are nothing else, and keep them. @param {any} strategy */
@@ -71,7 +87,7 @@ export function cost(strategy, whole, profile) {
   const own = strategy.cost(workload, profile);
   const [samples, wide] = [measured(strategy, workload.samples), workload.featureWidth];
   const width = projectedWidth(wide, statistics);
-  const present = workload.classCounts.filter((count) => count >= statistics.smallest_count).length;
+  const [present] = classes(strategy, workload);
   const work = forwardWork(workload.with({ classCounts: [samples] }), samples, 0);
   const forward = whole.samples - workload.samples + (strategy instanceof FewShot ? 0 : samples);
   const run = forward ? passes(workload, { forward }) : [];
@@ -122,11 +138,46 @@ export async function train(strategy, model, all, run) {
   const features = await model.features(here.x);
   const known = { manifest, weights, features: async () => features };
   const made = await strategy.train(strategy instanceof FewShot ? known : model, data, run);
-  const counted = { x: projected(features, manifest.head.features, statistics), y: here.y };
   const width = projectedWidth(manifest.head.features, statistics);
+  const x = projected(features, manifest.head.features, statistics);
+  const counted = ofChosen({ x, y: here.y }, width, statistics, run);
   const found = of(counted, width, manifest.labels.length, statistics.smallest_count);
   const sent = encode({ ...found, right }, statistics);
   return { ...made, tensors: new Map([...made.tensors, ...sent]) };
+}
+
+/**
+ * The classes, of those present, that an update sends statistics of, as Python's `chosen`; `most`: how many, 0 for
+ * all. @param {number[]} present @param {number} most @param {{round?: number, rare?: number[]}} run
+ */
+export function chosen(present, most, { round = 0, rare = [] }) {
+  if (!most || present.length <= most) return present;
+  let first = rare.filter((label) => present.includes(label)).slice(0, most);
+  const others = present.filter((label) => !first.includes(label));
+  let [room, turn] = [most - first.length, round];
+  if (!room && turn % OTHERS === 0) {
+    [room, turn] = [Math.min(most, others.length), turn / OTHERS];
+    first = first.slice(0, most - room);
+  }
+  const start = (room * turn) % others.length;
+  return [...first, ...[...others, ...others].slice(start, start + room)];
+}
+
+/**
+ * The measured samples of the classes that are sent. @param {{x: any, y: Int32Array}} data @param {number} width
+ * @param {any} statistics @param {import("./kinds/kind.js").Run} run
+ */
+function ofChosen({ x, y }, width, { smallest_count: smallest, most_classes: most }, run) {
+  /** @type {Map<number, number>} */
+  const counts = new Map();
+  for (const label of y) counts.set(label, (counts.get(label) ?? 0) + 1);
+  const present = [...counts.keys()].filter((label) => (counts.get(label) ?? 0) >= smallest).sort((a, b) => a - b);
+  const sent = new Set(chosen(present, most, run));
+  if (sent.size === present.length) return { x, y };
+  const rows = Array.from(y.keys()).filter((row) => sent.has(y[row]));
+  const taken = new x.constructor(rows.length * width);
+  rows.forEach((row, at) => taken.set(x.subarray(row * width, (row + 1) * width), at * width));
+  return { x: taken, y: Int32Array.from(rows, (row) => y[row]) };
 }
 
 /**

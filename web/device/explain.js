@@ -15,9 +15,10 @@ export const HEADERS = ["", "kind", "seconds", "peak MB", "kB up", "kB down", "j
 export function rows(plan) {
   return plan.candidates.map((candidate) => {
     const { label: kind, cost } = candidate;
-    if (candidate === plan.chosen) return { kind, cost, taken: true, why: "chosen: the richest that fits" };
-    const why = candidate.misfits.join("; ") || "fits, but poorer than the chosen one";
-    return { kind, cost, taken: false, why };
+    const taken = candidate === plan.chosen;
+    const fits = taken ? "chosen: the richest that fits" : "fits, but poorer than the chosen one";
+    const why = candidate.misfits.length ? candidate.misfits : [fits, candidate.part].filter(Boolean);
+    return { kind, cost, taken, why: why.join("; ") };
   });
 }
 

@@ -107,7 +107,13 @@ export const Offer = message("Offer", [
   ["done", bool, false],
   ["family", listOf(Member), Object.freeze([])],
   ["aside", orNull(Blob), null],
-]);
+  ["rare", listOf(int(0, 2 ** 16 - 1), 16), Object.freeze([])],
+], (offer, where) => {
+  if (new Set(offer.rare).size < offer.rare.length) {
+    throw new MessageError(`${where}.rare is ${offer.rare.join(", ")}: each is named once`);
+  }
+  return offer;
+});
 /** That an aggregator's key is followed by another, signed by the old one; `made` in seconds since 1970. */
 export const Succession = struct([
   ["old", bytes()],

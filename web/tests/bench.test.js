@@ -28,7 +28,8 @@ async function atWork(t, strategy, progress) {
   t.mock.method(performance, "now", () => (now += 100));
   const listener = { progress: (done) => progress({ done, model, ran }), lost: () => 0 };
   const host = { residentBytes: () => 0 };
-  const bench = new Bench({ name: "dev", model, data, clock: () => 0, host, given: { aside: new Map() }, listener });
+  const given = { offer: { round: 2, rare: [1] }, aside: new Map() };
+  const bench = new Bench({ name: "dev", model, data, clock: () => 0, host, given, listener });
   return { model, ran, train: () => bench.train({ strategy }, 5n, 1000) };
 }
 
@@ -60,4 +61,11 @@ test("what others want of the model in between asks nobody, and changes nothing"
   const made = await train();
   assert.equal(asked, SAMPLES + 1);
   assert.deepEqual(made, alone);
+});
+
+test("the classes that the offer says are rare are sent first", async (t) => {
+  const kind = make("class-means", { statistics: { most_classes: 1, moments: false } });
+  const { contribution } = await (await atWork(t, kind, async () => {})).train();
+  const { data: rows, shape } = contribution.tensors.get("class-statistics/rows");
+  assert.deepEqual([shape[0], rows[0], rows[2]], [1, 1, SAMPLES / 2]);
 });

@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { fromHex, hex } from "../device/bytes.js";
-import { MOMENTS, RIGHT, ROWS, SPREAD, asking, encode, expected, of, plain, poorer, wished } from "../device/class_statistics.js";
+import { MOMENTS, RIGHT, ROWS, SPREAD, asking, chosen, classes } from "../device/class_statistics.js";
+import { encode, expected, of, plain, poorer, wished } from "../device/class_statistics.js";
 import { toHalf } from "../device/half.js";
 import { parted } from "../device/held_out.js";
 import { projected } from "../device/projection.js";
@@ -11,7 +12,8 @@ import { write } from "../device/safetensors.js";
 import { vectors } from "./vectors.js";
 
 const known = vectors("class_statistics");
-const STATISTICS = { numbers: "float16", smallest_count: 2, samples: 40, moments: true, features: 512, projection_seed: 0, hold_out: 0 };
+const COUNTS = { smallest_count: 2, samples: 40, most_classes: 0, hold_out: 0 };
+const STATISTICS = { numbers: "float16", ...COUNTS, moments: true, features: 512, projection_seed: 0 };
 
 test("numbers of 64 bits become those of 16 bits that numpy makes of them", () => {
   const numbers = new Float64Array(fromHex(known.halves.numbers).buffer);
@@ -36,6 +38,20 @@ test("held-out samples are Python's", () => {
     assert.deepEqual([...held.y], rows, `${samples} samples of ${device}, ${share}`);
     assert.deepEqual([...held.y, ...rest.y].sort((a, b) => a - b), [...y]);
   }
+});
+
+test("the classes that are sent are those that Python chooses", () => {
+  assert.ok(known.chosen.length > 100);
+  for (const { present, most, rare, round, chosen: expected } of known.chosen) {
+    assert.deepEqual(chosen(present, most, { rare, round }), expected, `${most} of ${present}, ${rare}, ${round}`);
+  }
+});
+
+test("of how many classes statistics are sent is told", () => {
+  const workload = { classCounts: [5, 1, 2, 0, 9] };
+  const of = (most) => classes(make("class-means", { statistics: { ...STATISTICS, most_classes: most } }), workload);
+  assert.deepEqual([of(0), of(2), of(7)], [[3, 3], [2, 3], [3, 3]]);
+  assert.deepEqual(classes(make("full"), workload), [0, 0]);
 });
 
 test("features of a wide head are projected as Python's", () => {

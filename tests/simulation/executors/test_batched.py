@@ -319,6 +319,7 @@ def without_statistics(results: list[Result]) -> list[Result]:
     "strategy",
     [
         with_statistics(FewShot(epochs=2)),
+        with_statistics(FewShot(epochs=2), most_classes=3),
         with_statistics(Peft(tunable="head", epochs=1, batch=8), numbers="int8", samples=10),
         with_statistics(Peft(tunable="head", epochs=1, batch=8), samples=0),
     ],

@@ -90,9 +90,14 @@ def test_every_kind_of_update_is_the_plain_executors_bit_for_bit(executor, bases
 
 def test_class_statistics_come_with_updates_bit_for_bit(executor, world, bases):
     asked = [job for kind in ("full", "few-shot", "zeroth-order") for job in jobs_of(kind)]
-    statistics = ClassStatistics(numbers="int8")
-    jobs = [replace(job, strategy=class_statistics.asking(job.strategy, statistics)) for job in asked]
+    statistics = ClassStatistics(numbers="int8", most_classes=1)
+    jobs = [
+        replace(job, strategy=class_statistics.asking(job.strategy, statistics), rare=(label, 3))
+        for job in asked
+        for label in (0, 1)
+    ]
     plainly = same(Plain(world).run(bases, jobs))
+    assert plainly[::2] != plainly[1::2]
     assert same(executor.run(bases, jobs)) == plainly
     assert all(class_statistics.ROWS in names for _, names, *_ in plainly)
 

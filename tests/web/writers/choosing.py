@@ -80,6 +80,11 @@ def cases() -> Iterator[Case]:
     slow = replace(here, bandwidth=Bandwidth(300.0, 300.0))
     for remaining_s in (3.0, 12.0, 60.0):
         yield Case(slow, short, EVENLY, remaining_s)
+    few = [(name, {"statistics": {"most_classes": 6}}) for name in ("class-means", "zeroth-order")]
+    for up in (5.0, 14.0, 30.0, 50.0, 70.0):
+        narrow = replace(here, bandwidth=Bandwidth(up, 300.0))
+        for kinds in (few, short[-2:], short):
+            yield Case(narrow, kinds, EVENLY, 20.0)
 
 
 def vectors() -> dict[str, Any]:

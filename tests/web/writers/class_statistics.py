@@ -1,4 +1,4 @@
-"""Class statistics as Python writes them.
+"""Class statistics as Python writes them, and of which classes they are.
 
 Features are multiples of 1/256 below 64: sums of their products are exact in any order.
 """
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from models import tensors
 from strategies import class_statistics, held_out
+from strategies.device_half import Run
 from strategies.kind import ClassStatistics
 
 LABELS = 5
@@ -53,7 +54,19 @@ def vectors() -> dict[str, Any]:
             for share in (0.1, 1 / 3, 0.29, 0.5)
             for device in ("pi-07", "phone.Ä")
         ],
+        "chosen": [
+            _chosen(present, most, rare, number)
+            for present, rare in (([0, 3, 4, 8], []), ([0, 3, 4, 8], [9, 4, 0]), ([1, 2], [2]), ([], [1]))
+            for most in (0, 1, 2, 3, 4)
+            for number in (1, 2, 3, 4, 5, 8, 12, 1000)
+        ],
     }
+
+
+def _chosen(present: list[int], most: int, rare: list[int], number: int) -> dict[str, Any]:
+    run = Run(0, "", clock=lambda: 0.0, deadline=1.0, round=number, rare=tuple(rare))
+    chosen = class_statistics.chosen(present, most, run)
+    return {"present": present, "most": most, "rare": rare, "round": number, "chosen": chosen}
 
 
 def _encoded(

@@ -43,6 +43,7 @@ EXAMPLES: tuple[Message, ...] = (
         kinds=(Kind("full", pack({"epochs": 2, "rate": 0.05})), Kind("class-means", pack({}))),
         family=(Member("small", SMALL, Base((SMALL,), bytes(range(32)))),),
         aside=SMALL,
+        rare=(7, 0, 65_535),
     ),
     wire.Offer(
         task="digits",
@@ -129,6 +130,9 @@ REFUSED: tuple[tuple[str, str, Any], ...] = (
     ("Contribution", "metrics.energy_off_percent", [4, "", "", 1, 1, 1, "", 1, [1, 1, 1, 1, 0, "", 101]]),
     ("Offer", "Offer.bundle", [4, "t", "r", 1, 1, 1, 1, None, [], []]),
     ("Offer", "base.tail[0].form", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b"", b"", 1, 1, STRETCHES], []]),
+    ("Offer", "Offer.rare[1]", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [], False, [], None, [1, 65_536]]),
+    ("Offer", "Offer.rare", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [], False, [], None, [*range(17)]]),
+    ("Offer", "Offer.rare", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [], False, [], None, [2, 1, 2]]),
     ("Offer", "Offer.kinds[0].name", [4, "t", "r", 1, 1, 1, 1, NAMED, [[], b""], [[1, {}]]]),
 )  # fmt: skip
 BROKEN = (b"", b"\xc1", b"\x93\x04\x01", b"\x93\x04\x01\xc3x", b"\x91" * 5000, bytes(wire.MESSAGE_LIMIT + 1))

@@ -7,9 +7,10 @@
  *
  * One device's work in one round. `seed` is the round's, shared by all; times are in seconds. `aside` is what
  * the aggregator sent beside the base. `clock` stands still while the work does; `lost` is how long it has,
- * of what there was until the deadline.
+ * of what there was until the deadline. `round` and `rare` are the offer's.
  * @typedef {{seed: bigint, device: string, clock: () => number, deadline: number, progress?: (done: number)
- *   => void | Promise<void>, aside?: import("../flat.js").Tensors, lost?: () => number}} Run
+ *   => void | Promise<void>, aside?: import("../flat.js").Tensors, lost?: () => number, round?: number,
+ *   rare?: number[]}} Run
  *
  * What a device sends back. `trainLoss` is the mean over what it trained on; NaN where nothing was.
  * @typedef {{kind: string, form: string, tensors: import("../flat.js").Tensors, numExamples: number,

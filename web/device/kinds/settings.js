@@ -59,6 +59,7 @@ export const statistics = record({
   numbers: [oneOf("float16", "int8"), "float16"],
   smallest_count: [whole(1, MOST), 2],
   samples: [whole(0, MOST), 40],
+  most_classes: [whole(0, MOST), 0],
   moments: [truth, true],
   features: [whole(1, 4096), 512],
   projection_seed: [whole(0, MOST), 0],
