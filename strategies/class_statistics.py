@@ -10,8 +10,8 @@ beside these whose counts and means go with them.
 Samples that a device holds out are no part of them; how many of these each head classifies right goes beside
 them (`held_out`).
 
-A device may send statistics of some of its classes (`most_classes`): then nothing in them, second moments
-included, is of samples of the others.
+A device may send statistics of some of its classes (`most_classes`), none of them of samples of the others,
+and without second moments: the difference of two rounds' would be those of a few samples.
 """
 
 from __future__ import annotations
@@ -333,9 +333,11 @@ def beside(strategy: AnyStrategy, made: Contribution, known: Measured, run: Run)
     statistics = wished(strategy)
     if statistics is None:
         return made
-    known = _of_chosen(known, statistics, run)
-    features = statistics.projection(known.features.shape[1]).project(known.features)
-    found = of(features, known.y, known.labels, statistics.smallest_count)
+    part = _of_chosen(known, statistics, run)
+    features = statistics.projection(part.features.shape[1]).project(part.features)
+    found = of(features, part.y, part.labels, statistics.smallest_count)
+    if part is not known:
+        found = replace(found, moment_sums=ClassSums(0 * found.sums.sums, 0 * found.sums.counts))
     sent = encode(replace(found, right=known.right), statistics)
     return replace(made, tensors={**made.tensors, **sent})
 

@@ -80,7 +80,8 @@ def short(rows: NDArray[np.float64], numbers: str) -> tuple[NDArray[Any], NDArra
 
     Raises TensorError for a number that is not finite.
     """
-    largest = np.abs(rows).max(axis=1, initial=0.0).astype(np.float32)
+    with np.errstate(over="ignore"):
+        largest = np.abs(rows).max(axis=1, initial=0.0).astype(np.float32)
     if not np.isfinite(largest).all():
         raise TensorError("features have non-finite values")
     relative = rows / np.where(largest > 0, largest, 1).astype(np.float64)[:, None]

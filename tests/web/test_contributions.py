@@ -43,6 +43,7 @@ KINDS: Mapping[str, Work] = {
         "full", {"epochs": 1, "batch": 16, "lr": 0.01, "statistics": {"hold_out": 0.2}}
     ),
     "class means of some classes": Work("class-means", {"statistics": {"most_classes": 3, "samples": 0}}),
+    "few-shot with some classes": Work("few-shot", {"statistics": {"most_classes": 3}}),
     "full with class statistics": Work("full", {"epochs": 1, "batch": 16, "lr": 0.01, "statistics": {}}),
     "random subset with class statistics": Work(
         "entropy-subset", {"epochs": 1, "select": "random", "lr": 0.01, "statistics": {"numbers": "int8"}}

@@ -142,7 +142,7 @@ export async function train(strategy, model, all, run) {
   const x = projected(features, manifest.head.features, statistics);
   const counted = ofChosen({ x, y: here.y }, width, statistics, run);
   const found = of(counted, width, manifest.labels.length, statistics.smallest_count);
-  const sent = encode({ ...found, right }, statistics);
+  const sent = encode({ ...found, right, isPart: counted.y.length < here.y.length }, statistics);
   return { ...made, tensors: new Map([...made.tensors, ...sent]) };
 }
 
@@ -198,16 +198,17 @@ export function of({ x, y }, width, labels, smallest) {
 }
 
 /**
- * Tensors for the wire, as Python's `encode`. @param {Statistics & {right?: Int32Array | null}} statistics
+ * Tensors for the wire, as Python's `encode`; `isPart`: not of all classes that the device has.
+ * @param {Statistics & {right?: Int32Array | null, isPart?: boolean}} statistics
  * @param {{numbers: string, moments: boolean, hold_out: number}} asked @returns {Tensors}
  */
-export function encode({ moments: total, right, ...found }, asked) {
+export function encode({ moments: total, right, isPart = false, ...found }, asked) {
   /** @type {Tensors} */
   const sent = new Map([[ROWS, writeRows(found, asked.numbers)]]);
   if (asked.hold_out) sent.set(RIGHT, { dtype: "int32", shape: [right ? 1 : 0, 3], data: right ?? new Int32Array(0) });
   if (!asked.moments) return sent;
   const samples = found.counts.reduce((sum, count) => sum + count, 0);
-  const rows = Number(samples - found.sums.size >= LEAST_FREE);
+  const rows = Number(!isPart && samples - found.sums.size >= LEAST_FREE);
   const [upper, spread] = rows ? short(total.map((value) => value / samples), "float16") : [new Uint16Array(0), 0];
   sent.set(MOMENTS, { dtype: "float16", shape: [rows, total.length], data: upper });
   return sent.set(SPREAD, { dtype: "float32", shape: [rows], data: new Float32Array(rows).fill(spread) });
