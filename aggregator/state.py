@@ -210,10 +210,13 @@ class State:
 
     def closing_s(self, number: int) -> float:
         """Seconds after which round `number`, open or the next, closes if enough have contributed; inf where
-        it waits for all. Whoever needs no more than the deadline is at most `max_staleness` rounds late.
+        it waits for all: of a cohort too little is known in the first rounds. Whoever needs no more than the
+        deadline is at most `max_staleness` rounds late.
         """
         rules = self.rules
         if not rules.waits_for_fast or number <= rules.untimed_rounds:
+            return inf
+        if rules.devices_per_round is not None and len(self.paces) < pace.WINDOW:
             return inf
         return pace.closing_s(self.paces, self.deadline_s(number) / rules.max_staleness)
 

@@ -124,7 +124,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     at most four times the median of their times in the last rounds (`pace.closing_s`). Devices plan against
     `round_deadline_s` all the same, and what comes later counts as with late="count", but as many times as
     the rounds in which its device was at work (`stands_for`) in place of (1 + tau) ** -staleness_weight. So
-    that it can, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait for all.
+    that it can, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait for all, of
+    a cohort rounds 3 to 6 as well.
     wait_for="auto" does so where several kinds are offered, all of which count late too, and no other setting
     says when rounds end or how late updates count.
     `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh
