@@ -35,6 +35,7 @@ MODIFIERS: Mapping[str, str] = {
     **{name: f"{SYSTEMS[name].says.partition(', ')[2]}" for name in SERVERS},
     "dp": "local training is differentially private (epsilon 5, delta 1e-3)",
     "fast": "rounds close when the fast devices are done, what comes later counts in the next round",
+    "all": "rounds close when all devices are done",
 }
 
 
@@ -112,8 +113,8 @@ def _unjoined(kind: str) -> Settings:
 def _modified(task: Task, modifier: str, given: Task) -> Task:
     if modifier in SERVERS:
         return msgspec.structs.replace(task, server=server_of(given, modifier))
-    if modifier == "fast":
-        return msgspec.structs.replace(task, wait_for="fast")
+    if modifier in ("all", "fast"):
+        return msgspec.structs.replace(task, wait_for=modifier)
     changes: Mapping[str, tuple[str, Any]] = {
         "": ("reduced_epochs", 1),
         "fedprox": ("mu", 0.01),

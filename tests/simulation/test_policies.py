@@ -70,6 +70,7 @@ def test_modifiers_follow_our_choosing_as_they_follow_systems():
     assert under("choose+fast", TASK) == msgspec.structs.replace(TASK, wait_for="fast")
     assert under("mixed+fast+fedadam", TASK).server.name == "fedadam"
     assert under("fedavg+fast", TASK).wait_for == "fast"
+    assert under("choose+all", TASK).wait_for == "all"
     assert "rounds close when the fast devices are done" in describe("mixed+fast")
     with pytest.raises(ScenarioError, match=r"'choose\+best': there is no modifier \+best; there are "):
         under("choose+best", TASK)
