@@ -39,6 +39,7 @@ class Folding:
         asked = next((kind.statistics for kind in kinds.values() if kind.statistics is not None), None)
         self._hold_out = asked.hold_out if asked else 0.0
         self._statistics = closed_form.Round(model.manifest, model.weights, asked) if asked else None
+        self._mixed = len(kinds) > 1 and self._statistics is not None
 
     def parted(self, contribution: Contribution) -> tuple[Contribution, Statistics | None]:
         """Splits a contribution into its update, for `add`, and its class statistics, for `pool`.
@@ -98,7 +99,7 @@ class Folding:
         effects = {
             name: kind.finish(self._states[name], self._models[name]) for name, kind in self._kinds.items()
         }
-        merged, odd = self._pooled(merge(self._model, effects, self._optimizer, self._carried))
+        merged, odd = self._pooled(merge(self._model, effects, self._optimizer, self._carried, self._mixed))
         if not all(finite(weights) for weights in (merged.base, merged.served, *merged.carried.all())):
             raise TensorError("the merged model is not finite")
         return self._derived(merged), odd

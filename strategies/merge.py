@@ -12,6 +12,7 @@ import numpy as np
 from broker.messages import Step
 from models.tensors import Tensors, finite
 
+from . import thin_rounds
 from .aggregator_half import Carried, Effect, RoundModel
 from .device_half import NOTHING, Contribution, Late
 from .replaying import replay
@@ -45,12 +46,14 @@ def merge(
     kinds: Mapping[str, Effect],
     optimizer: ServerOptimizer = FEDAVG,
     carried: Carried = NOTHING_CARRIED,
+    mixed: bool = False,
 ) -> Merged:
     """Join the effects of all kinds, by name in the order of preference.
 
     Tensors are averaged over those who trained them, by weight, across kinds; a tensor that nobody trained
-    stays. `optimizer` steps towards that mean. Zeroth-order steps are then taken beside it, scaled by the
-    share of samples behind them among all that move the base (1 when only they came). What is assigned is
+    stays. In `mixed` rounds few samples move it by less (`thin_rounds`). `optimizer` steps towards that mean.
+    Zeroth-order steps are then taken beside it, scaled by the share of samples behind them among all that
+    move the base (1 when only they came). What is assigned is
     put in, and each kind's refinement is made of the result, in order; of a base that is not finite nothing
     is made, nor does it teach. The served model is the distributed one with the tensors that the most
     preferred kind says to serve, or else the new base. Raises TensorError where a kind cannot go on.
@@ -60,7 +63,11 @@ def merge(
     for effect in effects:
         if effect.mean is not None:
             joined = joined.join(effect.mean)
-    moved, moments = optimizer.step(model.weights, joined.mean(), carried.memory.get(OPTIMIZER, {}))
+    means, usual = joined.mean(), NOTHING
+    if mixed:
+        usual = carried.memory.get(thin_rounds.MEMORY, NOTHING)
+        means, usual = thin_rounds.stepped(model.weights, joined, usual)
+    moved, moments = optimizer.step(model.weights, means, carried.memory.get(OPTIMIZER, {}))
     moving = sum(effect.num_examples for effect in effects if effect.mean is not None or effect.steps)
     steps = tuple(
         msgspec.structs.replace(step, share=step.share * effect.num_examples / moving)
@@ -81,7 +88,7 @@ def merge(
         served={**model.weights, **served} if served else base,
         steps=steps,
         replayable=replayable,
-        carried=_carried(carried, kinds, moments, base),
+        carried=_carried(carried, kinds, {OPTIMIZER: moments, thin_rounds.MEMORY: usual}, base),
     )
 
 
@@ -96,12 +103,13 @@ def _served(effects: Sequence[Effect]) -> Tensors:
     return {}
 
 
-def _carried(before: Carried, kinds: Mapping[str, Effect], moments: Tensors, base: Tensors) -> Carried:
-    """What was there stays, where no kind has anything new."""
+def _carried(
+    before: Carried, kinds: Mapping[str, Effect], own: Mapping[str, Tensors], base: Tensors
+) -> Carried:
+    """What was there stays, where no kind has anything new; `own`: memory of the merging itself."""
     family, memory, aside = dict(before.family), dict(before.memory), dict(before.aside)
     sound = any(effect.teach is not None for effect in kinds.values()) and finite(base)
-    if moments:
-        memory[OPTIMIZER] = moments
+    memory |= {name: kept for name, kept in own.items() if kept}
     for name, effect in kinds.items():
         family |= {**effect.family, **(effect.teach(base) if effect.teach is not None and sound else {})}
         if effect.memory is not None:

@@ -109,10 +109,12 @@ class TensorMean:
     @property
     def most(self) -> float:
         """The weight behind the element that most of it is behind; 0 where nothing was added."""
-        weights = dict(self.weights)
-        for name, parts in self.parts.items():
-            weights[name] += float(parts.weights.max(initial=0.0))
-        return max(weights.values(), default=0.0)
+        return max(map(self.behind, self.weights), default=0.0)
+
+    def behind(self, name: str) -> float:
+        """The weight behind that element of a tensor that most of it is behind."""
+        parts = self.parts.get(name)
+        return self.weights[name] + (float(parts.weights.max(initial=0.0)) if parts else 0.0)
 
 
 def _check(weight: float) -> None:
