@@ -216,7 +216,7 @@ class State:
         rules = self.rules
         if not rules.waits_for_fast or number <= rules.untimed_rounds:
             return inf
-        if rules.devices_per_round is not None and len(self.paces) < pace.WINDOW:
+        if rules.devices_per_round in range(len(self.ready)) and len(self.paces) < pace.WINDOW:
             return inf
         return pace.closing_s(self.paces, self.deadline_s(number) / rules.max_staleness)
 

@@ -86,6 +86,7 @@ class System:
             server=server_of(task, self.server),
             start=self.start,
             head="trained" if task.head == "auto" else task.head,
+            wait_for="all" if task.wait_for == "auto" else task.wait_for,
             untimed_rounds=max(task.untimed_rounds, self.untimed(rounds)),
         )
 

@@ -7,6 +7,7 @@ from math import inf
 
 import numpy as np
 import pytest
+from rpds import HashTrieSet
 
 from aggregator import machine
 from aggregator.errors import RunFolderError, TaskError
@@ -130,7 +131,10 @@ def test_of_a_cohort_enough_rounds_are_learnt_from_first():
     """Round 1 teaches nothing, 2 to 6 do: two devices with few samples would say that all are done in 3 s."""
     rules = replace(RULES, devices_per_round=2)
     paces = [(classes(3, 3),) * known for known in range(WINDOW + 1)]
-    assert [State(rules, paces=known).closing_s(7) < inf for known in paces] == [False] * WINDOW + [True]
+    ready = HashTrieSet("abc")
+    states = [State(rules, paces=known, ready=ready) for known in paces]
+    assert [state.closing_s(7) < inf for state in states] == [False] * WINDOW + [True]
+    assert replace(states[1], ready=HashTrieSet("ab")).closing_s(7) < inf, "all of them are asked"
 
 
 def test_devices_have_the_same_time_for_a_round_whenever_it_closes():

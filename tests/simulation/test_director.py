@@ -160,24 +160,24 @@ TWO_SPEEDS = {
     "name": "two",
     "groups": {
         "quick": {"profile": "pi-5", "share": 0.75, "speed": {"jitter": 0.05}},
-        "slow": {"profile": "pi-5", "share": 0.25, "speed": {"factor": 0.3, "jitter": 0.05}},
+        "slow": {"profile": "pi-5", "share": 0.25, "speed": {"factor": 0.08, "jitter": 0.05}},
     },
 }
 ONE_EPOCH = [{"name": "full", "settings": {"epochs": 1}}]
 
 
 def test_a_round_that_waits_for_the_fast_closes_before_the_slow_and_counts_them_in_the_next():
-    """Slow devices need about three times as long."""
-    task = {"rounds": 12, "kinds": ONE_EPOCH, "round_deadline_s": 10.0, "max_staleness": 1000}
+    """Slow devices compute twelve times as long."""
+    task = {"rounds": 30, "kinds": ONE_EPOCH, "round_deadline_s": 10.0, "max_staleness": 1000}
     every, fast = (
         play(TWO_SPEEDS, {**task, "wait_for": who}, devices=8, slow=50.0) for who in ("all", "fast")
     )
     assert every.lines[0].closed_s == fast.lines[0].closed_s
     assert fast.lines[-1].closed_s < 0.65 * every.lines[-1].closed_s
     assert set(fast.fates) <= {"counted", "unheard"}
-    late = {ask.into - ask.round for ask in fast.asks if ask.group == "slow" and ask.into > 2}
-    assert late <= {1, 2, 3}
-    assert [line.participants for line in every.lines] == [8] * 12
+    slow = [ask for ask in fast.asks if ask.group == "slow" and ask.fate == "counted" and ask.round > 2]
+    assert slow and min(ask.into - ask.round for ask in slow) > 0
+    assert [line.participants for line in every.lines] == [8] * 30
     assert min(line.participants for line in fast.lines) >= 5
     assert {ask.device for ask in fast.asks if ask.into > 2} == {ask.device for ask in every.asks}
 
@@ -190,7 +190,7 @@ def test_waiting_for_the_fast_is_waiting_for_all_where_all_are_alike():
 
 
 def test_cohorts_of_rounds_that_wait_for_the_fast_are_drawn_of_those_that_are_free():
-    task = {"rounds": 12, "kinds": ONE_EPOCH, "devices_per_round": 4, "max_staleness": 1000}
+    task = {"rounds": 30, "kinds": ONE_EPOCH, "devices_per_round": 4, "max_staleness": 1000}
     notes = play(TWO_SPEEDS, {**task, "wait_for": "fast"}, devices=16, slow=50.0)
     assert set(notes.fates) <= {"counted", "unheard"}
     assert all(line.participants >= 1 for line in notes.lines)

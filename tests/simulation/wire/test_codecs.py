@@ -33,7 +33,7 @@ def scenario(tmp_path, kinds, **task):
         "eval_every": 0,
         "fleet": {"name": "boards", "groups": groups},
         "data": {"samples_per_client": 35},
-        "task": {"rounds": 4, "round_deadline_s": 30.0, "kinds": kinds, **task},
+        "task": {"rounds": 4, "round_deadline_s": 30.0, "wait_for": "all", "kinds": kinds, **task},
     }
     path = tmp_path / "scenario.toml"
     path.write_text('fleet = "uniform"\n')

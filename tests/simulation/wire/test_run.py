@@ -48,7 +48,7 @@ def test_every_device_sends_the_richest_kind_that_it_is_predicted_to_afford(
     assert Counter(kind for (number, _), kind in chosen.items() if number == 3) == {
         "full": 3,
         "entropy-subset": 1,
-        "zeroth-order": 1,
+        "class-means": 1,
         "few-shot": 1,
     }
     assert chosen[1, "pi-zero"] == "class-means"  # few-shot is offered from round 2 on

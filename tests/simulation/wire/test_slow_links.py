@@ -52,7 +52,9 @@ def test_an_update_does_not_come_late_because_of_the_words_about_it(one_member, 
     """At 300 B/s the whole plan would take 0.8 s and the update 0.6 s; words go where there is time."""
     member = one_member("jetson-nano", bandwidth=Bandwidth(300.0, 1e6))
     finished = run_on_wire(
-        task(*KINDS, round_deadline_s=deadline_s, min_contributions=1), [member], Course(until_s=100)
+        task(*KINDS, round_deadline_s=deadline_s, min_contributions=1, head="trained"),
+        [member],
+        Course(until_s=100),
     )
     assert [record.kind for _, record in finished.contributions] == ["zeroth-order"] * 3
     assert not any(isinstance(what, RoundExtended) for _, what in finished.told)
