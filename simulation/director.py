@@ -187,7 +187,7 @@ class Director:
         worked = moves.Worked(now, command.phase)
         if command.phase == "merge":
             if command.early:
-                log.info("round %d: %s", command.round, command.early)
+                log.debug("round %d: %s", command.round, command.early)
             learning.merge(command.round, now)
         elif command.phase == "evaluate":
             learning.evaluate(command.round)
