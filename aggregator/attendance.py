@@ -176,9 +176,7 @@ def delivered(state: State, update: Update, now: float) -> State:
 
 
 def _needs_of_the_fast(state: State) -> Durations:
-    """How long the devices that are ready need, by class, and how many samples they have: those of the
-    richest kind that any of them sent last.
-    """
+    """The samples of the ready devices that sent the richest kind last, by the class of their durations."""
     ready = [needs for device, needs in state.needs.items() if device in state.ready]
     richest = min((rank for rank, _, _ in ready), default=0)
     durations: Counter[int] = Counter()

@@ -35,9 +35,7 @@ class Pace:
 
 
 FAST = 4.0
-"""A device is fast that needs at most this many times as long as the median: half of all samples are done by
-then.
-"""
+"""A fast device needs at most this many times the median duration, by which half of the samples are done."""
 
 
 def class_of(seconds: float) -> int:
@@ -56,8 +54,8 @@ def deadline_s(pace: Pace, rounds: Iterable[Durations], most_s: float) -> float:
 
 
 def closing_s(rounds: Iterable[Durations], least_s: float = 0.0) -> float:
-    """When a round closes that waits for the fast devices, after these rounds: when the slowest of them is
-    done, but not before `least_s`; inf where nothing is known.
+    """In how many seconds the slowest fast device of these rounds was done; at least `least_s`, and inf where
+    nothing is known.
     """
     counts = _counted(rounds)
     fast_s = FAST * _quantile_s(counts, 0.5)

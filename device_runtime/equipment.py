@@ -25,8 +25,7 @@ class Equipment:
     """See `work.Worker`. `models` by member, the main one by "".
 
     `memory` gives what a kind kept here, `aside` is what came beside the base, `round` and `rare` are the
-    offer's; `guard` spends the samples'
-    privacy before they are trained on, `account` tells the energy.
+    offer's; `guard` spends the samples' privacy before they are trained on, `account` tells the energy.
     """
 
     name: str

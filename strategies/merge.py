@@ -12,7 +12,7 @@ import numpy as np
 from broker.messages import Step
 from models.tensors import Tensors, finite
 
-from . import thin_rounds
+from . import few_samples
 from .aggregator_half import Carried, Effect, RoundModel
 from .device_half import NOTHING, Contribution, Late
 from .replaying import replay
@@ -51,7 +51,7 @@ def merge(
     """Join the effects of all kinds, by name in the order of preference.
 
     Tensors are averaged over those who trained them, by weight, across kinds; a tensor that nobody trained
-    stays. In `mixed` rounds few samples move it by less (`thin_rounds`). `optimizer` steps towards that mean.
+    stays. In `mixed` rounds few samples move it by less (`few_samples`). `optimizer` steps towards that mean.
     Zeroth-order steps are then taken beside it, scaled by the share of samples behind them among all that
     move the base (1 when only they came). What is assigned is
     put in, and each kind's refinement is made of the result, in order; of a base that is not finite nothing
@@ -65,8 +65,8 @@ def merge(
             joined = joined.join(effect.mean)
     means, usual = joined.mean(), NOTHING
     if mixed:
-        usual = carried.memory.get(thin_rounds.MEMORY, NOTHING)
-        means, usual = thin_rounds.stepped(model.weights, joined, usual)
+        usual = carried.memory.get(few_samples.MEMORY, NOTHING)
+        means, usual = few_samples.stepped(model.weights, joined, usual)
     moved, moments = optimizer.step(model.weights, means, carried.memory.get(OPTIMIZER, {}))
     moving = sum(effect.num_examples for effect in effects if effect.mean is not None or effect.steps)
     steps = tuple(
@@ -88,7 +88,7 @@ def merge(
         served={**model.weights, **served} if served else base,
         steps=steps,
         replayable=replayable,
-        carried=_carried(carried, kinds, {OPTIMIZER: moments, thin_rounds.MEMORY: usual}, base),
+        carried=_carried(carried, kinds, {OPTIMIZER: moments, few_samples.MEMORY: usual}, base),
     )
 
 

@@ -15,7 +15,7 @@ from broker.link import Link, LinkOptions, Received
 from broker.running import WEB_USER, BrokerOptions, WebSockets
 from broker.url import BrokerUrl
 from models import tensors
-from strategies import closed_form
+from strategies import closed_form, held_out
 from strategies.kind import ClassStatistics
 
 from .conftest import DEVICES
@@ -131,10 +131,15 @@ def test_a_javascript_device_contributes_every_kind_one_task_after_the_other(ser
     assert {(one["kind"], one["round"]) for one in sent} == {(kind, n) for kind in KINDS for n in (1, 2)}
 
 
-def test_class_statistics_of_a_javascript_device_make_the_head_that_is_served(serve, join, lines, tmp_path):
+def closed_form_task(path, statistics):
+    """Two rounds of full updates with these class statistics, as a file."""
     text = f"bundle = '{BUNDLE}'\nrounds = 2\nround_deadline_s = 600\nhead = 'closed-form'\n"
-    text += "kinds = [{ name = 'full', settings = { epochs = 1 } }]\nstatistics = { smallest_count = 1 }\n"
-    (tmp_path / "task.toml").write_text(text)
+    text += f"kinds = [{{ name = 'full', settings = {{ epochs = 1 }} }}]\nstatistics = {{ {statistics} }}\n"
+    (path / "task.toml").write_text(text)
+
+
+def test_class_statistics_of_a_javascript_device_make_the_head_that_is_served(serve, join, lines, tmp_path):
+    closed_form_task(tmp_path, "smallest_count = 1")
     with serve(tmp_path / "task.toml") as service, join("js", 0, web=False):
         assert service.wait(600) == 0
     run = tmp_path / "run"
@@ -149,9 +154,7 @@ def test_class_statistics_of_a_javascript_device_make_the_head_that_is_served(se
 def test_a_javascript_device_counts_what_it_held_out_by_the_head_that_came_beside_the_base(
     serve, join, lines, tmp_path
 ):
-    text = f"bundle = '{BUNDLE}'\nrounds = 2\nround_deadline_s = 600\nhead = 'closed-form'\n"
-    text += "kinds = [{ name = 'full', settings = { epochs = 1 } }]\nstatistics = { hold_out = 0.5 }\n"
-    (tmp_path / "task.toml").write_text(text)
+    closed_form_task(tmp_path, "hold_out = 0.5")
     with serve(tmp_path / "task.toml") as service, join("js", 0, web=False):
         assert service.wait(600) == 0
     run = tmp_path / "run"
@@ -159,9 +162,9 @@ def test_a_javascript_device_counts_what_it_held_out_by_the_head_that_came_besid
     with closing(Store(run, reading=True)) as store:
         kept = tensors.decode(store.models.get(store.carried(3).memory[closed_form.MEMORY]))
         note = store.closed(2)[0].note
-    held, closed, own = kept["right"]
+    held, closed, _ = kept["right"]
     assert abs(held - trained[1]) <= 1
-    assert 0 <= closed <= held and bool(note) is bool(own > closed)
+    assert 0 <= closed <= held and note == held_out.trained_is_better(kept["right"])
 
 
 def test_a_javascript_device_killed_while_it_uploads_counts_once_when_it_is_there_again(

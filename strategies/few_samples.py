@@ -22,7 +22,7 @@ from models.tensors import Tensors
 
 from .tensor_mean import TensorMean
 
-MEMORY = "thin-rounds"
+MEMORY = "few-samples"
 """Whose memory the running means are, beside those of the kinds."""
 WINDOW = 10
 """Rounds that the running mean looks back on, about."""
