@@ -64,8 +64,10 @@ def parted(heads: Heads, head: Head) -> list[dict[str, NDArray[np.float32]]]:
     return [{head.weight: weight, head.bias: bias} for weight, bias in zip(weights, biases, strict=True)]
 
 
-def train_heads(start: Matrix, lessons: Sequence[Lesson], sgd: Sgd) -> Learnt:
+def train_heads(start: Matrix, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float = 0.0) -> Learnt:
     """Trains a copy of `start` (classes, inputs) on each lesson; there is at least one.
+
+    clip_norm: the largest norm of a step's gradient; 0: no limit.
 
     A head's result does not depend on the others. Values overflow silently where training diverges.
     Memory: three matrices of the head's size for each lesson, four with momentum, and WINDOW_BYTES.
@@ -77,7 +79,7 @@ def train_heads(start: Matrix, lessons: Sequence[Lesson], sgd: Sgd) -> Learnt:
     for rows, chosen in alike.items():
         # Those with most steps first: at any step, the ones still learning are the first few.
         chosen.sort(key=lambda i: -len(lessons[i].batches))
-        training = _Training(start, [lessons[i] for i in chosen], sgd, rows)
+        training = _Training(start, [lessons[i] for i in chosen], sgd, clip_norm, rows)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             training.run()
         learnt.heads[chosen], learnt.losses[chosen] = training.heads, training.mean_losses()
@@ -97,8 +99,10 @@ def _rows(lesson: Lesson) -> int:
 class _Training:
     """One run; rows of the plan that a lesson does not have carry no weight. k heads, s steps, b a batch."""
 
-    def __init__(self, start: Matrix, lessons: Sequence[Lesson], sgd: Sgd, rows: int) -> None:
-        self._lessons, self._sgd = lessons, sgd
+    def __init__(
+        self, start: Matrix, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float, rows: int
+    ) -> None:
+        self._lessons, self._sgd, self._clip_norm = lessons, sgd, np.float32(clip_norm)
         self.heads = np.repeat(start[None], len(lessons), axis=0)
         self._slopes = np.empty_like(self.heads)
         self._velocity = np.zeros_like(self.heads) if sgd.momentum else None
@@ -159,6 +163,9 @@ class _Training:
         logits[own] -= 1
         logits *= self._shares[:k, step, :, None]
         slopes = np.matmul(logits.transpose(0, 2, 1), x, out=self._slopes[:k])
+        if self._clip_norm:
+            norms = np.sqrt(np.einsum("kci,kci->k", slopes, slopes))
+            slopes *= np.minimum(self._clip_norm / (norms + np.float32(1e-6)), np.float32(1))[:, None, None]
         if sgd.weight_decay:
             slopes += np.float32(sgd.weight_decay) * heads
         moves = slopes

@@ -56,14 +56,18 @@ def pays(manifest: Manifest, tunable: str, on_cpu: bool) -> bool:
     return not on_cpu or manifest.graphs[f"train.{tunable}"].flops <= PAYS_BELOW_FLOPS
 
 
-def train_many(model: TorchModel, tunable: str, lessons: Sequence[Lesson], sgd: Sgd) -> Learnt:
+def train_many(
+    model: TorchModel, tunable: str, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float = 0.0
+) -> Learnt:
     """Trains a copy of the model's tunable set on each lesson, which all have steps, by cross-entropy.
+
+    clip_norm: the largest norm of a step's gradient; 0: no limit.
 
     The result is that of one at a time to rounding, which may differ with the number of copies. Memory: for
     each copy three of the set, four with momentum, its samples, and the activations of one batch.
     """
     order = sorted(range(len(lessons)), key=lambda i: -len(lessons[i].batches))
-    training = _Training(model, tunable, [lessons[i] for i in order], sgd)
+    training = _Training(model, tunable, [lessons[i] for i in order], sgd, clip_norm)
     with model.place.running(f"train.{tunable}", model.manifest.graphs[f"train.{tunable}"], len(lessons)):
         training.run()
     params, losses = training.params(), training.mean_losses()
@@ -74,8 +78,11 @@ def train_many(model: TorchModel, tunable: str, lessons: Sequence[Lesson], sgd: 
 class _Training:
     """k copies, those with most steps first; rows that a copy's batch does not have carry no weight."""
 
-    def __init__(self, model: TorchModel, tunable: str, lessons: Sequence[Lesson], sgd: Sgd) -> None:
+    def __init__(
+        self, model: TorchModel, tunable: str, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: float
+    ) -> None:
         self._lessons, self._sgd, self._place = lessons, sgd, model.place
+        self._clip_norm = clip_norm
         self._module = model.opened("forward").module
         self._specs = model.manifest.specs(tunable)
         every = model.tensors()
@@ -98,6 +105,8 @@ class _Training:
             slopes, (_, losses) = step_of_all(free, x, y, shares)
             with torch.no_grad():
                 self._totals[:k] += (losses * counts).sum(1, dtype=torch.float64)
+                if self._clip_norm:
+                    self._clip(slopes)
                 for name, slope in slopes.items():
                     self._move(name, free[name], slope)
 
@@ -105,6 +114,13 @@ class _Training:
         logits = functional_call(self._module, {**self._frozen, **free}, (x,))
         losses = functional.cross_entropy(logits, y, reduction="none")
         return (losses * shares).sum(), losses.detach()
+
+    def _clip(self, slopes: dict[str, Tensor]) -> None:
+        """In place; see `clipping.clip`."""
+        norms = torch.stack([slope.flatten(1).norm(dim=1) for slope in slopes.values()]).norm(dim=0)
+        factors = (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
+        for slope in slopes.values():
+            slope.mul_(factors.view(-1, *[1] * (slope.dim() - 1)))
 
     def _move(self, name: str, weight: Tensor, slope: Tensor) -> None:
         sgd = self._sgd

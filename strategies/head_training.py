@@ -19,12 +19,14 @@ from .device_half import Contribution, Run
 class HeadTraining:
     """One step for each batch of indices into the device's samples, by `optimizer`, from the base's head.
 
-    `counted`: the first step whose loss is part of the contribution's.
+    `counted`: the first step whose loss is part of the contribution's. `clip_norm`: the largest norm of a
+    step's gradient; 0: no limit.
     """
 
     batches: Sequence[NDArray[np.integer[Any]]]
     optimizer: Sgd
     counted: int = 0
+    clip_norm: float = 0.0
 
 
 @runtime_checkable

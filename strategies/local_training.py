@@ -140,8 +140,8 @@ class Plans(Protocol):
 
 
 def alone(plan: Epochs) -> bool:
-    """Whether it minimises cross-entropy alone: `steps` and the optimiser say all of it."""
-    extra = plan.proximal or plan.clip_norm or plan.privacy is not None
+    """Whether it minimises cross-entropy alone: `steps`, `clip_norm` and the optimiser say all of it."""
+    extra = plan.proximal or plan.privacy is not None
     return plan.objective == "train" and not extra
 
 

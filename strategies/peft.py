@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from models.clipping import clip
 from models.engine import DeviceModel
 from models.head import SoftmaxHead
 from profiles import Pass, Work, Workload
@@ -113,6 +114,8 @@ class Peft(TensorUpdate):
         steps, began, losses = training.optimizer.start(head.params.vector), run.clock(), []
         for place, batch in enumerate(training.batches):
             losses.append(head.loss_and_grads(features[batch], data.y[batch]))
+            if training.clip_norm:
+                clip(head.grads.vector, training.clip_norm)
             steps.step(head.params.vector, head.grads.vector)
             run.pace(began, (place + 1) / len(training.batches))
         sizes = [len(batch) for batch in training.batches[training.counted :]]

@@ -59,6 +59,7 @@ USUAL = ("full", "entropy-subset", "few-shot", "class-means", "zeroth-order")
 """What a round offers where nothing is said, in the order of preference."""
 
 BESIDE_OTHERS: Mapping[str, Settings] = {
+    "full": {"reduced_epochs": 1},
     "entropy-subset": {"least_samples": 10},
     "few-shot": {"join_base": True, "least_samples": 40},
     "class-means": {"head": "trained"},

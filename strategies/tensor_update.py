@@ -71,7 +71,8 @@ class TrainingSettings(Coded):
     mu_head: mu_head * ||theta - anchor||^2 on the classifier alone (thesis 002, equation 4.3). The anchor is
     the mean of the last few-shot learnt classifiers (FSCProx; no term while there are none) or the classifier
     of the base (baseProx).
-    clip_norm: a bound on the norm of each step's gradient, which recurrent networks need.
+    clip_norm (ours): a bound on the norm of each step's gradient (Pascanu et al. 2013). Without it, local
+    training of a network without normalisation diverges on some devices. Not with dp, which bounds samples.
     dp: differential privacy in each step (`privacy`); the loss is then not told. Not with moon, whose
     features come from runs of many samples.
     """
@@ -82,7 +83,7 @@ class TrainingSettings(Coded):
     weight_decay: WeightDecay = 1e-5
     batch: BatchSize = 64
     mu: ProximalWeight = 0.0
-    clip_norm: ClipNorm = 0.0
+    clip_norm: ClipNorm = 2.0
     moon: Annotated[
         float, Setting("Weight of MOON's contrastive term; 0: none.", example=1.0, at_least=0)
     ] = 0.0
@@ -127,8 +128,8 @@ class TensorUpdate(TrainingSettings, Averaged):
 
     @property
     def plain(self) -> bool:
-        """Whether it minimises cross-entropy and nothing else."""
-        return not (self.mu or self.moon or self.mu_head or self.clip_norm or self.dp is not None)
+        """Whether it minimises cross-entropy and nothing else, by gradients that may be clipped."""
+        return not (self.mu or self.moon or self.mu_head or self.dp is not None)
 
     def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:
         """Indices of the local samples to train on; `model` holds the base."""
@@ -168,7 +169,7 @@ class TensorUpdate(TrainingSettings, Averaged):
 
     def plan(self, model: DeviceModel, data: LocalData, run: Run) -> local_training.Epochs:
         plan = self._steps(self.chosen(model, data, run))
-        plan = replace(plan, proximal=self._pulls(model, run), clip_norm=self.clip_norm)
+        plan = replace(plan, proximal=self._pulls(model, run), clip_norm=0.0 if self.dp else self.clip_norm)
         if self.dp is not None:
             privacy = self.dp.privacy(len(plan.indices), self.batch, self.epochs, run.noise())
             plan = replace(plan, privacy=privacy)
@@ -203,7 +204,8 @@ class TensorUpdate(TrainingSettings, Averaged):
         """See `TrainsHead`."""
         plan = self._steps(np.arange(len(y)))
         batches, before = local_training.steps(plan, run)
-        return HeadTraining(batches, Sgd(self.rate, self.momentum, self.weight_decay), counted=before)
+        sgd = Sgd(self.rate, self.momentum, self.weight_decay)
+        return HeadTraining(batches, sgd, before, self.clip_norm)
 
     def expected(self, manifest: Manifest) -> tuple[TensorSpec, ...]:
         return (*manifest.specs(self.trained), *manifest.statistics(self.trained))

@@ -57,7 +57,7 @@ class BatchedHeads:
         plans = [_plan(job, k) for job, k in zip(jobs, known, strict=True)]
         lessons = [Lesson(k.inputs, k.y, p.batches, p.counted) for k, p in zip(known, plans, strict=True)]
         head, strategy = self._manifest.head, jobs[0].strategy
-        learnt = train_heads(joined(base, head), lessons, plans[0].optimizer)
+        learnt = train_heads(joined(base, head), lessons, plans[0].optimizer, plans[0].clip_norm)
         made = [
             Contribution(strategy.name, tensors, len(k.y), float(loss), strategy.form)
             for tensors, k, loss in zip(parted(learnt.heads, head), known, learnt.losses, strict=True)

@@ -72,7 +72,7 @@ class BatchedNetworks:
         sgd = plans[0].optimizer
         if not isinstance(sgd, Sgd):
             raise EngineError(f"networks are trained together by SGD, not by {type(sgd).__name__}")
-        learnt = train_many(model, plans[0].tunable, lessons, sgd)
+        learnt = train_many(model, plans[0].tunable, lessons, sgd, plans[0].clip_norm)
         strategy, expected = jobs[0].strategy, jobs[0].strategy.expected(self._manifest)
         results: list[Result] = []
         for plan, params, loss in zip(plans, learnt.params, learnt.losses, strict=True):

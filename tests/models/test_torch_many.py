@@ -5,6 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from models.clipping import clip  # noqa: E402
 from models.inputs import InputSpec  # noqa: E402
 from models.manifest import Source  # noqa: E402
 from models.optimizer import Sgd  # noqa: E402
@@ -48,25 +49,29 @@ def lessons(counted: int = 0) -> list[Lesson]:
     return made
 
 
-def alone(model: TorchModel, tunable: str, lesson: Lesson, sgd: Sgd) -> tuple[dict[str, np.ndarray], float]:
+def alone(
+    model: TorchModel, tunable: str, lesson: Lesson, sgd: Sgd, clip_norm: float
+) -> tuple[dict[str, np.ndarray], float]:
     trainer = model.trainer(tunable)
     steps, total, seen = sgd.start(trainer.params.vector), 0.0, 0
     for i, batch in enumerate(lesson.batches):
         loss = trainer.loss_and_grads(lesson.x[batch], lesson.y[batch])
         if i >= lesson.counted:
             total, seen = total + loss * len(batch), seen + len(batch)
+        if clip_norm:
+            clip(trainer.grads.vector, clip_norm)
         steps.step(trainer.params.vector, trainer.grads.vector)
     return trainer.params.views, total / max(seen, 1)
 
 
-@pytest.mark.parametrize("sgd", [Sgd(0.05), Sgd(0.05, 0.9, 0.01)])
+@pytest.mark.parametrize(("sgd", "clip_norm"), [(Sgd(0.05), 0.0), (Sgd(0.05, 0.9, 0.01), 0.5)])
 @pytest.mark.parametrize("tunable", ["all", "mid"])
 @pytest.mark.parametrize("network", ["mlp", "cnn", "group norm"])
-def test_each_copy_is_trained_as_if_alone(opened, network, tunable, sgd):
+def test_each_copy_is_trained_as_if_alone(opened, network, tunable, sgd, clip_norm):
     model, given = opened(network), lessons(counted=1)
-    learnt = train_many(model, tunable, given, sgd)
+    learnt = train_many(model, tunable, given, sgd, clip_norm)
     for k, lesson in enumerate(given):
-        params, loss = alone(model, tunable, lesson, sgd)
+        params, loss = alone(model, tunable, lesson, sgd, clip_norm)
         assert list(learnt.params[k].views) == list(params)
         assert learnt.losses[k] == pytest.approx(loss, abs=1e-4)
         for name, value in params.items():

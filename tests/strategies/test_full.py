@@ -214,7 +214,6 @@ def test_baseprox_pulls_the_classifier_to_that_of_the_base(model, digits, run):
     [
         {"mu": 0.1},
         {"mu_head": 0.1},
-        {"clip_norm": 1.0},
         {"dp": DpSgd()},
         {"mu_head": 0.1, "head_anchor": "base"},
     ],

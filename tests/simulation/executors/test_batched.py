@@ -182,7 +182,7 @@ def test_full_updates_of_softmax_regression_are_heads_and_need_no_engine(regress
     assert watched.asked == []
 
 
-@pytest.mark.parametrize("full", [Full(epochs=1, mu=0.1), Full(epochs=1, clip_norm=1.0)])
+@pytest.mark.parametrize("full", [Full(epochs=1, mu=0.1), Full(epochs=1, dp=DpSgd())])
 def test_full_updates_with_terms_that_heads_do_not_have_go_to_the_fallback(regression, full):
     bases, watched = {"0": regression.bundle.weights()}, Watched(regression)
     results(Batched(regression, watched), bases, jobs(full, [0, 2]))
@@ -273,7 +273,6 @@ def test_networks_are_left_to_the_fallback_on_other_engines_or_when_told(world, 
         (world, True, full),
         (on_torch, False, full),
         (on_torch, True, Full(epochs=1, batch=8, mu=0.1)),
-        (on_torch, True, Full(epochs=1, batch=8, clip_norm=1.0)),
         (on_torch, True, Full(epochs=1, batch=8, mu_head=0.1)),
         (on_torch, True, Full(epochs=1, batch=8, dp=DpSgd())),
         (on_torch, True, FullAndFewShot(epochs=1, batch=8)),

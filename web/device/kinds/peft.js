@@ -1,5 +1,6 @@
 /** FedPEFT: a small tunable set and the head travel, all else stays on the device (strategies/peft.py). */
 
+import { clip } from "../gradients.js";
 import { SoftmaxHead } from "../head.js";
 import { stepsOf } from "../local_training.js";
 import { listOf, number, text } from "../records.js";
@@ -109,7 +110,7 @@ export class Peft extends TensorUpdate {
    * @param {import("./kind.js").Run} run
    */
   async #probe(head, features, y, run) {
-    const { epochs, batch: size } = this.settings;
+    const { epochs, batch: size, clip_norm: clipNorm } = this.settings;
     const plan = { sgd: this.sgd, epochs, batch: size, indices: everyOne(y.length), tunable: this.trained };
     const { batches, before } = await stepsOf(plan, run);
     const [steps, began] = [this.sgd.start(head.params.vector), run.clock()];
@@ -117,6 +118,7 @@ export class Peft extends TensorUpdate {
     for (const [place, batch] of batches.entries()) {
       const loss = head.lossAndGrads(features, y, batch);
       if (place >= before) total += loss * batch.length;
+      if (clipNorm) clip(head.grads.vector, clipNorm);
       steps.step(head.params.vector, head.grads.vector);
       await pace(run, { began, done: (place + 1) / batches.length });
     }

@@ -24,7 +24,7 @@ export const FIELDS = {
   weight_decay: [number, 1e-5],
   batch: [whole(), 64],
   mu: [number, 0],
-  clip_norm: [number, 0],
+  clip_norm: [number, 2],
   moon: [onlyOff(0, "MOON's term is not trained in a browser"), 0],
   moon_tau: [number, 0.5],
   mu_head: [number, 0],
@@ -62,10 +62,9 @@ export class TensorUpdate extends Usual {
     return new Sgd(this.rate, this.settings.momentum, this.settings.weight_decay);
   }
 
-  /** Whether it minimises cross-entropy and nothing else. */
+  /** Whether it minimises cross-entropy and nothing else, by gradients that may be clipped. */
   get isPlain() {
-    const { mu, mu_head: muHead, clip_norm: clipNorm } = this.settings;
-    return !mu && !muHead && !clipNorm;
+    return !this.settings.mu && !this.settings.mu_head;
   }
 
   /**
