@@ -29,10 +29,8 @@ def _share(share: float) -> Rounds:
 
 
 FULL = Part("full")
-_AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1}
+AS_PUBLISHED = {"head": "normalised-means", "smallest_count": 1}
 """Class means of FedNCM: of every class that a device has, also one of a single sample."""
-_FEW_SHOT = {"join_base": False, "least_samples": 0}
-"""FedFSC serves its few-shot classifiers; devices need no least number of samples."""
 ONE_EPOCH = {"reduced_epochs": 1}
 FIFTH = _share(0.2)
 FULL_ONCE = Part("full", until=_first)
@@ -40,7 +38,7 @@ FULL_ONCE = Part("full", until=_first)
 
 def _fedft(says: str, **fixed: Any) -> System:
     """Pre-trained; one round of full updates without a deadline, then the upper part on a selection."""
-    parts = (FULL_ONCE, Part("entropy-subset", {**fixed, "least_samples": 0}, after=_first))
+    parts = (FULL_ONCE, Part("entropy-subset", fixed, after=_first))
     return System(says, "Shi 2025 (PhD thesis, Sheffield), section 6.4", parts, untimed=_first)
 
 
@@ -100,7 +98,7 @@ SYSTEMS: dict[str, System] = {
     "fedfsc+": System(
         "full updates; stragglers send few-shot updates",
         "Shi 2025 (PhD thesis, Sheffield), section 4.4",
-        (FULL, Part("few-shot", _FEW_SHOT, after=_first)),
+        (FULL, Part("few-shot", after=_first)),
     ),
     "fedfsc+(fedavg+)": System(
         "a straggler trains what it can, falls back to few-shot, and sends both",
@@ -108,7 +106,7 @@ SYSTEMS: dict[str, System] = {
         (
             Part("full", {**ONE_EPOCH}, until=_first),
             Part("full+few-shot", {**ONE_EPOCH}, after=_first),
-            Part("few-shot", _FEW_SHOT, after=_first),
+            Part("few-shot", after=_first),
         ),
     ),
     "fscprox": System(
@@ -147,13 +145,13 @@ SYSTEMS: dict[str, System] = {
     "fedncm": System(
         "class means make the classifier, in one round",
         "Legate et al. 2023; Bernier 2024 (MSc thesis, Concordia), algorithm 1",
-        (Part("class-means", _AS_PUBLISHED),),
+        (Part("class-means", AS_PUBLISHED),),
         rounds=1,
     ),
     "fedncm+ft": System(
         "that classifier first, then everything",
         "Legate et al. 2023; Bernier 2024 (MSc thesis, Concordia), section 3.1.3",
-        (Part("class-means", _AS_PUBLISHED, until=_first), Part("full", after=_first)),
+        (Part("class-means", AS_PUBLISHED, until=_first), Part("full", after=_first)),
     ),
     "fedmezo": System(
         "scalars along directions that all share",
@@ -164,11 +162,11 @@ SYSTEMS: dict[str, System] = {
         "the classifier of class means first, then scalars, by relative steps",
         "ours, on Legate et al. 2023 and Bernier 2024",
         (
-            Part("class-means", _AS_PUBLISHED, until=_first),
+            Part("class-means", AS_PUBLISHED, until=_first),
             Part("zeroth-order", usual={**MEASURED, "tunable": "head"}, after=_first),
         ),
         drawn=(
-            Part("class-means", {**_AS_PUBLISHED, "gathered": True}, until=_gathering),
+            Part("class-means", {**AS_PUBLISHED, "gathered": True}, until=_gathering),
             Part("zeroth-order", usual={**MEASURED, "lr": DRAWN, "tunable": "head"}, after=_gathering),
         ),
     ),

@@ -11,7 +11,7 @@ import msgspec
 
 from models import bundle as bundles
 from models.bundle import Bundle
-from strategies.registry import KINDS
+from strategies.registry import KINDS, alone
 from strategies.server_optimizer import ServerOptimizer
 
 from .task import KindSettings, Start, Task
@@ -102,7 +102,8 @@ def takes(kind: str, setting: str) -> bool:
 
 
 def _given(task: Task, name: str) -> KindSettings:
-    return next((kind for kind in task.kinds if kind.name == name), KindSettings(name=name))
+    given = next((kind for kind in task.kinds if kind.name == name), KindSettings(name=name))
+    return msgspec.structs.replace(given, settings=alone(name, given.settings))
 
 
 def _followed(task: Task, name: str) -> Settings:

@@ -16,7 +16,7 @@ import msgspec
 from strategies.registry import KINDS
 
 from .errors import TaskError
-from .known_systems import SYSTEMS
+from .known_systems import AS_PUBLISHED, SYSTEMS
 from .system import Part, Settings, System, server_of, takes
 from .task import KindSettings, Task
 
@@ -97,17 +97,8 @@ def _instead(name: str) -> str:
 
 def _alone(kind: str) -> System:
     """One kind for every device, as published."""
-    return System(f"{kind} alone, for every device", "as published", (Part(kind, _unjoined(kind)),))
-
-
-def _unjoined(kind: str) -> Settings:
-    """Without the settings that a kind has in rounds with others."""
-    unjoined: Mapping[str, Settings] = {
-        "entropy-subset": {"least_samples": 0},
-        "few-shot": {"join_base": False, "least_samples": 0},
-        "class-means": {"head": "normalised-means", "smallest_count": 1},
-    }
-    return unjoined.get(kind, {})
+    fixed = AS_PUBLISHED if kind == "class-means" else {}
+    return System(f"{kind} alone, for every device", "as published", (Part(kind, fixed),))
 
 
 def _modified(task: Task, modifier: str, given: Task) -> Task:

@@ -72,6 +72,15 @@ def offered(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
     return tuple((name, BESIDE_OTHERS.get(name, {}) if len(names) > 1 else {}) for name in names)
 
 
+def alone(name: str, settings: Settings) -> dict[str, Any]:
+    """The settings of a kind where it comes alone: without those that rounds of several kinds give it.
+
+    With `graded` a task itself says the fewest epochs.
+    """
+    joined = {} if settings.get("graded") else BESIDE_OTHERS.get(name, {})
+    return {key: value for key, value in settings.items() if key not in joined or joined[key] != value}
+
+
 def make(name: str, settings: Settings | None = None) -> AnyStrategy:
     """A strategy by its name, with these hyperparameters over its defaults. Raises KindError."""
     return _convert(name, dict(settings or {}))

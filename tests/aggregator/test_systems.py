@@ -87,6 +87,9 @@ def test_what_a_task_says_stands_over_the_papers_but_not_over_what_makes_the_sys
 
 def test_a_papers_system_has_none_of_our_settings_for_rounds_of_several_kinds():
     task = Task(bundle="b", rounds=10)
+    assert task.kinds[0].strategy.reduced_epochs == 1
+    for name, epochs in (("fedavg", 0), ("full", 0), ("fedprox", 0), ("no-stragglers", 0), ("fedavg+", 1)):
+        assert systems.under(name, task).kinds[0].strategy.reduced_epochs == epochs, name
     for name in ("fedncm", "fedncm+ft", "fedncm+mezo", "class-means"):
         means = next(kind.strategy for kind in systems.under(name, task).kinds if kind.name == "class-means")
         assert (means.head, means.smallest_count) == ("normalised-means", 1), name
@@ -96,6 +99,12 @@ def test_a_papers_system_has_none_of_our_settings_for_rounds_of_several_kinds():
         assert own.least_samples == 0 and not own.join_base, name
     for name in ("fedft-all", "fedft-rds", "fedft-eds"):
         assert systems.under(name, task).kinds[-1].strategy.least_samples == 0
+
+
+def test_a_task_may_say_that_slow_devices_train_as_many_epochs_as_they_can():
+    graded = KindSettings(name="full", settings={"reduced_epochs": 1, "graded": True})
+    [full] = systems.under("fedprox", Task(bundle="b", rounds=10, kinds=(graded,))).kinds
+    assert (full.strategy.reduced_epochs, full.strategy.graded) == (1, True)
 
 
 def test_kinds_that_train_a_whole_model_follow_what_the_task_says_of_full_updates():

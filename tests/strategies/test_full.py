@@ -81,7 +81,7 @@ def test_sgd_of_the_thesis_is_the_default():
 
 def test_fedavg_of_several_batches_is_the_loop_written_out(model, digits, run):
     """Algorithm 1 of McMahan et al. 2017, with the momentum and weight decay of thesis 002, table 4.1."""
-    strategy = Full(epochs=2, batch=30)
+    strategy = Full(epochs=2, batch=30, clip_norm=0.0)
     sent = strategy.train(model, digits, run())
     trainer = model.trainer("all")
     w = trainer.params.vector
@@ -104,6 +104,11 @@ def test_a_clipped_step_is_as_long_as_the_learning_rate_times_the_norm(model, di
     sent = strategy.train(model, digits, run())
     moved = sum(float(((v - model.weights[n]) ** 2).sum()) for n, v in sent.tensors.items())
     assert np.sqrt(moved) == pytest.approx(0.05, rel=1e-3)
+
+
+def test_private_training_bounds_each_sample_and_not_the_step_as_well(model, digits, run):
+    assert Full().plan(model, digits, run()).clip_norm == 2.0
+    assert Full(dp=DpSgd(), clip_norm=0.1).plan(model, digits, run()).clip_norm == 0.0
 
 
 @pytest.mark.parametrize(("strategy", "tunable"), [(Full(), "all"), (EntropySubset(), "mid")])
@@ -181,7 +186,7 @@ def one_step(model, data, slope_of):
     }
 
 
-ONE_STEP = {"epochs": 1, "batch": 240, "momentum": 0.0, "weight_decay": 0.0}
+ONE_STEP = {"epochs": 1, "batch": 240, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0}
 
 
 def test_fscprox_pulls_the_classifier_alone_to_the_few_shot_learnt_one(model, digits, run):

@@ -240,7 +240,7 @@ def on_torch(bundle: Bundle, clients: Clients) -> World:
         Full(epochs=1, lr=0.05, batch=8),
         EntropySubset(shares=(0.5,), epochs=2, lr=0.02, batch=8),
         EntropySubset(shares=(0.5,), epochs=2, lr=0.02, batch=8, select="random"),
-        Full(epochs=2, lr=0.05, batch=8, reduced_epochs=1).variants()[0],
+        Full(epochs=2, lr=0.04, batch=8, reduced_epochs=1).variants()[0],
     ],
 )
 def test_small_networks_are_trained_together_on_torch(on_torch, bundle, strategy):

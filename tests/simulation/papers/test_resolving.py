@@ -46,6 +46,15 @@ def test_settings_of_kinds_become_those_of_the_task(made):
     assert kinds["width-slice"]["epochs"] == 2
 
 
+def test_gradients_are_bounded_in_tables_of_ours_and_not_in_those_of_papers(made):
+    for paper, norm in (("002", 0.0), ("", 2.0)):
+        full = next(kind for kind in made(paper=paper).task.kinds if kind.name == "full")
+        assert full.strategy.clip_norm == norm
+    row = {"system": "full", "setting": {"settings": {"full": {"clip_norm": 3.0}}}}
+    full = next(kind for kind in made(rows=[row], claims=[]).task.kinds if kind.name == "full")
+    assert full.strategy.clip_norm == 3.0
+
+
 def test_mixed_rounds_offer_what_is_listed_and_no_more(made):
     setting = {"kinds": ["full", "few-shot"], "settings": {"entropy-subset": {"epochs": 2}}}
     row = {"system": "choose", "setting": setting}
