@@ -168,7 +168,7 @@ def delivered(state: State, update: Update, now: float) -> State:
     if opened_s is None or update.round <= number:
         return state
     seconds = now - max(opened_s, sent_s, state.asked_s.get(device, -inf))
-    needs = state.rules.rank(update.kind), class_of(seconds), update.samples
+    needs = state.rules.rank(update.kind, update.form), class_of(seconds), update.samples
     return state.but(
         needs=state.needs.insert(device, needs),
         delivered=state.delivered.insert(device, (update.round, now)),
@@ -176,7 +176,7 @@ def delivered(state: State, update: Update, now: float) -> State:
 
 
 def _needs_of_the_fast(state: State) -> Durations:
-    """The samples of the ready devices that sent the richest kind last, by the class of their durations."""
+    """The samples of the ready devices that sent the richest update last, by the class of their durations."""
     ready = [needs for device, needs in state.needs.items() if device in state.ready]
     richest = min((rank for rank, _, _ in ready), default=0)
     durations: Counter[int] = Counter()

@@ -15,8 +15,8 @@ WorkPhase = Literal["merge", "evaluate", "publish"]
 
 @dataclass(frozen=True)
 class Update:
-    """A contribution by its key (round, device), its kind, the sending (boot, seq) of its receipt, and how
-    many samples it was made from.
+    """A contribution by its key (round, device), its kind, the sending (boot, seq) of its receipt, how many
+    samples it was made from, and which of the kind's forms it is.
     """
 
     device: str
@@ -25,6 +25,7 @@ class Update:
     boot: int
     seq: int
     samples: int = 1
+    form: str = ""
 
 
 @dataclass(frozen=True)

@@ -358,7 +358,7 @@ class Service:
 
     def _on_contribution(self, device: str, message: wire.Contribution, refusal: str | None) -> None:
         key = device, message.round, message.kind, message.boot, message.seq
-        update = moves.Update(*key, samples=message.num_examples)
+        update = moves.Update(*key, samples=message.num_examples, form=message.form)
         try:
             self._run.reception.check_address(message)
         except UpdateRefused as error:

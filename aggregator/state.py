@@ -35,8 +35,8 @@ SILENT = 2
 
 @dataclass(frozen=True)
 class Rules:
-    """When a round opens and closes; as in Task. `kinds`: their names, the richest first; `bound`: those that
-    never count in a later round. No round takes more than `max_contributions`.
+    """When a round opens and closes; as in Task. `richest`: each kind with each of its forms, the richest
+    first; `bound`: kinds that never count in a later round. No round takes more than `max_contributions`.
 
     `given`: each round is given from outside (moves.Give), and has the seconds that it was given with.
     """
@@ -48,7 +48,7 @@ class Rules:
     min_devices: int = 1
     late: Late = "discard"
     waits_for_fast: bool = False
-    kinds: tuple[str, ...] = ()
+    richest: tuple[tuple[str, str], ...] = ()
     bound: frozenset[str] = frozenset()
     devices_per_round: int | None = None
     buffer_size: int = 0
@@ -71,7 +71,7 @@ class Rules:
             min_devices=task.min_devices,
             late=task.late,
             waits_for_fast=task.waits_for_fast,
-            kinds=tuple(kind.name for kind in task.kinds),
+            richest=tuple((kind.name, form.form) for kind in task.kinds for form in kind.strategy.variants()),
             bound=frozenset(kind.name for kind in task.kinds if kind.strategy.own_round),
             devices_per_round=task.devices_per_round,
             buffer_size=task.buffer_size,
@@ -92,9 +92,9 @@ class Rules:
         """The first round that still matters in round `number`: what comes for an earlier one is too late."""
         return number - (self.max_staleness if self.counts_late else 0)
 
-    def rank(self, kind: str) -> int:
-        """The place of a kind in the order of preference, from 0."""
-        return self.kinds.index(kind) if kind in self.kinds else len(self.kinds)
+    def rank(self, kind: str, form: str) -> int:
+        """The place of a form of a kind in the order of preference, from 0; the last for an unknown one."""
+        return self.richest.index((kind, form)) if (kind, form) in self.richest else len(self.richest)
 
     @property
     def counts_late(self) -> bool:
@@ -166,7 +166,7 @@ class State:
     """
     durations: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
     """Where deadlines are learnt: how many devices needed how long in this round, by class (`pace`). Where
-    rounds wait for the fast: the samples of devices with the richest kind, when the last round closed.
+    rounds wait for the fast: the samples of devices with the richest updates, when the last round closed.
     """
     fast_s: float = inf
     """Where rounds wait for the fast: when this round closes if enough have contributed; inf: not known."""
@@ -174,7 +174,7 @@ class State:
     """Where rounds wait for the fast: when those opened, but for the first, that updates may come from."""
     needs: HashTrieMap[str, tuple[int, int, int]] = field(default_factory=HashTrieMap)
     """Where rounds wait for the fast: of the last update of each device, in whatever round, the rank of its
-    kind, the class of how long it took, and its samples.
+    form, the class of how long it took, and its samples.
     """
     delivered: HashTrieMap[str, tuple[int, float]] = field(default_factory=HashTrieMap)
     """Where rounds wait for the fast: the latest round that each device sent an update of, and when."""

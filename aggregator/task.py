@@ -120,12 +120,12 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     (1 + tau) ** -staleness_weight of what it moved its own round's. `eval_data` is an .npz with `x` (raw
     inputs) and `y` (labels), and so is `generic`, samples that are nobody's own, which some kinds need here;
     `bundle` a path or the name of a shipped bundle, `family` those of smaller models that some kinds train.
-    With wait_for="fast" a round closes when the fast devices are done: those that send the richest kind, in
-    at most four times the median of their times in the last rounds (`pace.closing_s`). Devices plan against
-    `round_deadline_s` all the same, and what comes later counts as with late="count", but as many times as
-    the rounds in which its device was at work (`stands_for`) in place of (1 + tau) ** -staleness_weight. So
-    that it can, no round closes before `round_deadline_s` / `max_staleness`. Rounds 1 and 2 wait for all, of
-    a cohort rounds 3 to 6 as well.
+    With wait_for="fast" a round closes when the fast devices are done: those that send the richest updates,
+    in at most four times the median of their times in the last rounds (`pace.closing_s`). Devices plan
+    against `round_deadline_s` all the same, and what comes later counts as with late="count", but as many
+    times as the rounds in which its device was at work (`stands_for`) in place of
+    (1 + tau) ** -staleness_weight. So that it can, no round closes before `round_deadline_s` /
+    `max_staleness`. Rounds 1 and 2 wait for all, of a cohort rounds 3 to 6 as well.
     wait_for="auto" does so where several kinds are offered, all of which count late too, and no other setting
     says when rounds end or how late updates count.
     `server` is how the base follows the mean of the updates. With start="random" round 1 distributes fresh

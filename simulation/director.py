@@ -138,7 +138,10 @@ class Director:
         for flight in flights:
             line = flight.line
             self._seq += 1
-            update = moves.Update(flight.device, flight.round, flight.kind, 0, self._seq, flight.samples)
+            form = "" if flight.strategy is None else flight.strategy.form
+            update = moves.Update(
+                flight.device, flight.round, flight.kind, 0, self._seq, flight.samples, form
+            )
             self._flights[update] = flight
             self._agenda.at(line.ends_s, partial(self._arrive if line.lost is None else self._lose, update))
             for begin, end in line.gaps:

@@ -50,8 +50,8 @@ def online(*devices, now=0.0, boot=1):
     return [Present(now, device, boot, True) for device in devices]
 
 
-def came(device, now, number=1, kind="full", samples=1):
-    return Believed(now, Update(device, number, kind, 1, 1, samples))
+def came(device, now, number=1, kind="full", samples=1, form=""):
+    return Believed(now, Update(device, number, kind, 1, 1, samples, form))
 
 
 def worked(now):
@@ -204,7 +204,7 @@ def test_each_device_that_is_there_counts_once_however_many_updates_it_sends():
 
 def test_the_fast_are_those_with_the_richest_kind():
     """Most send class means, in 4 s: a round waits for full updates all the same, which take 30 s."""
-    rules = replace(RULES, kinds=("full", "class-means"))
+    rules = replace(RULES, richest=(("full", ""), ("class-means", "")))
     updates = [came("a", 4.0, 2, "class-means"), came("b", 4.5, 2, "class-means"), came("c", 30.0, 2)]
     opened, _ = play(State(rules, round=1, phase="publish"), *online("a", "b", "c"), Worked(0.0, "publish"))
     state, commands = play(opened, *updates)
@@ -213,6 +213,19 @@ def test_the_fast_are_those_with_the_richest_kind():
     assert 30.0 <= state.fast_s - 30.0 <= 31.5
     state, commands = play(opened, *updates[:2], Present(5.0, "c", 1, False))
     assert commands[-1].durations == tuple(sorted(classes(4, 4.5).items())), "the richest that is there"
+
+
+def test_no_round_waits_for_full_updates_of_fewer_epochs():
+    """They take 140 s, full ones 30 s; where nobody sends a full one, they are the richest."""
+    kinds = kinds_named(["full", "entropy-subset", "class-means"])
+    rules = replace(RULES, richest=Rules.of(Task(bundle="b", kinds=kinds)).richest)
+    assert rules.richest[:2] == (("full", ""), ("full", "epochs=1"))
+    opened, _ = play(State(rules, round=1, phase="publish"), *online("a", "b"), Worked(0.0, "publish"))
+    slow = came("b", 140.0, 2, form="epochs=1")
+    _, commands = play(opened, came("a", 30.0, 2), slow)
+    assert commands[-1].durations == tuple(classes(30).items())
+    _, commands = play(opened, came("a", 10.0, 2, "entropy-subset", form="50%"), slow)
+    assert commands[-1].durations == tuple(classes(140).items())
 
 
 def test_a_round_does_not_close_when_those_with_few_samples_are_done():
