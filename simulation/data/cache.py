@@ -27,13 +27,14 @@ def folder() -> Path:
     return Path(platformdirs.user_cache_dir("device-runtime")) / "data"
 
 
-def content_key(file: Path, *settings: object) -> str:
-    """Of one file's bytes and of how they are decoded."""
-    with file.open("rb") as stream:
-        digest = hashlib.sha256()
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    digest.update(repr((VERSION, *settings)).encode())
+def content_key(files: Iterable[Path], *settings: object) -> str:
+    """Of the files' bytes and of how they are decoded: the same for copies of them, wherever they lie."""
+    digest = hashlib.sha256(repr((VERSION, *settings)).encode())
+    for file in files:
+        digest.update(file.stat().st_size.to_bytes(8, "little"))
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
     return digest.hexdigest()[:32]
 
 

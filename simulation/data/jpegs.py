@@ -29,7 +29,7 @@ def load(spec: DataSpec, seed: int) -> DataSet:
     path = existing(spec)
     if not path.is_file():
         raise DataSetError(f"{path} is a folder, expected a .npz file")
-    arrays = kept(content_key(path, "jpeg-npz"), lambda: _decoded(path))
+    arrays = kept(content_key([path], "jpeg-npz"), lambda: _decoded(path))
     y, test_y = (np.asarray(arrays[f"y_{part}"], np.int64) for part in ("train", "test"))
     return DataSet(arrays["x_train"], y, arrays["x_test"], test_y, names(arrays, (y, test_y)))
 

@@ -20,7 +20,7 @@ def enlarged(spec: DataSpec, pixels: int) -> Path:
     """
     path = Path(spec.path).expanduser()
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    key = cache.listing_key(files, "enlarged", spec.source, spec.classes, pixels)
+    key = cache.content_key(files, "enlarged", spec.source, spec.classes, pixels)
     cache.kept(key, lambda: _made(spec, pixels))
     folder = cache.folder() / key
     if not folder.is_dir():

@@ -1,5 +1,7 @@
 """Images that are enlarged once."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,13 @@ def test_it_is_done_once_for_each_size(small, monkeypatch):
     assert enlarged.enlarged(small, 8) != first
     monkeypatch.setattr(enlarged, "_made", None)
     assert enlarged.enlarged(small, 6) == first
+
+
+def test_a_copy_of_the_data_is_the_same_data(small, tmp_path):
+    copy = tmp_path / "elsewhere" / "copy.npz"
+    copy.parent.mkdir()
+    copy.write_bytes(Path(small.path).read_bytes())
+    assert enlarged.enlarged(DataSpec(source="npz", path=str(copy)), 6) == enlarged.enlarged(small, 6)
 
 
 def test_spectra_of_speakers_become_square_and_keep_their_speakers(tmp_path, monkeypatch):
