@@ -27,9 +27,9 @@ ReducedEpochs = Annotated[
 Graded = Annotated[
     bool,
     Setting(
-        "Whether a slow device trains as many epochs as it can, from `reduced_epochs` up.",
+        "Whether a slow device trains half of the epochs, a quarter, .., as many as it can afford; at least"
+        " `reduced_epochs`, or one.",
         example=True,
-        beside={"reduced_epochs": 1},
     ),
 ]
 LeastEpochs = Annotated[
@@ -49,9 +49,9 @@ class Full(TensorUpdate):
     """Every parameter, trained for `epochs` local epochs.
 
     `reduced_epochs > 0` lets a device that cannot afford `epochs` train that many: FedAvg+, FedProx+, MOON+
-    (thesis 002, section 4.5.2: stragglers run E_r = 1 epochs instead of being dropped); `graded` (ours): as
-    many as it can, from there up. One that set out to train all and whose clock says that it cannot ends
-    after the last whole epoch, if that many are done: `least_epochs` is for that alone.
+    (thesis 002, section 4.5.2: stragglers run E_r = 1 epochs instead of being dropped); `graded` (ours): half
+    of them, a quarter, .., at least that many. One that set out to train all and whose clock says that it
+    cannot ends after the last whole epoch, if that many are done: `least_epochs` is for that alone.
     Defaults: thesis 002, table 4.1 (SGD lr 0.1, momentum 0.5, weight decay 1e-5, batch 64, E = 10).
     """
 
@@ -70,8 +70,6 @@ class Full(TensorUpdate):
         for name in ("reduced_epochs", "least_epochs"):
             if getattr(self, name) > self.epochs:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected 1 to {self.epochs}, the epochs")
-        if self.graded and not self.reduced_epochs:
-            raise ValueError("graded is true, but reduced_epochs is 0: expected the fewest epochs to train")
 
     @property
     def form(self) -> str:
@@ -80,15 +78,23 @@ class Full(TensorUpdate):
     @property
     def least(self) -> int:
         """The epochs after which it may end early; 0 where it may not."""
-        least = self.least_epochs or self.reduced_epochs
+        least = self.least_epochs or self.fewest
         return least if least < self.epochs else 0
 
+    @property
+    def fewest(self) -> int:
+        """The fewest epochs that a device may train; 0 where it must train all."""
+        return self.reduced_epochs or int(self.graded)
+
     def variants(self) -> tuple[Full, ...]:
-        if self.reduced_epochs in (0, self.epochs):
+        if self.fewest in (0, self.epochs):
             return (self,)
-        whole = replace(self, reduced_epochs=0, graded=False, least_epochs=self.least)
-        most = self.epochs - 1 if self.graded else self.reduced_epochs
-        return whole, *(self._of(fewer) for fewer in range(most, self.reduced_epochs - 1, -1))
+        forms = [replace(self, reduced_epochs=0, graded=False, least_epochs=self.least)]
+        epochs = self.epochs // 2
+        while self.graded and epochs > self.fewest:
+            forms.append(self._of(epochs))
+            epochs //= 2
+        return *forms, self._of(self.fewest)
 
     def stopped(self, share: float) -> Full | None:
         """With the epochs that were whole by then, if they are enough."""

@@ -59,7 +59,7 @@ USUAL = ("full", "entropy-subset", "few-shot", "class-means", "zeroth-order")
 """What a round offers where nothing is said, in the order of preference."""
 
 BESIDE_OTHERS: Mapping[str, Settings] = {
-    "full": {"reduced_epochs": 1},
+    "full": {"graded": True},
     "entropy-subset": {"least_samples": 10},
     "few-shot": {"join_base": True, "least_samples": 40},
     "class-means": {"head": "trained"},
@@ -75,9 +75,9 @@ def offered(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
 def alone(name: str, settings: Settings) -> dict[str, Any]:
     """The settings of a kind where it comes alone: without those that rounds of several kinds give it.
 
-    With `graded` a task itself says the fewest epochs.
+    With `reduced_epochs` a task itself says how few epochs slow devices train.
     """
-    joined = {} if settings.get("graded") else BESIDE_OTHERS.get(name, {})
+    joined = {} if settings.get("reduced_epochs") else BESIDE_OTHERS.get(name, {})
     return {key: value for key, value in settings.items() if key not in joined or joined[key] != value}
 
 

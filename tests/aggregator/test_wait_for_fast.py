@@ -219,9 +219,9 @@ def test_no_round_waits_for_full_updates_of_fewer_epochs():
     """They take 140 s, full ones 30 s; where nobody sends a full one, they are the richest."""
     kinds = kinds_named(["full", "entropy-subset", "class-means"])
     rules = replace(RULES, richest=Rules.of(Task(bundle="b", kinds=kinds)).richest)
-    assert rules.richest[:2] == (("full", ""), ("full", "epochs=1"))
+    assert rules.richest[:2] == (("full", ""), ("full", "epochs=5"))
     opened, _ = play(State(rules, round=1, phase="publish"), *online("a", "b"), Worked(0.0, "publish"))
-    slow = came("b", 140.0, 2, form="epochs=1")
+    slow = came("b", 140.0, 2, form="epochs=5")
     _, commands = play(opened, came("a", 30.0, 2), slow)
     assert commands[-1].durations == tuple(classes(30).items())
     _, commands = play(opened, came("a", 10.0, 2, "entropy-subset", form="50%"), slow)

@@ -135,14 +135,20 @@ def test_a_device_may_train_fewer_epochs_where_the_round_allows_it():
             Full(epochs=10, **{name: 11})
 
 
-def test_a_device_may_train_as_many_epochs_as_it_can():
-    whole, *fewer = Full(epochs=5, reduced_epochs=2, graded=True).variants()
-    assert (whole.epochs, whole.form, whole.least, whole.variants()) == (5, "", 2, (whole,))
-    assert [form.form for form in fewer] == ["epochs=4", "epochs=3", "epochs=2"]
+def test_a_device_may_train_half_of_the_epochs_or_a_quarter():
+    whole, *fewer = Full(epochs=10, reduced_epochs=2, graded=True).variants()
+    assert (whole.epochs, whole.form, whole.least, whole.variants()) == (10, "", 2, (whole,))
+    assert [form.form for form in fewer] == ["epochs=5", "epochs=2"]
     assert all(form.variants() == (form,) for form in fewer)
+    assert [form.form for form in Full(epochs=8, graded=True).variants()] == [
+        "", "epochs=4", "epochs=2", "epochs=1",
+    ]  # fmt: skip
+    assert [form.form for form in Full(epochs=12, reduced_epochs=4, graded=True).variants()] == [
+        "", "epochs=6", "epochs=4",
+    ]  # fmt: skip
     assert Full(epochs=5, reduced_epochs=5, graded=True).variants()[0].form == "epochs=5"
-    with pytest.raises(ValueError, match="reduced_epochs is 0"):
-        Full(graded=True)
+    one = Full(epochs=1, graded=True)
+    assert one.variants() == (one,)
 
 
 @pytest.mark.parametrize(

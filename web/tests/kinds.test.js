@@ -139,11 +139,12 @@ test("forms are the richest first", () => {
     make(kind, settings)
       .variants()
       .map((form) => form.form);
-  assert.deepEqual(forms("full", { epochs: 4, reduced_epochs: 2, graded: true }), [
+  assert.deepEqual(forms("full", { epochs: 10, reduced_epochs: 2, graded: true }), [
     "",
-    "epochs=3",
+    "epochs=5",
     "epochs=2",
   ]);
+  assert.deepEqual(forms("full", { epochs: 5, graded: true }), ["", "epochs=2", "epochs=1"]);
   assert.deepEqual(forms("entropy-subset", { shares: [0.1, 0.5] }), ["50%", "10%"]);
   assert.deepEqual(forms("peft", { tunables: ["bias", "head"] }), ["bias", "head"]);
 });

@@ -16,7 +16,7 @@ BUNDLE = "digits-wrn-10-1"
 USUAL = [(name, {}) for name in registry.USUAL]
 EVENLY, ONE_CLASS, NONE = (18,) * 10, (0, 0, 40, *(0,) * 7), (0,) * 10
 RICH = [
-    ("full", {"epochs": 5, "reduced_epochs": 1, "graded": True}),
+    ("full", {"epochs": 5, "graded": True}),
     ("peft", {"tunables": ["bias", "head"]}),
     ("peft", {"tunable": "head", "epochs": 3}),
     ("entropy-subset", {"shares": [0.1, 0.5, 0.25], "codec": "delta+int8+deflate"}),

@@ -52,7 +52,6 @@ WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
     ("full", {"lr": 0}),
     ("full", {"momentum": 1.0}),
     ("full", {"reduced_epochs": 11}),
-    ("full", {"graded": True}),
     ("full", {"codec": "int9"}),
     ("peft", {"tunable": "all"}),
     ("peft", {"tunables": ("bias", "bias")}),

@@ -6,8 +6,8 @@ import { FIELDS, TensorUpdate } from "./tensor_update.js";
 
 /**
  * Every parameter, trained for `epochs` local epochs. `reduced_epochs` lets a device that cannot afford them
- * train that many, `graded` as many as it can from there up. One whose clock says that it cannot end all ends
- * after the last whole epoch, if `least_epochs` or `reduced_epochs` are done.
+ * train that many, `graded` half of them, a quarter, .., at least that many. One whose clock says that it
+ * cannot end all ends after the last whole epoch, if `least_epochs` or the fewest are done.
  */
 export class Full extends TensorUpdate {
   static kind = "full";
@@ -23,9 +23,6 @@ export class Full extends TensorUpdate {
     super(settings);
     const given = ["reduced_epochs", "least_epochs"].filter((name) => settings[name]);
     counts(settings, given, settings.epochs);
-    if (settings.graded && !settings.reduced_epochs) {
-      throw new RangeError("graded is true, but reduced_epochs is 0: expected the fewest epochs to train");
-    }
   }
 
   get form() {
@@ -35,17 +32,22 @@ export class Full extends TensorUpdate {
 
   /** The epochs after which it may end early; 0 where it may not. */
   get least() {
-    const { epochs, reduced_epochs: reduced, least_epochs: fewest } = this.settings;
-    const least = fewest || reduced;
-    return least < epochs ? least : 0;
+    const least = this.settings.least_epochs || this.fewest;
+    return least < this.settings.epochs ? least : 0;
+  }
+
+  /** The fewest epochs that a device may train; 0 where it must train all. */
+  get fewest() {
+    return this.settings.reduced_epochs || Number(this.settings.graded);
   }
 
   variants() {
-    const { epochs, reduced_epochs: reduced, graded } = this.settings;
-    if (reduced === 0 || reduced === epochs) return [this];
+    const { epochs, graded } = this.settings;
+    const { fewest } = this;
+    if (fewest === 0 || fewest === epochs) return [this];
     const forms = [this.with({ reduced_epochs: 0, graded: false, least_epochs: this.least })];
-    for (let fewer = graded ? epochs - 1 : reduced; fewer >= reduced; fewer -= 1) forms.push(this.#of(fewer));
-    return forms;
+    for (let fewer = epochs >> 1; graded && fewer > fewest; fewer >>= 1) forms.push(this.#of(fewer));
+    return [...forms, this.#of(fewest)];
   }
 
   /** With the epochs that were whole by then, if they are enough. @param {number} share @returns {any} */
