@@ -35,7 +35,9 @@ class Pace:
 
 
 FAST = 4.0
-"""A fast device needs at most this many times the median duration, by which half of the samples are done."""
+"""A device is fast if it needs at most this many times the median duration. The median is over samples: by
+then, devices with half of all samples are done.
+"""
 
 
 def class_of(seconds: float) -> int:
@@ -54,8 +56,9 @@ def deadline_s(pace: Pace, rounds: Iterable[Durations], most_s: float) -> float:
 
 
 def closing_s(rounds: Iterable[Durations], least_s: float = 0.0) -> float:
-    """In how many seconds the slowest fast device of these rounds was done; at least `least_s`, and inf where
-    nothing is known.
+    """How many seconds the slowest of the fast devices needed in these rounds; at least `least_s`.
+
+    Infinite where nothing is known.
     """
     counts = _counted(rounds)
     fast_s = FAST * _quantile_s(counts, 0.5)

@@ -68,7 +68,6 @@ def train_heads(start: Matrix, lessons: Sequence[Lesson], sgd: Sgd, clip_norm: f
     """Trains a copy of `start` (classes, inputs) on each lesson; there is at least one.
 
     clip_norm: the largest norm of a step's gradient; 0: no limit.
-
     A head's result does not depend on the others. Values overflow silently where training diverges.
     Memory: three matrices of the head's size for each lesson, four with momentum, and WINDOW_BYTES.
     """

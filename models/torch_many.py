@@ -62,7 +62,6 @@ def train_many(
     """Trains a copy of the model's tunable set on each lesson, which all have steps, by cross-entropy.
 
     clip_norm: the largest norm of a step's gradient; 0: no limit.
-
     The result is that of one at a time to rounding, which may differ with the number of copies. Memory: for
     each copy three of the set, four with momentum, its samples, and the activations of one batch.
     """
@@ -116,7 +115,7 @@ class _Training:
         return (losses * shares).sum(), losses.detach()
 
     def _clip(self, slopes: dict[str, Tensor]) -> None:
-        """In place; see `clipping.clip`."""
+        """Scales each copy's gradient to a norm of at most `clip_norm`, in place, as `clipping.clip` does."""
         norms = torch.stack([slope.flatten(1).norm(dim=1) for slope in slopes.values()]).norm(dim=0)
         factors = (self._clip_norm / (norms + 1e-6)).clamp(max=1.0)
         for slope in slopes.values():

@@ -140,7 +140,7 @@ class Plans(Protocol):
 
 
 def alone(plan: Epochs) -> bool:
-    """Whether it minimises cross-entropy alone: `steps`, `clip_norm` and the optimiser say all of it."""
+    """Whether it minimises cross-entropy alone: `steps`, `clip_norm` and the optimiser define the result."""
     extra = plan.proximal or plan.privacy is not None
     return plan.objective == "train" and not extra
 

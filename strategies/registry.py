@@ -73,9 +73,9 @@ def offered(names: Sequence[str]) -> tuple[tuple[str, Settings], ...]:
 
 
 def alone(name: str, settings: Settings) -> dict[str, Any]:
-    """The settings of a kind where it comes alone: without those that rounds of several kinds give it.
+    """The settings of a kind that is offered alone: those of `BESIDE_OTHERS` are taken off.
 
-    With `reduced_epochs` a task itself says how few epochs slow devices train.
+    A task that sets `reduced_epochs` keeps them all: it says how few epochs slow devices train.
     """
     joined = {} if settings.get("reduced_epochs") else BESIDE_OTHERS.get(name, {})
     return {key: value for key, value in settings.items() if key not in joined or joined[key] != value}

@@ -128,7 +128,7 @@ class TensorUpdate(TrainingSettings, Averaged):
 
     @property
     def plain(self) -> bool:
-        """Whether it minimises cross-entropy and nothing else, by gradients that may be clipped."""
+        """Whether it minimises cross-entropy alone: no proximal or contrastive term, no private steps."""
         return not (self.mu or self.moon or self.mu_head or self.dp is not None)
 
     def chosen(self, model: DeviceModel, data: LocalData, run: Run) -> NDArray[np.int64]:

@@ -27,10 +27,10 @@ from .table import Column, Row, Scale, Table
 
 MIXED = ("choose", "mixed")
 """Systems whose rounds offer exactly the kinds that the layers name."""
-AS_PUBLISHED = Layer(
+WITHOUT_CLIPPING = Layer(
     settings={kind: {"clip_norm": 0.0} for kind, made in KINDS.items() if hasattr(made, "clip_norm")}
 )
-"""Papers do not bound gradients; where nothing is said, we do."""
+"""For tables of papers: these do not clip gradients. Elsewhere they are clipped where nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def notes(table: Table, scale: Scale, where: Where) -> tuple[str, ...]:
 def layer(table: Table, scale: Scale, entry: DataEntry, cell: tuple[Column, Row]) -> Layer:
     """Data set, table, scale, column, row, cell: the later over the earlier."""
     column, row = cell
-    ours = AS_PUBLISHED if table.paper else Layer()
-    below = (ours, entry.at.get(scale, Layer()), table.setting, table.scaled(scale).setting)
+    below_all = WITHOUT_CLIPPING if table.paper else Layer()
+    below = (below_all, entry.at.get(scale, Layer()), table.setting, table.scaled(scale).setting)
     mine = row.columns.get(column.id, Layer()), column.cells.get(scale, {}).get(row.name, Layer())
     return over((*below, *column.layers(scale), *row.layers(scale), *mine))
 
